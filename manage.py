@@ -2,20 +2,22 @@
 """Django's command line for the replsite site."""
 
 import asyncio
-import errno
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from django.apps import AppConfig, apps
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
 from django.db.utils import OperationalError, ProgrammingError
-from environs import EnvError
 
+from streams.runtime.output import output_written
+
+_LISTS_COMMANDS: tuple[list[str], ...] = ([], ["help"], ["help", "--commands"], ["--help"], ["-h"])
 _MISSING = ("42P01", "42703")  # PostgreSQL's codes for a table and for a column that does not exist
 
 
@@ -27,27 +29,46 @@ def main() -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
     if sys.argv[1:2] in (["serve"], ["runreplication"]):
         _take_the_fast_event_loop()
-    with _output_written():
+    # structlog imports Twisted for its part ``structlog.twisted`` wherever Twisted is installed, which took a tenth of every
+    # start. An entry of None makes it go without that part, which nothing here uses.
+    sys.modules.setdefault("structlog.twisted", None)  # type: ignore[arg-type]
+    _import_structlog_alone()
+    if sys.argv[1:] in _LISTS_COMMANDS and "DJANGO_AUTO_COMPLETE" not in os.environ:  # which imports commands
+        with suppress(ImproperlyConfigured):  # Django meets it again, and tells it below the list
+            _name_apps_without_models()
+    with output_written():
         _run()
+
+
+def _import_structlog_alone() -> None:
+    """Without rich, which structlog imports for a renderer that nothing here uses, and most commands do not need."""
+    if "rich" not in sys.modules:
+        sys.modules["rich"] = None  # type: ignore[assignment]
+        import structlog  # noqa: F401, PLC0415 - while rich seems not to be there
+
+        del sys.modules["rich"]
+
+
+def _name_apps_without_models() -> None:
+    """For a list of commands, which Django reads from the folders of the apps: their models are most of a start."""
+    if not apps.ready:
+        for entry in settings.INSTALLED_APPS:
+            config = AppConfig.create(entry)
+            apps.app_configs[config.label] = config
+        apps.apps_ready = apps.ready = True
 
 
 def _run() -> None:
     try:
         execute_from_command_line(sys.argv)
-    except OperationalError as error:
-        if "--traceback" in sys.argv:
-            raise
+    except (OperationalError, ProgrammingError) as error:
         from streams.db import driver  # noqa: PLC0415 - needs the settings
 
-        _fail(f"error: {driver.explain(error)}")
-    except ProgrammingError as error:
-        if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
+        mistake_of_ours = isinstance(error, ProgrammingError) and driver.sqlstate(error) not in _MISSING
+        if "--traceback" in sys.argv or mistake_of_ours:
             raise
-        from streams.db.advice import about_missing_relation  # noqa: PLC0415 - needs the settings
-
-        reason = str(error).strip().splitlines()[0]
-        _fail(f"error: {reason}. {about_missing_relation(reason)}")
-    except (ImproperlyConfigured, EnvError) as error:
+        _fail(f"error: {driver.explain(error)}")
+    except ImproperlyConfigured as error:
         if "--traceback" in sys.argv:
             raise
         _fail(f"error: a setting cannot be used: {' '.join(str(error).split())}", 2)
@@ -59,33 +80,6 @@ def _fail(said: str, status: int = 1) -> NoReturn:
     """Say why at once: the output may turn out to be unwritable on the way out, and that error would take this one's place."""
     sys.stderr.write(f"{said}\n")
     sys.exit(status)
-
-
-@contextmanager
-def _output_written() -> Iterator[None]:
-    """Writes what the command printed before Python ends.
-
-    Python's buffer holds up to 8 kB. Flushed only by the interpreter's own end, output that cannot be written would make the exit
-    status 120, with a complaint of the interpreter, whatever the command wanted to return.
-    """
-    try:
-        try:
-            yield
-        except SystemExit:
-            sys.stdout.flush()
-            raise
-        sys.stdout.flush()
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
-        _throw_output_away()  # else Python complains again at the end
-        sys.exit(1 if error.errno == errno.EPIPE else "error: the output cannot be written: the disk is full")
-
-
-def _throw_output_away() -> None:
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
 
 
 def _take_the_fast_event_loop() -> None:

@@ -48,5 +48,5 @@ def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | No
 
 
 def is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
-    """Returns true if the event is in the graph and its state is not known."""
+    """Returns true if the event is in the graph and the state at the event is not known."""
     return state_group is None and not event.outlier

@@ -1,8 +1,8 @@
 """The declarations of the streams ``events`` and ``backfill`` (pure).
 
 ``events`` is a union of two tables: new events (``["ev", …]``) and changes of rooms' current state (``["state", …]``).
-If one position has rows of both, the new event is sent first. ``backfill`` has the rows of the event table with a
-negative stream ordering. Tokens of ``backfill`` are positive: the event at -5 has the token 5.
+If one position has rows of both tables, the new event is sent first. ``backfill`` has the rows of the event table with
+a negative stream ordering. Tokens of ``backfill`` are positive: the event at -5 has the token 5.
 """
 
 from __future__ import annotations

@@ -62,30 +62,30 @@ class EventsError(Exception):
 
 
 class PositionsTaken(EventsError):
-    """Archived events that cannot be restored: their stream positions belong to other events, so this is another database."""
+    """The error for archived events that cannot be restored: other events of this database have their stream positions."""
 
 
 class PurgeRefused(EventsError):
-    """A purge of a room's history that cannot be done as requested, or not at this time."""
+    """The error for a purge of a room's history that cannot be done as requested, or not at this time."""
 
 
 class PurgeWentWrong(EventsError):
-    """A purge that would have changed what it has to keep. Its transaction was rolled back."""
+    """The error for a purge that would have changed rows that it must keep. The purge's transaction was rolled back."""
 
 
 class RangesDisagree(EventsError):
-    """Recomputed visibility ranges that do not match the room's current state.
+    """The error for recomputed visibility ranges that do not match the room's current state.
 
-    One of them is wrong, and nothing was written.
+    Either the recomputed ranges or the stored current state is wrong. Nothing was written.
     """
 
 
 class CompressionRefused(EventsError):
-    """State groups that cannot be rewritten, because they are damaged."""
+    """The error for state groups that cannot be rewritten, because their rows are damaged."""
 
 
 class CompressionWentWrong(EventsError):
-    """State groups whose rewritten form would no longer give the same states. The transaction was rolled back."""
+    """The error for rewritten state groups that would give other states than before. The transaction was rolled back."""
 
 
 class Reason(StrEnum):
@@ -111,6 +111,7 @@ class Reason(StrEnum):
     UNKNOWN_ROOM = "unknown-room"
     WRONG_ROOM_VERSION = "wrong-room-version"
     NO_PREV_EVENTS = "no-prev-events"
+    MISSING_AUTH_EVENTS = "missing-auth-events"
     MISSING_PREV_EVENTS = "missing-prev-events"
     BAD_STATE = "bad-state"
     CYCLE = "cycle"
@@ -118,7 +119,7 @@ class Reason(StrEnum):
 
 
 class NotCanonical(EventsError, ValueError):
-    """A value that canonical JSON cannot express. ``reason`` names the rule that it breaks."""
+    """The error for a value that canonical JSON cannot express. ``reason`` names the rule that the value breaks."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -126,7 +127,10 @@ class NotCanonical(EventsError, ValueError):
 
 
 class EventRefused(EventsError, ValueError):
-    """An event that cannot be stored. ``reason`` is a stable word; ``detail`` says what is wrong and what would be right."""
+    """The error for an event that cannot be stored.
+
+    ``reason`` is a stable word. ``detail`` says what is wrong and what would be right.
+    """
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -138,7 +142,7 @@ class EventRefused(EventsError, ValueError):
 
 
 class EventNotAllowed(EventsError):
-    """A local event that was not created, because the auth rules refuse it. ``reason`` names the rule."""
+    """The error for a local event that the auth rules refuse. The event was not created. ``reason`` names the rule."""
 
     def __init__(self, event_type: str, sender: str, room_id: str, reason: str) -> None:
         super().__init__(f"{sender} may not send {event_type} in {room_id}: {reason}.")
@@ -146,48 +150,48 @@ class EventNotAllowed(EventsError):
 
 
 class HistoryError(EventsError, ValueError):
-    """Events of a room that contradict each other, for instance two create events or two room versions."""
+    """The error for events of a room that contradict each other, for instance two create events or two room versions."""
 
 
 class SignaturesUnchecked(EventsError, TypeError):
-    """Events to be stored, although the caller did not say who checks their signatures."""
+    """The error if a caller stores events without saying who checks their signatures."""
 
 
 class UnusableKeys(EventsError, ValueError):
-    """Server keys that cannot be read."""
+    """The error for server keys that cannot be read."""
 
 
 class CannotForget(EventsError):
-    """A room that the user cannot forget, because they have not left it."""
+    """The error for a room that a user cannot forget, because the user has not left the room."""
 
 
 class TooManyWaiters(EventsError):
-    """A wait that was refused, because the limit of waiting callers in this process is reached."""
+    """The error for a wait that was refused, because the limit of waiting callers in this process is reached."""
 
 
 class ReadingError(EventsError):
-    """A query about stored rooms that has no answer."""
+    """The error for a query about stored rooms that has no answer."""
 
 
 class UnknownEvent(ReadingError):
-    """An ID with no stored event."""
+    """The error for an event ID without a stored event."""
 
 
 class UnknownRoom(ReadingError):
-    """A room with no stored event."""
+    """The error for a room without a stored event."""
 
 
 class StateUnresolved(ReadingError):
-    """A requested state that is not known, because events that it builds on are not here."""
+    """The error for a requested state that is not known, because events on which it builds are not stored."""
 
 
 class NotReadable(ReadingError):
-    """A room that the user may not read, or whose visibility is not known."""
+    """The error for a room that the user may not read, or whose visibility is not known."""
 
 
 class InvalidQuery(ReadingError, ValueError):
-    """A limit or an ID that no query accepts."""
+    """The error for a limit or an ID that no query accepts."""
 
 
 class BadToken(ReadingError, ValueError):
-    """A timeline token that cannot be read."""
+    """The error for a timeline token that cannot be read."""

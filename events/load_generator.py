@@ -1,8 +1,9 @@
 """Generates room history for the load generator: one room for each thread, then messages in a chain.
 
-``EventLoad`` stores its events with ``persist``, so the load costs as much as storing local messages. Each generator has
-its own room, so threads never wait for each other's locks. A load has exactly the requested number of events, including
-those that set up the room. So ``events.sending.send.create_room``, which stores several at once, cannot be used.
+``EventLoad`` stores its events with ``persist``, so the load costs as much as storing local messages. Each generator
+has its own room, so threads never wait for each other's locks. A load has exactly the requested number of events,
+including those that set up the room. So ``events.sending.send.create_room``, which stores several events at once,
+cannot be used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
 from msgspec.structs import replace
 
 from events.columns import EVENT_COLUMNS, event_row
@@ -20,11 +20,10 @@ from events.models import Event, EventJson
 from events.persist.batch import Incoming, persist
 from events.sending.finish import finish_event
 from streams.conf import stream_settings
-from streams.writing.insert import insert_facts
 
 if TYPE_CHECKING:
     from events.format.parsing import ParsedEvent
-    from streams.stream import Stream
+    from streams.stream_object import Stream
 
 __all__ = ["BackfillLoad", "EventLoad"]
 
@@ -35,7 +34,7 @@ _ROOM_VERSION = "11"
 class _Line:
     """The progress of a generator in its room: the number of events, the latest event, and the state after it.
 
-    The next event names the latest event as its prev event, and the events of the state as its auth events. A generator
+    The next event names ``last_event`` as its prev event, and the events in ``state`` as its auth events. A generator
     replaces its ``_Line`` only after a commit.
     """
 
@@ -61,7 +60,7 @@ class EventLoad:
         return [event.stream_ordering for event in stored]
 
     def _events(self, count: int) -> tuple[list[ParsedEvent], _Line]:
-        """Returns the next ``count`` events of the room, each on top of the one before, and the progress after them."""
+        """Returns (the next ``count`` events of the room, the progress after them). Each event is on top of the event before."""
         line = _Line(self._line.number + count, self._line.last_event, dict(self._line.state))
         found: list[ParsedEvent] = []
         for number in range(self._line.number, line.number):
@@ -105,13 +104,12 @@ class BackfillLoad:
     def append(self, count: int) -> list[int]:
         """Appends ``count`` events in one transaction, each with its own ID. Returns the IDs."""
         with self._stream.reserve(count) as reservation:
-            connection = connections[stream_settings().database]
             events = [self._event() for _ in range(count)]
             reservation.write(*(_fact(replace(event, outlier=True)) for event in events))
             texts = [
                 EventJson(event_id=event.event_id, room_version=_ROOM_VERSION, json=event.json) for event in events
             ]
-            insert_facts(connection, EventJson, texts)
+            EventJson.objects.using(stream_settings().database).bulk_create(texts)
             return list(reservation.ids)
 
     def _event(self) -> ParsedEvent:

@@ -1,4 +1,4 @@
-"""Read-only admin pages: what jobs read, loaded and refused, and the live derived tables.
+"""Read-only admin pages of the sources, rooms and refused lines of jobs, and of the tables that the live pipeline keeps current.
 
 The page of jobs themselves is ``pipeline.jobs.admin``.
 """
@@ -24,11 +24,12 @@ __all__ = [
 ]
 
 
-@admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom, models.ComparedRooms)
+@admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom, models.ComparedRooms, models.PackRequest)
 class NewestFirstAdmin(ReadOnlyAdmin):
     """A page with all columns of a table, newest rows first.
 
-    It serves the rooms that jobs loaded, repaired or compared, and the ledgers of the live tables.
+    This class serves several tables: the rooms that jobs loaded, repaired or compared, the ledgers of the live tables,
+    and requests for stream IDs.
     """
 
     ordering = ("-pk",)

@@ -1,10 +1,17 @@
 """Registers the package ``pipeline`` with Django."""
 
+from importlib.util import find_spec
+
 from django.apps import AppConfig
+from django.core.exceptions import ImproperlyConfigured
 
 
 class PipelineConfig(AppConfig):
-    """The app ``pipeline``. Its label and key type are fixed, so that a project that installs it gets no new migrations."""
+    """The app ``pipeline``.
+
+    The app fixes its label and its type of primary keys. So a project that installs the app needs no migrations of its
+    own for it.
+    """
 
     name = "pipeline"
     label = "pipeline"
@@ -12,26 +19,19 @@ class PipelineConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the kinds of job and the subjects of maintenance commands."""
-        from pipeline import checks  # noqa: F401, PLC0415 - registers itself
-        from pipeline.archive.kind import ArchiveKind  # noqa: PLC0415 - models are loaded now
-        from pipeline.archive.restore import RestoreKind  # noqa: PLC0415
-        from pipeline.export.kind import ExportKind  # noqa: PLC0415
-        from pipeline.feeds.command import register_feeds  # noqa: PLC0415
-        from pipeline.importing.kind import ImportKind  # noqa: PLC0415
-        from pipeline.jobs import run  # noqa: PLC0415
-        from pipeline.jobs.kinds import CensorKind, CheckStreamsKind  # noqa: PLC0415
-        from pipeline.live.purge_statistics import register_statistics  # noqa: PLC0415
-        from pipeline.maintenance.compress import CompressStateKind  # noqa: PLC0415
-        from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind  # noqa: PLC0415
-        from pipeline.maintenance.purge_room import PurgeRoomKind  # noqa: PLC0415
-        from pipeline.maintenance.resync import ResyncKind  # noqa: PLC0415
-        from pipeline.maintenance.subjects import register_subjects  # noqa: PLC0415
+        """Registers the kinds of job and the subjects of maintenance commands.
 
-        run.register(
-            ArchiveKind(), CensorKind(), CheckStreamsKind(), CompressStateKind(), ExportKind(), ImportKind(),
-            PurgeHistoryKind(), PurgeOrphansKind(), PurgeRetentionKind(), PurgeRoomKind(), ResyncKind(), RestoreKind(),
-        )  # fmt: skip
-        register_feeds()
-        register_statistics()
-        register_subjects()
+        Raises ``ImproperlyConfigured`` if psycopg2 is missing. Spark's tasks need psycopg2, even if Django uses another
+        driver for PostgreSQL.
+        """
+        if find_spec("psycopg2") is None:
+            raise ImproperlyConfigured(
+                "The app pipeline needs psycopg2, with which Spark's tasks connect, also where Django uses psycopg 3: "
+                "pip install psycopg2-binary, or remove pipeline from INSTALLED_APPS."
+            )
+        from pipeline import checks  # noqa: F401, PLC0415 - registers itself
+        from pipeline.jobs import run  # noqa: PLC0415 - models are loaded now
+        from streams.maintenance import subjects  # noqa: PLC0415
+
+        run.register_when_asked("pipeline.maintenance.registration.register_kinds")
+        subjects.register_when_asked("pipeline.maintenance.registration.register_subjects")

@@ -4,6 +4,7 @@ pipeline.E001   REPLSITE_SPARK_MASTER is no Spark master
 pipeline.E002   REPLSITE_SPARK_CONF is not an object with names of Spark's settings and their values as text
 pipeline.E003   REPLSITE_SPARK_EXECUTOR_SECONDS is not above 0 or is too large
 pipeline.E004   REPLSITE_JOB_HISTORY_DAYS or REPLSITE_JOB_HISTORY_COUNT is below 0 or too large
+pipeline.E005   REPLSITE_SPARK_PAGE_PORT is no port
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from django.core.checks import CheckMessage, Error, register
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
 from pipeline.spark.masters import check_master
+from streams.runtime.command_line import SITE_CHECKS
 
 __all__ = ["check_spark_settings"]
 
 _LONGEST_SECONDS = 3_600
 _LONGEST_DAYS = 36_500
 _MOST_JOBS = 1_000_000
+#: Spark takes no port below, and tries the next 16.
+_LOWEST_PORT, _HIGHEST_PORT = 1_024, 65_519
 
 
-@register()
+@register(SITE_CHECKS)
 def check_spark_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Returns errors for settings with which the first job would fail."""
+    """Returns an error for each setting with which the first job would fail."""
     conf = pipeline_settings()
     found: list[CheckMessage] = []
     try:
@@ -46,6 +50,9 @@ def check_spark_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any)
             f"{_MOST_JOBS:,}, not {conf.job_history_days} and {conf.job_history_count}."
         )
         found.append(Error(text, hint="The defaults are 90 and 10000.", id="pipeline.E004"))
+    if conf.spark_page_port is not None and not _LOWEST_PORT <= conf.spark_page_port <= _HIGHEST_PORT:
+        text = f"REPLSITE_SPARK_PAGE_PORT must be a port from {_LOWEST_PORT} to {_HIGHEST_PORT}, not {conf.spark_page_port}."
+        found.append(Error(text, hint="Spark's own is 4040. Leave the setting out for no page.", id="pipeline.E005"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Recognises a full disk in the errors of PostgreSQL, of Spark and of the operating system, and raises one error for it."""
+"""Converts errors that a full disk causes, in PostgreSQL, Spark or the operating system, to ``DiskFull``."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def disk_full() -> Iterator[None]:
 def _is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOSPC
-    state = getattr(error.__cause__ or error, "pgcode", None)
+    state = driver.sqlstate(error)
     return state == _STATE or any(word in str(error) for word in _WORDS)

@@ -11,6 +11,7 @@ PipelineError
     MasterAway             no Spark master answers
     QueueFull              too many jobs wait already
     CarriedOut             a dry run was confirmed already
+    NotResumable           a job waits, is at work or is done, so it cannot be resumed
     UnknownJob             there is no such job
         UnknownKind        there is no such kind of job (exit status 2)
     SourceChanged          an input file is not the one with which the job began
@@ -22,9 +23,15 @@ PipelineError
     ExportDiffers          the rows of an export are not those of the database
     ArchiveDamaged         an archive is incomplete or was changed
     ArchiveElsewhere       an archive does not fit this database
+    ArchiveTooLarge        an archive would have more files than a restore takes
+    ArchiveInUse           a job is writing the archive that is to be removed
     QueryFailed            a query of the live pipeline has ended by itself
+    SnapshotEnded          the session that shared a snapshot has ended
     SparkFailed            a Spark job failed; the job can be resumed
     LoaderFailed           a loader of an import failed
+    RoomsKnown             rooms that are to be loaded are stored already
+    PackIncomplete         a task that loads rooms got only a part of their rows
+    LoadRefused            a task that loads rooms got no stream IDs
 """
 
 from __future__ import annotations
@@ -32,6 +39,8 @@ from __future__ import annotations
 __all__ = [
     "ArchiveDamaged",
     "ArchiveElsewhere",
+    "ArchiveInUse",
+    "ArchiveTooLarge",
     "CarriedOut",
     "ClusterUnfit",
     "DiskFull",
@@ -43,12 +52,17 @@ __all__ = [
     "JobInterrupted",
     "JobLost",
     "LedgerMismatch",
+    "LoadRefused",
     "LoaderFailed",
     "MasterAway",
+    "NotResumable",
+    "PackIncomplete",
     "PipelineError",
     "QueryFailed",
     "QueryRunning",
     "QueueFull",
+    "RoomsKnown",
+    "SnapshotEnded",
     "SourceChanged",
     "SparkFailed",
     "UnknownJob",
@@ -71,7 +85,7 @@ class UnusableArguments(PipelineError):
 
 
 class UnusableSource(UnusableArguments):
-    """Raised for a file or a database from which no events can be read. The import has not begun then."""
+    """Raised before an import begins, for a file or a database from which no events can be read."""
 
 
 class JobCancelled(PipelineError):
@@ -102,19 +116,23 @@ class QueueFull(PipelineError):
 
 
 class CarriedOut(PipelineError):
-    """Raised if a dry run was confirmed before. Only one job may carry out what a dry run has shown."""
+    """Raised if a dry run is to be carried out a second time. Only one job may carry out a dry run."""
+
+
+class NotResumable(PipelineError):
+    """Raised if a job that waits, is at work or is done is to be resumed. Only failed, cancelled or killed jobs can be."""
 
 
 class UnknownJob(PipelineError):
-    """Raised if there is no job of this number."""
+    """Raised if there is no job with the given number."""
 
 
 class UnknownKind(UnknownJob):
-    """Raised if there is no kind of job of this name."""
+    """Raised if there is no kind of job with the given name."""
 
 
 class SourceChanged(PipelineError):
-    """Raised for a file that has changed since the job began. The rows that were staged from it cannot be trusted."""
+    """Raised for a source file that has changed since the job began. Rows that were read from this file cannot be trusted."""
 
 
 class DiskFull(PipelineError):
@@ -126,11 +144,15 @@ class LedgerMismatch(PipelineError):
 
 
 class QueryRunning(PipelineError):
-    """Raised if another living process keeps the same table current."""
+    """Raised if another running process already keeps the same tables current."""
 
 
 class QueryFailed(PipelineError):
-    """Raised if a query of the live pipeline ended with an error. Its tables are as they were after its last batch."""
+    """Raised if a query of the live pipeline ended with an error. The query's tables are as they were after its last batch."""
+
+
+class SnapshotEnded(PipelineError):
+    """Raised in a task that is to read a snapshot, if the session that shared the snapshot has ended."""
 
 
 class SparkFailed(PipelineError):
@@ -138,11 +160,23 @@ class SparkFailed(PipelineError):
 
 
 class LoaderFailed(PipelineError):
-    """Raised if a loader of an import failed. ``error`` is the loader's error, which is the one to report."""
+    """Raised if a loader thread of an import failed. ``error`` is the error of that thread. Report ``error`` to the user."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"Loading failed: {error}")
         self.error = error
+
+
+class RoomsKnown(PipelineError):
+    """Raised if rooms that are to be loaded are stored already. Nothing was loaded."""
+
+
+class PackIncomplete(PipelineError):
+    """Raised if a task that loads rooms got only a part of their rows. Nothing of its pack was loaded."""
+
+
+class LoadRefused(PipelineError):
+    """Raised if a task that loads rooms got no stream IDs. Nothing of its pack was loaded."""
 
 
 class ExportRunning(PipelineError):
@@ -154,7 +188,7 @@ class ExportDiffers(PipelineError):
 
 
 class ArchiveDamaged(PipelineError):
-    """Raised for an archive that is incomplete or differs from what was written. Nothing is deleted or restored because of it."""
+    """Raised for an archive that is incomplete or differs from what was written. Nothing was deleted or restored."""
 
 
 class ArchiveElsewhere(PipelineError):
@@ -164,5 +198,13 @@ class ArchiveElsewhere(PipelineError):
     """
 
 
+class ArchiveTooLarge(PipelineError):
+    """Raised for an archive that would have more files than a restore takes. Nothing was written or deleted."""
+
+
+class ArchiveInUse(PipelineError):
+    """Raised if an archive is to be removed while a job writes this archive. Nothing was removed."""
+
+
 class FactsNotAppended(PipelineError):
-    """Raised if facts that Spark wrote to a stream could not be appended. None of them was appended."""
+    """Raised if facts that Spark wrote to a stream could not be appended. No fact was appended."""

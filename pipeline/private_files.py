@@ -1,12 +1,17 @@
-"""Creates files and folders for the history of rooms: readable by their owner only, and durable (no Django)."""
+"""Creates files and folders for the history of rooms: readable by their owner only, and durable. Needs no Django."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 from typing import IO
 
-__all__ = ["fsync_folder", "make_folder", "open_new"]
+__all__ = ["fsync_folder", "make_folder", "open_new", "remove_folder"]
+
+_MOST_LOOKS = 10_000
+"""A late file costs one more look, so this is far more than there are tasks at a time."""
 
 
 def make_folder(folder: Path) -> None:
@@ -19,16 +24,31 @@ def make_folder(folder: Path) -> None:
 
 
 def open_new(path: Path) -> IO[bytes]:
-    """Opens a file for writing, and replaces the content of one that exists. Raises ``OSError``."""
+    """Opens a file for writing, and removes the content if the file exists. Raises ``OSError``."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.fchmod(descriptor, 0o600)  # the mode of ``open`` applies to new files only; one that exists would keep its own
     return os.fdopen(descriptor, "wb")
 
 
 def fsync_folder(folder: Path) -> None:
-    """Syncs a folder, so that entries created, renamed or removed in it survive a power cut. Raises ``OSError``."""
+    """Calls fsync for a folder, so that new names and removals of files in it survive a power cut. Raises ``OSError``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder and its files, even if late Spark tasks still create files in it. Raises ``OSError``."""
+    # Spark gives a job up when one of its tasks fails, and does not wait for the others. Without a second look:
+    # 1. this process lists the folder, 2. a task that still runs creates its file, 3. removing the folder fails, and an
+    # archive that failed is left on the disk. Once the folder is gone, no task can create a file in it.
+    for looks in range(1, _MOST_LOOKS + 1):
+        try:
+            shutil.rmtree(folder)
+            return
+        except OSError as error:
+            late = error.errno == errno.ENOTEMPTY or (error.errno == errno.ENOENT and folder.exists())
+            if not late or looks == _MOST_LOOKS:
+                raise

@@ -1,9 +1,9 @@
 """Defines the ASGI application, with three protocols side by side.
 
-``http`` and ``websocket`` are for people and their tools (admin, live page, metrics, health). ``tcp`` is the
-replication port (``docs/reference/tcp-scope.md``). A server without ``tcp``, such as plain daphne, uses the other two.
-Only servers import this module, so the import also opens the port for the process's own metrics, if the settings name
-one.
+``http`` and ``websocket`` are for people and their tools (admin, live page, metrics, health). ``tcp`` is the replication
+port (``docs/reference/tcp-scope.md``). A server without ``tcp``, such as plain daphne, uses the other two. Only servers
+import this module. So the import also opens the port for the process's own metrics, if ``REPLSITE_METRICS_PORTS`` names a
+port.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ _http = get_asgi_application()  # sets Django up: the following imports need the
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from django.apps import apps  # noqa: E402
+from django.conf import settings  # noqa: E402
+from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler  # noqa: E402
 
 from replsite.http.database_down import DenyWhileDatabaseAway  # noqa: E402
 from replsite.http.proxy import Forwarded  # noqa: E402
@@ -30,6 +33,9 @@ if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("
     from replsite.dashboard.routing import websocket_urlpatterns
 else:  # the site without its live page
     websocket_urlpatterns = []
+
+if settings.DEBUG and apps.is_installed("django.contrib.staticfiles"):  # as Django's own `runserver` does
+    _http = ASGIStaticFilesHandler(_http)
 
 application = ProtocolTypeRouter(
     {

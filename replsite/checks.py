@@ -12,21 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from replsite import rooms
 from replsite.http.proxy import networks_of
 from replsite.status.expected_writers import wrong_expectations
 from streams import registry
+from streams.conf import stream_settings
 
 __all__ = ["check_databases", "check_https", "check_settings"]
 
 
 def check_databases(**_: Any) -> list[CheckMessage]:
-    """Returns an error for each configured database that is not PostgreSQL. Reads the engine only, without a connection."""
+    """Returns an error if the streams' database is not PostgreSQL. Reads the engine only, without a connection."""
     return [
         Error(
             f"The database {alias!r} is {connections[alias].vendor}; replsite needs PostgreSQL.",
@@ -36,7 +37,7 @@ def check_databases(**_: Any) -> list[CheckMessage]:
             ),
             id="replsite.E001",
         )
-        for alias in connections
+        for alias in [stream_settings().database]
         if connections[alias].vendor != "postgresql"
     ]
 
@@ -84,6 +85,8 @@ def _wrong() -> Iterator[str]:
             yield f"{name} is {getattr(settings, name)}: everything would be trouble at once. Write seconds above 0."
     yield from _wrong_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
     yield from _wrong_periods(getattr(settings, "REPLSITE_JOB_PERIODS", {}))
+    if not _are_periods(getattr(settings, "REPLSITE_READER_PERIODS", {})):
+        yield 'REPLSITE_READER_PERIODS must give readers their seconds between two runs, above 0: {"mailer": 300}.'
     seconds = getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)
     if not seconds > 0:  # true for NaN, too
         yield f"REPLSITE_HEALTH_SECONDS is {seconds}: no probe could be answered. Write seconds above 0."
@@ -102,12 +105,14 @@ def _wrong_writers(expected: Any) -> Iterator[str]:
         yield f"{text} There are: {', '.join(registry.names())}."
 
 
+def _are_periods(periods: Any) -> bool:
+    return isinstance(periods, dict) and all(isinstance(s, int | float) and s > 0 for s in periods.values())
+
+
 def _wrong_periods(periods: Any) -> Iterator[str]:
-    if not isinstance(periods, dict) or not all(
-        isinstance(seconds, int | float) and seconds > 0 for seconds in periods.values()
-    ):
+    if not _are_periods(periods):
         yield 'REPLSITE_JOB_PERIODS must give kinds of job their seconds, above 0: {"censor": 86400}.'
-    elif periods and apps.is_installed("pipeline"):
+    elif periods and rooms.has("pipeline"):
         from pipeline.jobs.run import job_kinds  # noqa: PLC0415 - a site may have no pipeline
 
         if unknown := sorted(periods.keys() - job_kinds().keys()):

@@ -1,35 +1,47 @@
 """Answers health probes: whether this process can serve, and whether the whole site is well.
 
-If not, the answer names the part at fault and a remedy. ``ready`` checks the parts that serving needs. ``summary`` adds
-the state of the streams, writers and readers, from the same snapshot as the live page. A problem of one of them needs
-an operator; sending requests to another server does not help. Both functions hang as long as the database does. Callers
-that must answer in time use ``replsite.http.deadline``. The sentences name hosts, processes and clients, so they are
-for operators. ``health_views`` hides these names from other clients.
+If a part of the site is not well, the answer names this part and a remedy. ``ready`` checks the parts that serving needs.
+``summary`` adds the state of the streams, writers and readers, from the same snapshot as the live page. A problem of a
+stream, writer or reader needs an operator. To send requests to another server does not help then. While the database does
+not answer, ``ready`` and ``summary`` block. Callers that must answer in time use ``replsite.http.deadline``. The
+sentences name hosts, processes and clients, so they are for operators. ``health_views`` hides these names from other
+clients.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
+from replsite.disk import disk_free, disk_reserve
 from replsite.humanize import byte_size
+from replsite.postgres.errors import DiskFull
+from replsite.postgres.launcher import LaunchSettings
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import Snapshot
-from replsite.status.verdicts import HealthWord, Severity
+from replsite.status.verdicts import DISK_FULL, HealthWord, Severity, judge_disk
 from streams.conf import stream_settings
 from streams.db import driver
-from streams.replication.server.broadcaster import redis_trouble, silent_seconds
+from streams.replication.server.probed import redis_trouble, silent_seconds
 
-__all__ = ["Part", "Report", "not_answering", "ready", "summary"]
+__all__ = ["DISK_IS_FULL", "EMBEDDED", "NOT_STARTED", "Part", "Report", "not_answering", "ready", "summary"]
 
+#: The engine of the embedded server.
+EMBEDDED = "replsite.postgres.backend"
+#: Words of the part ``database`` if the embedded server cannot be used.
+DISK_IS_FULL, NOT_STARTED = "disk full", "not started"
 #: With less free space than this share of the reserve, a process cannot serve.
 FULL_SHARE = 1 / 8
 #: From this share on, the queue of notifications is reported. PostgreSQL itself logs a warning from one half on.
@@ -76,7 +88,24 @@ def _database() -> Part:
             return Part("database", True, f"PostgreSQL {cursor.fetchone()[0]} answers.")
     except Error as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if settings.DATABASES[alias]["ENGINE"] == EMBEDDED:
+            return _embedded_away(error, reason)
         return Part("database", False, f"It cannot be used ({reason}). Start the server, or correct DATABASE_URL.")
+
+
+def _embedded_away(error: Error, reason: str) -> Part:
+    """Returns the part for an embedded server that cannot be used.
+
+    No operator starts this server: the processes that use it start it.
+    """
+    folder = LaunchSettings(Path(settings.REPLSITE_DATA_DIR)).folder
+    if isinstance(error.__cause__, DiskFull) or folder.is_disk_full():
+        sentence = f"The disk of {folder.path} is full, so the embedded server cannot run. Free space there"
+        return Part("database", False, f"{sentence}; it starts again by itself. Its log: {folder.log}.", DISK_IS_FULL)
+    sentence = (
+        f"The embedded server could not start, or does not answer ({reason}). Mend what its log names: {folder.log}"
+    )
+    return Part("database", False, f"{sentence}. It starts again by itself.", NOT_STARTED)
 
 
 def _notifications() -> Part:
@@ -94,8 +123,12 @@ def _notifications() -> Part:
 
 
 def _migrations() -> Part:
+    connection = connections[DEFAULT_DB_ALIAS]
     try:
-        executor = MigrationExecutor(connections[DEFAULT_DB_ALIAS])
+        # A plan imports all migrations. If each of them is applied by its name, there is nothing to plan.
+        if _named_migrations() <= MigrationRecorder(connection).applied_migrations().keys():
+            return Part("migrations", True, "All are applied.")
+        executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
     except Error as error:
         return Part("migrations", False, f"They cannot be read ({error}).")
@@ -105,24 +138,26 @@ def _migrations() -> Part:
     return Part("migrations", True, "All are applied.")
 
 
+def _named_migrations() -> set[tuple[str, str]]:
+    """Returns (app label, name) of each migration of this program. The names are those of the migrations' files."""
+    found = set()
+    for app in apps.get_app_configs():
+        module, _ = MigrationLoader.migrations_module(app.label)
+        spec = None if module is None else find_spec(module)
+        for one in iter_modules((spec and spec.submodule_search_locations) or ()):  # None stands for all modules
+            if not one.ispkg and one.name[0] not in "_~":  # as Django's loader does
+                found.add((app.label, one.name))
+    return found
+
+
 def _disk(share: float = 1.0) -> Part:
     """Checks the free space of the data directory's disk, which holds the embedded database, archives and imports.
 
     ``share`` is the fraction of ``REPLSITE_DISK_RESERVE_BYTES`` that must be free.
     """
-    folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
-    wanted = int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0) * share)
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < wanted:
-        return Part(
-            "disk",
-            False,
-            f"{byte_size(free)} are free at {folder}, less than {byte_size(wanted)}. Remove old archives and imports, make the "
-            "disk larger, or see the how-to about databases that are too big.",
-            "full",
-        )
+    folder, free = disk_free()
+    if full := judge_disk(str(folder), free, int(disk_reserve() * share)):
+        return Part("disk", False, full.sentence, full.word)
     return Part("disk", True, f"{byte_size(free)} are free at {folder}.")
 
 
@@ -194,6 +229,8 @@ def summary(get: Callable[[], Snapshot] = SHARED.get) -> Report:
     if snapshot is None:
         return _report(parts, "")
     for problem in snapshot.health.problems:
+        if problem.verdict.word == DISK_FULL:
+            continue  # the part "disk" reports it, from a fresh reading
         parts.append(
             Part(
                 problem.subject,

@@ -16,7 +16,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
 from replsite import health
-from replsite.health import Part, Report, not_answering
+from replsite.health import DISK_IS_FULL, NOT_STARTED, Part, Report, not_answering
 from replsite.http.deadline import Deadline, NoAnswer
 
 __all__ = ["health_view", "live_view", "ready_view", "without_details"]
@@ -31,6 +31,12 @@ _WORDS = {
     "redis": "Nothing is published there. Is it there, and who holds the channel's lock?",
     "disk": "It is nearly full. Remove old archives and imports, or make it larger.",
 }
+#: The public sentence for a part that has this word, instead of the one in ``_WORDS``.
+_WORDS_OF_WORD = {
+    ("database", DISK_IS_FULL): "The disk of the embedded server is full. Free space there; it starts again by itself.",
+    ("database", NOT_STARTED): "The embedded server could not start, or does not answer. Its log says why: "
+    "postgres/postgres.log in the data folder.",
+}
 _MORE = " `manage.py health` shows more."
 _GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
 
@@ -38,10 +44,10 @@ _GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
 def without_details(report: Report) -> Report:
     """Returns the report without private details.
 
-    Of streams, writers, readers and jobs it gives only the number for each status word.
+    The result does not name streams, writers, readers and jobs. It has only their number for each status word.
     """
     parts = [
-        Part(part.name, part.well, "Well." if part.well else _WORDS[part.name] + _MORE)
+        Part(part.name, part.well, "Well." if part.well else _public_sentence(part) + _MORE)
         for part in report.parts
         if part.name in _WORDS
     ]
@@ -55,6 +61,10 @@ def without_details(report: Report) -> Report:
         parts.append(Part(group, all(part.well for part in of_group), f"{text}.{_MORE}"))
     bad = [part for part in parts if not part.well]
     return Report(report.well, f"{bad[0].name}: {bad[0].sentence}" if bad else "Well.", tuple(parts))
+
+
+def _public_sentence(part: Part) -> str:
+    return _WORDS_OF_WORD.get((part.name, part.word)) or _WORDS[part.name]
 
 
 def _seconds() -> float:
@@ -115,5 +125,5 @@ def ready_view(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def health_view(request: HttpRequest) -> JsonResponse:
-    """Serves ``/health``: 503 while a part of the site is not well or a status is wrong."""
+    """Serves ``/health``: 503 while a part of the site does not work, or a writer, reader or job has the status WRONG."""
     return _SUMMARY.answer(request)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from streams.runtime.amounts import byte_size
+
 __all__ = ["byte_size", "count", "counted", "duration"]
 
 _SPANS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
-_SIZES = ("kB", "MB", "GB", "TB")
 
 
 def duration(seconds: float) -> str:
@@ -29,15 +30,3 @@ def count(number: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Returns ``1 fact`` or ``2,000 facts``. The plural adds an s."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def byte_size(size: int) -> str:
-    """Returns ``512 B``, ``1.5 kB`` or ``20 MB``, in decimal units."""
-    if size < 1000:
-        return f"{size} B"
-    value = float(size)
-    for unit in _SIZES:
-        value /= 1000
-        if value < 999.5 or unit == _SIZES[-1]:
-            break
-    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"

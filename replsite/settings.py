@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
-from environs import Env
 
-from migrations import MIGRATION_MODULES as _MIGRATION_MODULES
+from replsite import environment
 from streams.runtime.log_format import logging_config
 
+# These commands show no page and serve no metrics. Loading the apps for pages and metrics would take a tenth of their start.
+_IS_BRIEF = sys.argv[1:2] in (["help"], ["health"], ["streams"])
 BASE_DIR = Path(__file__).resolve().parent.parent
-env = Env()
 
 
 def _secret_key(data_dir: Path) -> str:
@@ -28,7 +29,7 @@ def _secret_key(data_dir: Path) -> str:
 
     Only the owner of the file can read the kept key.
     """
-    if key := env.str("REPLSITE_SECRET_KEY", ""):
+    if key := environment.text("REPLSITE_SECRET_KEY", ""):
         return key
     path = data_dir / "secret_key"
     try:
@@ -80,8 +81,8 @@ def _ports(text: str) -> range:
 
 
 def _database() -> dict[str, Any]:
-    """Returns the entry of ``DATABASES``: for the server in ``DATABASE_URL``, or else for the embedded one."""
-    url = env.str("DATABASE_URL", "")
+    """Returns the entry of ``DATABASES``: for the server in ``DATABASE_URL``, or else for the embedded server."""
+    url = environment.text("DATABASE_URL", "")
     if not url:
         return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
     try:
@@ -91,7 +92,8 @@ def _database() -> dict[str, Any]:
             f"DATABASE_URL cannot be read: {error}. Write it as postgres://USER:PASSWORD@HOST:PORT/NAME."
         ) from error
     if found["ENGINE"] == "django.db.backends.postgresql":
-        found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same backend, and it counts queries
+        if not _IS_BRIEF:
+            found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same backend, and it counts queries
         # With these options a lost host is noticed within seconds. Options in DATABASE_URL win over them.
         keepalives = {
             "connect_timeout": 10,
@@ -102,7 +104,7 @@ def _database() -> dict[str, Any]:
             "keepalives_count": 3,
         }
         found["OPTIONS"] = keepalives | found.get("OPTIONS", {})
-    if direct := env.str("REPLSITE_DATABASE_DIRECT", ""):
+    if direct := environment.text("REPLSITE_DATABASE_DIRECT", ""):
         found |= _behind_pooler(direct)
     return found
 
@@ -124,31 +126,35 @@ def _behind_pooler(direct: str) -> dict[str, Any]:
 # --- where things are ---------------------------------------------------------------------------------------------
 # A checkout keeps its data in itself, an installed site in the folder where it is started.
 _HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()
-REPLSITE_DATA_DIR = Path(env.str("REPLSITE_DATA_DIR", str(_HOME / ".data"))).absolute()
-REPLSITE_POSTGRES_BIN = env.str("REPLSITE_POSTGRES_BIN", "")
-REPLSITE_POSTGRES_FSYNC = env.bool("REPLSITE_POSTGRES_FSYNC", True)  # off: fast, and a crash of the machine loses data
+REPLSITE_DATA_DIR = Path(environment.text("REPLSITE_DATA_DIR", str(_HOME / ".data"))).absolute()
+REPLSITE_POSTGRES_BIN = environment.text("REPLSITE_POSTGRES_BIN", "")
+REPLSITE_POSTGRES_FSYNC = environment.switch(
+    "REPLSITE_POSTGRES_FSYNC", True
+)  # off: fast, and a crash of the machine loses data
 
 # --- Django -------------------------------------------------------------------------------------------------------
-DEBUG = env.bool("REPLSITE_DEBUG", False)
+DEBUG = environment.switch("REPLSITE_DEBUG", False)
 SECRET_KEY = _secret_key(REPLSITE_DATA_DIR)
-ALLOWED_HOSTS = env.list("REPLSITE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
-CSRF_TRUSTED_ORIGINS: list[str] = env.list("REPLSITE_TRUSTED_ORIGINS", [])
+ALLOWED_HOSTS = environment.list_of("REPLSITE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+CSRF_TRUSTED_ORIGINS: list[str] = environment.list_of("REPLSITE_TRUSTED_ORIGINS", [])
 INSTALLED_APPS = [
     *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),  # importing its reactor takes a third of a command's start
-    "unfold",
-    "django.contrib.admin",
+    *([] if _IS_BRIEF else ["unfold"]),
+    "django.contrib.admin.apps.SimpleAdminConfig" if _IS_BRIEF else "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "channels",
-    "django_prometheus",
+    *([] if _IS_BRIEF else ["django_prometheus"]),
     "streams",
+    "streams.catalog",
     "state",
     "events",
     "pipeline",
     "replsite",
+    "replsite.api",
 ]
 MIDDLEWARE = [
     "replsite.http.replication_hosts.ReplicationHosts",
@@ -159,17 +165,18 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "replsite.http.form_limits.FormLimits",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "replsite.http.database_down.DatabaseDownMiddleware",
     "replsite.metrics.django.BoundedRequestMetrics",
 ]
-ROOT_URLCONF = "replsite.urls"
+ROOT_URLCONF = "replsite.site_urls"
 ASGI_APPLICATION = "replsite.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [BASE_DIR / "replsite" / "templates"],  # before those of the theme, of which some are extended
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -181,7 +188,9 @@ TEMPLATES = [
     },
 ]
 DATABASES = {"default": _database()}
-MIGRATION_MODULES = dict(_MIGRATION_MODULES)
+# A wheel has the migrations inside their apps, a checkout in a folder of their own.
+_IS_WHEEL = (BASE_DIR / "streams" / "migrations").is_dir()
+MIGRATION_MODULES = {} if _IS_WHEEL else dict(import_module("migrations").MIGRATION_MODULES)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
@@ -194,15 +203,16 @@ USE_I18N = True
 FORMAT_MODULE_PATH = ["replsite.formats"]
 USE_TZ = True
 STATIC_URL = "static/"
-STATICFILES_DIRS = [BASE_DIR / "replsite" / "dashboard" / "static"]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 PROMETHEUS_EXPORT_MIGRATIONS = False
-STATIC_ROOT = env.str("REPLSITE_STATIC_ROOT", "") or None  # where collectstatic puts files for a web server in front
+STATIC_ROOT = (
+    environment.text("REPLSITE_STATIC_ROOT", "") or None
+)  # where collectstatic puts files for a web server in front
 SESSION_ENGINE = "replsite.http.sessions"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = env.bool("REPLSITE_HTTPS_ONLY", False)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = environment.switch("REPLSITE_HTTPS_ONLY", False)
 SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # requested by machines nearby, in plain HTTP
 SECURE_HSTS_SECONDS = 365 * 86_400 if SESSION_COOKIE_SECURE else 0
 # These warn that HSTS does not include subdomains and preload. The domain's owner decides on both.
@@ -216,7 +226,8 @@ UNFOLD = {
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": "replsite.dashboard.navigation.favicon"},
     ],
-    "STYLES": ["replsite.dashboard.navigation.noscript_style"],
+    "STYLES": ["replsite.dashboard.navigation.noscript_style", "replsite.dashboard.navigation.site_style"],
+    "SCRIPTS": ["replsite.dashboard.navigation.local_time_script"],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "SIDEBAR": {
@@ -227,80 +238,94 @@ UNFOLD = {
 }
 
 # --- replsite -----------------------------------------------------------------------------------------------------
-REPLSITE_INSTANCE = env.str("REPLSITE_INSTANCE", "master")
-REPLSITE_SERVER_NAME = env.str("REPLSITE_SERVER_NAME", "localhost")
-REPLSITE_WRITERS = env.json("REPLSITE_WRITERS", {})
-REPLSITE_READERS: list[str] = env.list("REPLSITE_READERS", [])
-REPLSITE_SEND_FEDERATION = env.bool("REPLSITE_SEND_FEDERATION", True)
-REPLSITE_FAILOVER_KEEPS_EPOCH = env.bool("REPLSITE_FAILOVER_KEEPS_EPOCH", False)  # true if the standbys are synchronous
-REPLSITE_RETIRED_SHOWN_SECONDS = env.float("REPLSITE_RETIRED_SHOWN_SECONDS", 3600.0)
-REPLSITE_PING_INTERVAL_SECONDS = env.float("REPLSITE_PING_INTERVAL_SECONDS", 5.0)
-REPLSITE_PING_TIMEOUT_SECONDS = env.float("REPLSITE_PING_TIMEOUT_SECONDS", 15.0)
-REPLSITE_SEND_BUFFER_LIMIT_BYTES = env.int("REPLSITE_SEND_BUFFER_LIMIT_BYTES", 16 * 1024 * 1024)
-REPLSITE_SEND_STALL_LIMIT_SECONDS = env.float("REPLSITE_SEND_STALL_LIMIT_SECONDS", 30.0)
-REPLSITE_CONNECTION_LIMIT = env.int("REPLSITE_CONNECTION_LIMIT", 5_000)
-REPLSITE_CONNECTION_ADDRESS_LIMIT = env.int("REPLSITE_CONNECTION_ADDRESS_LIMIT", 2_500)
-REPLSITE_LINE_LIMIT_BYTES = env.int("REPLSITE_LINE_LIMIT_BYTES", 16_384)
-REPLSITE_CLOSE_LIMIT_SECONDS = env.float("REPLSITE_CLOSE_LIMIT_SECONDS", 25.0)
-REPLSITE_HTTP_CONNECTION_LIMIT = env.int("REPLSITE_HTTP_CONNECTION_LIMIT", 2_000)
-REPLSITE_HTTP_ADDRESS_LIMIT = env.int("REPLSITE_HTTP_ADDRESS_LIMIT", 500)
-REPLSITE_HTTP_HEAD_LIMIT_SECONDS = env.float("REPLSITE_HTTP_HEAD_LIMIT_SECONDS", 10.0)
-REPLSITE_HTTP_BODY_LIMIT_SECONDS = env.float("REPLSITE_HTTP_BODY_LIMIT_SECONDS", 60.0)
-REPLSITE_HTTP_BUFFER_LIMIT_BYTES = env.int("REPLSITE_HTTP_BUFFER_LIMIT_BYTES", 256 * 1024 * 1024)
-REPLSITE_REQUEST_LIMIT = env.int("REPLSITE_REQUEST_LIMIT", 20)
-REPLSITE_HTTP_BODY_LIMIT_BYTES = env.int("REPLSITE_HTTP_BODY_LIMIT_BYTES", 4 * 1024 * 1024)
-REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES = env.int("REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES", 4 * 1024 * 1024)
-REPLSITE_HANDSHAKE_LIMIT_SECONDS = env.float("REPLSITE_HANDSHAKE_LIMIT_SECONDS", 10.0)
-REPLSITE_TLS_CERTIFICATE = env.str("REPLSITE_TLS_CERTIFICATE", "")
-REPLSITE_TLS_KEY = env.str("REPLSITE_TLS_KEY", "")
-REPLSITE_TLS_CLIENT_CA = env.str("REPLSITE_TLS_CLIENT_CA", "")
-REPLSITE_TLS_SERVER_CA = env.str("REPLSITE_TLS_SERVER_CA", "")
-REPLSITE_WORKER_REPORT_LIMIT = env.int("REPLSITE_WORKER_REPORT_LIMIT", 100_000)
-REPLSITE_WORKER_SILENCE_SECONDS = env.float("REPLSITE_WORKER_SILENCE_SECONDS", 300.0)
-REPLSITE_USER_ADDRESS_DAYS = env.float("REPLSITE_USER_ADDRESS_DAYS", 28.0)
-REPLSITE_REDIS_PASSWORD = env.str("REPLSITE_REDIS_PASSWORD", "")
-REPLSITE_REDIS_PASSWORD_FILE = env.str("REPLSITE_REDIS_PASSWORD_FILE", "")
-REPLSITE_REPLICATION_SECRET = env.str("REPLSITE_REPLICATION_SECRET", "")
-REPLSITE_REPLICATION_HOSTS: list[str] = env.list("REPLSITE_REPLICATION_HOSTS", [])
-REPLSITE_REDIS_SYNAPSE_VERSION = env.str("REPLSITE_REDIS_SYNAPSE_VERSION", "1.43")
-REPLSITE_RETENTION_DEFAULT_SECONDS = env.float("REPLSITE_RETENTION_DEFAULT_SECONDS", 0.0)
-REPLSITE_RETENTION_SHORTEST_SECONDS = env.float("REPLSITE_RETENTION_SHORTEST_SECONDS", 0.0)
-REPLSITE_RETENTION_LONGEST_SECONDS = env.float("REPLSITE_RETENTION_LONGEST_SECONDS", 0.0)
-REPLSITE_CENSOR_AFTER_DAYS = _days_or_never(env.str("REPLSITE_CENSOR_AFTER_DAYS", "7"))
-REPLSITE_FEED_ENTRIES = env.int("REPLSITE_FEED_ENTRIES", 5_000)
-REPLSITE_RECORDED_DAYS_KEPT = env.float("REPLSITE_RECORDED_DAYS_KEPT", 7.0)
-REPLSITE_RECORDED_FACTS_KEPT = env.int("REPLSITE_RECORDED_FACTS_KEPT", 1_000_000)
-REPLSITE_HOT_ENTRIES = env.int("REPLSITE_HOT_ENTRIES", 10_000)
-REPLSITE_HOT_WAITER_LIMIT = env.int("REPLSITE_HOT_WAITER_LIMIT", 10_000)
-REPLSITE_PLAIN_NETWORKS: list[str] = env.list("REPLSITE_PLAIN_NETWORKS", [])
-REPLSITE_PROXY_NETWORKS: list[str] = env.list("REPLSITE_PROXY_NETWORKS", [])
-REPLSITE_NOTIFY_SOCKET = env.str("NOTIFY_SOCKET", "")  # systemd sets this variable and the next one
-REPLSITE_WATCHDOG_SECONDS = env.int("WATCHDOG_USEC", 0) / 1_000_000
+REPLSITE_INSTANCE = environment.text("REPLSITE_INSTANCE", "master")
+REPLSITE_SERVER_NAME = environment.text("REPLSITE_SERVER_NAME", "localhost")
+REPLSITE_WRITERS = environment.json_of("REPLSITE_WRITERS", {})
+REPLSITE_READERS: list[str] = environment.list_of("REPLSITE_READERS", [])
+REPLSITE_SEND_FEDERATION = environment.switch("REPLSITE_SEND_FEDERATION", True)
+REPLSITE_FAILOVER_KEEPS_EPOCH = environment.switch(
+    "REPLSITE_FAILOVER_KEEPS_EPOCH", False
+)  # true if the standbys are synchronous
+REPLSITE_RETIRED_SHOWN_SECONDS = environment.number("REPLSITE_RETIRED_SHOWN_SECONDS", 3600.0)
+REPLSITE_PING_INTERVAL_SECONDS = environment.number("REPLSITE_PING_INTERVAL_SECONDS", 5.0)
+REPLSITE_PING_TIMEOUT_SECONDS = environment.number("REPLSITE_PING_TIMEOUT_SECONDS", 15.0)
+REPLSITE_SEND_BUFFER_LIMIT_BYTES = environment.whole_number("REPLSITE_SEND_BUFFER_LIMIT_BYTES", 16 * 1024 * 1024)
+REPLSITE_SEND_STALL_LIMIT_SECONDS = environment.number("REPLSITE_SEND_STALL_LIMIT_SECONDS", 30.0)
+REPLSITE_CONNECTION_LIMIT = environment.whole_number("REPLSITE_CONNECTION_LIMIT", 5_000)
+REPLSITE_CONNECTION_ADDRESS_LIMIT = environment.whole_number("REPLSITE_CONNECTION_ADDRESS_LIMIT", 2_500)
+REPLSITE_LINE_LIMIT_BYTES = environment.whole_number("REPLSITE_LINE_LIMIT_BYTES", 16_384)
+REPLSITE_CLOSE_LIMIT_SECONDS = environment.number("REPLSITE_CLOSE_LIMIT_SECONDS", 25.0)
+REPLSITE_HTTP_CONNECTION_LIMIT = environment.whole_number("REPLSITE_HTTP_CONNECTION_LIMIT", 2_500)
+REPLSITE_HTTP_ADDRESS_LIMIT = environment.whole_number("REPLSITE_HTTP_ADDRESS_LIMIT", 500)
+REPLSITE_HTTP_HEAD_LIMIT_SECONDS = environment.number("REPLSITE_HTTP_HEAD_LIMIT_SECONDS", 10.0)
+REPLSITE_HTTP_BODY_LIMIT_SECONDS = environment.number("REPLSITE_HTTP_BODY_LIMIT_SECONDS", 60.0)
+REPLSITE_HTTP_BUFFER_LIMIT_BYTES = environment.whole_number("REPLSITE_HTTP_BUFFER_LIMIT_BYTES", 256 * 1024 * 1024)
+REPLSITE_REQUEST_LIMIT = environment.whole_number("REPLSITE_REQUEST_LIMIT", 20)
+REPLSITE_API_REQUESTS_PER_MINUTE = environment.whole_number("REPLSITE_API_REQUESTS_PER_MINUTE", 600)
+REPLSITE_HTTP_BODY_LIMIT_BYTES = environment.whole_number("REPLSITE_HTTP_BODY_LIMIT_BYTES", 4 * 1024 * 1024)
+REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES = environment.whole_number(
+    "REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES", 4 * 1024 * 1024
+)
+REPLSITE_HANDSHAKE_LIMIT_SECONDS = environment.number("REPLSITE_HANDSHAKE_LIMIT_SECONDS", 10.0)
+REPLSITE_TLS_CERTIFICATE = environment.text("REPLSITE_TLS_CERTIFICATE", "")
+REPLSITE_TLS_KEY = environment.text("REPLSITE_TLS_KEY", "")
+REPLSITE_TLS_CLIENT_CA = environment.text("REPLSITE_TLS_CLIENT_CA", "")
+REPLSITE_WIRE_RIGHTS: Any = environment.json_of("REPLSITE_WIRE_RIGHTS", {})
+REPLSITE_TLS_SERVER_CA = environment.text("REPLSITE_TLS_SERVER_CA", "")
+REPLSITE_WORKER_REPORT_LIMIT = environment.whole_number("REPLSITE_WORKER_REPORT_LIMIT", 100_000)
+REPLSITE_WORKER_SILENCE_SECONDS = environment.number("REPLSITE_WORKER_SILENCE_SECONDS", 300.0)
+REPLSITE_USER_ADDRESS_DAYS = environment.number("REPLSITE_USER_ADDRESS_DAYS", 28.0)
+REPLSITE_USER_ADDRESS_LIMIT = environment.whole_number("REPLSITE_USER_ADDRESS_LIMIT", 1_000_000)
+REPLSITE_REDIS_PASSWORD = environment.text("REPLSITE_REDIS_PASSWORD", "")
+REPLSITE_REDIS_PASSWORD_FILE = environment.text("REPLSITE_REDIS_PASSWORD_FILE", "")
+REPLSITE_REPLICATION_SECRET = environment.text("REPLSITE_REPLICATION_SECRET", "")
+REPLSITE_REPLICATION_HOSTS: list[str] = environment.list_of("REPLSITE_REPLICATION_HOSTS", [])
+REPLSITE_REDIS_SYNAPSE_VERSION = environment.text("REPLSITE_REDIS_SYNAPSE_VERSION", "1.43")
+REPLSITE_RETENTION_DEFAULT_SECONDS = environment.number("REPLSITE_RETENTION_DEFAULT_SECONDS", 0.0)
+REPLSITE_RETENTION_SHORTEST_SECONDS = environment.number("REPLSITE_RETENTION_SHORTEST_SECONDS", 0.0)
+REPLSITE_RETENTION_LONGEST_SECONDS = environment.number("REPLSITE_RETENTION_LONGEST_SECONDS", 0.0)
+REPLSITE_CENSOR_AFTER_DAYS = _days_or_never(environment.text("REPLSITE_CENSOR_AFTER_DAYS", "7"))
+REPLSITE_FEED_ENTRIES = environment.whole_number("REPLSITE_FEED_ENTRIES", 5_000)
+REPLSITE_RECORDED_DAYS_KEPT = environment.number("REPLSITE_RECORDED_DAYS_KEPT", 7.0)
+REPLSITE_RECORDED_FACTS_KEPT = environment.whole_number("REPLSITE_RECORDED_FACTS_KEPT", 1_000_000)
+REPLSITE_HOT_ENTRIES = environment.whole_number("REPLSITE_HOT_ENTRIES", 10_000)
+REPLSITE_HOT_WAITER_LIMIT = environment.whole_number("REPLSITE_HOT_WAITER_LIMIT", 10_000)
+REPLSITE_BROWSER_LIMIT = environment.whole_number("REPLSITE_BROWSER_LIMIT", 2_000)
+REPLSITE_BROWSER_ANSWER_BYTES = environment.whole_number("REPLSITE_BROWSER_ANSWER_BYTES", 4 * 1024 * 1024)
+REPLSITE_BROWSER_ANSWER_SECONDS = environment.number("REPLSITE_BROWSER_ANSWER_SECONDS", 300.0)
+REPLSITE_PLAIN_NETWORKS: list[str] = environment.list_of("REPLSITE_PLAIN_NETWORKS", [])
+REPLSITE_PROXY_NETWORKS: list[str] = environment.list_of("REPLSITE_PROXY_NETWORKS", [])
+REPLSITE_NOTIFY_SOCKET = environment.text("NOTIFY_SOCKET", "")  # systemd sets this variable and the next one
+REPLSITE_WATCHDOG_SECONDS = environment.whole_number("WATCHDOG_USEC", 0) / 1_000_000
 # Limits of the status words, see replsite.status.verdicts.
-REPLSITE_BLOCKED_AFTER_SECONDS = env.float("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)
-REPLSITE_STUCK_AFTER_SECONDS = env.float("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
-REPLSITE_LEFT_BEHIND_AFTER_SECONDS = env.float("REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0)
-REPLSITE_ARCHIVE_FOLDER = Path(env.str("REPLSITE_ARCHIVE_FOLDER", str(REPLSITE_DATA_DIR / "archives"))).absolute()
-REPLSITE_IMPORT_FOLDER = Path(env.str("REPLSITE_IMPORT_FOLDER", str(REPLSITE_DATA_DIR / "import"))).absolute()
-REPLSITE_JOB_HISTORY_DAYS = env.float("REPLSITE_JOB_HISTORY_DAYS", 90.0)
-REPLSITE_JOB_HISTORY_COUNT = env.int("REPLSITE_JOB_HISTORY_COUNT", 10_000)
-REPLSITE_SPARK_MASTER = env.str("REPLSITE_SPARK_MASTER", "local[2]")
-REPLSITE_SPARK_CONF = env.json("REPLSITE_SPARK_CONF", {})
-REPLSITE_SPARK_EXECUTOR_SECONDS = env.float("REPLSITE_SPARK_EXECUTOR_SECONDS", 60.0)
-REPLSITE_SYNAPSE_METRIC_NAMES = env.bool("REPLSITE_SYNAPSE_METRIC_NAMES", True)
-REPLSITE_HEALTH_SECONDS = env.float("REPLSITE_HEALTH_SECONDS", 5.0)
-REPLSITE_DISK_RESERVE_BYTES = env.int("REPLSITE_DISK_RESERVE_BYTES", 1_000_000_000)
-REPLSITE_METRICS_HOST = env.str("REPLSITE_METRICS_HOST", "127.0.0.1")
-REPLSITE_METRICS_PORTS = _ports(env.str("REPLSITE_METRICS_PORTS", ""))
-REPLSITE_EXPECTED_WRITERS: Any = env.json("REPLSITE_EXPECTED_WRITERS", {})
-REPLSITE_JOB_PERIODS: Any = env.json("REPLSITE_JOB_PERIODS", {})
+REPLSITE_BLOCKED_AFTER_SECONDS = environment.number("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)
+REPLSITE_STUCK_AFTER_SECONDS = environment.number("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
+REPLSITE_LEFT_BEHIND_AFTER_SECONDS = environment.number("REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0)
+REPLSITE_READER_PERIODS: Any = environment.json_of("REPLSITE_READER_PERIODS", {})
+REPLSITE_ARCHIVE_FOLDER = Path(
+    environment.text("REPLSITE_ARCHIVE_FOLDER", str(REPLSITE_DATA_DIR / "archives"))
+).absolute()
+REPLSITE_IMPORT_FOLDER = Path(environment.text("REPLSITE_IMPORT_FOLDER", str(REPLSITE_DATA_DIR / "import"))).absolute()
+REPLSITE_JOB_HISTORY_DAYS = environment.number("REPLSITE_JOB_HISTORY_DAYS", 90.0)
+REPLSITE_JOB_HISTORY_COUNT = environment.whole_number("REPLSITE_JOB_HISTORY_COUNT", 10_000)
+REPLSITE_SPARK_MASTER = environment.text("REPLSITE_SPARK_MASTER", "local[2]")
+REPLSITE_SPARK_CONF = environment.json_of("REPLSITE_SPARK_CONF", {})
+REPLSITE_SPARK_EXECUTOR_SECONDS = environment.number("REPLSITE_SPARK_EXECUTOR_SECONDS", 60.0)
+REPLSITE_SPARK_PAGE_PORT = environment.whole_number("REPLSITE_SPARK_PAGE_PORT", None)
+REPLSITE_SYNAPSE_METRIC_NAMES = environment.switch("REPLSITE_SYNAPSE_METRIC_NAMES", True)
+REPLSITE_HEALTH_SECONDS = environment.number("REPLSITE_HEALTH_SECONDS", 5.0)
+REPLSITE_DISK_RESERVE_BYTES = environment.whole_number("REPLSITE_DISK_RESERVE_BYTES", 1_000_000_000)
+REPLSITE_METRICS_HOST = environment.text("REPLSITE_METRICS_HOST", "127.0.0.1")
+REPLSITE_METRICS_PORTS = _ports(environment.text("REPLSITE_METRICS_PORTS", ""))
+REPLSITE_EXPECTED_WRITERS: Any = environment.json_of("REPLSITE_EXPECTED_WRITERS", {})
+REPLSITE_JOB_PERIODS: Any = environment.json_of("REPLSITE_JOB_PERIODS", {})
 
 # --- logging ------------------------------------------------------------------------------------------------------
-REPLSITE_LOG_FORMAT = env.str("REPLSITE_LOG_FORMAT", "key-value")
+REPLSITE_LOG_FORMAT = environment.text("REPLSITE_LOG_FORMAT", "key-value")
 try:
     LOGGING = logging_config(
         REPLSITE_LOG_FORMAT,
-        env.str("REPLSITE_LOG_LEVEL", "INFO").upper(),
+        environment.text("REPLSITE_LOG_LEVEL", "INFO").upper(),
         secrets=[
             SECRET_KEY,
             REPLSITE_REPLICATION_SECRET,

@@ -1,31 +1,50 @@
-"""Maps URLs to the live page, the admin, metrics, health and catch-up over HTTP. The root redirects to the live page."""
+"""Maps URLs to the live page, history, facts, metrics, health and catch-up over HTTP. The root redirects to the live page.
 
-from django.contrib import admin
-from django.urls import path, re_path
+A project includes them beside an admin of its own: ``path("streams/", include("replsite.urls"))``. The URLs of our own
+site, with the admin, are in ``replsite.site_urls``.
+"""
+
+from django.urls import include, path, re_path
 from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
+from replsite import rooms
 from replsite.dashboard.actions import action_urls
-from replsite.dashboard.views import live_data, live_page
+from replsite.dashboard.facts_page import facts_events, facts_page
+from replsite.dashboard.views import live_csv, live_data, live_page
+from replsite.dashboard.words_page import words_page
 from replsite.health_views import health_view, live_view, ready_view
+from replsite.history.happened_page import happened_page
 from replsite.history.page import history_page
-from replsite.history.statistics_page import statistics_page
-from replsite.http.database_down import handler500
+from replsite.metrics import process
 from replsite.metrics.cluster import metrics_view
 from streams.replication.server.http_catch_up import stream_updates_view
 
 _REPLICATION = "_synapse/replication"
 
-__all__ = ["handler500", "urlpatterns"]
+__all__ = ["pages", "served_to_machines", "urlpatterns"]
 
-urlpatterns: list[URLPattern | URLResolver] = [
-    path("", RedirectView.as_view(pattern_name="live")),
-    path("admin/live/", live_page, name="live"),
-    path("admin/live/data/", live_data, name="live-data"),
-    path("admin/history/", history_page, name="live-history"),
-    path("admin/statistics/", statistics_page, name="statistics"),
+#: The pages for people.
+pages: list[URLPattern | URLResolver] = [
+    path("live/", live_page, name="live"),
+    path("live/data/", live_data, name="live-data"),
+    path("live/<slug:table>.csv", live_csv, name="live-csv"),
+    path("history/", history_page, name="live-history"),
+    path("happened/", happened_page, name="happened"),
+    path("words/", words_page, name="status-words"),
+    path("facts/", facts_page, name="facts"),
+    path("facts/events/", facts_events, name="facts-events"),
     *action_urls(),
-    path("admin/", admin.site.urls),
+]
+if rooms.has("events") and rooms.has("pipeline"):
+    from replsite.dashboard.archives_page import archives_page
+    from replsite.history.statistics_page import statistics_page
+
+    pages.append(path("statistics/", statistics_page, name="statistics"))
+    pages.append(path("archives/", archives_page, name="archives"))
+
+#: Metrics, health, and catch-up over HTTP.
+served_to_machines: list[URLPattern | URLResolver] = [
     path("metrics", metrics_view, name="metrics"),
     path("health", health_view, name="health"),
     path("health/live", live_view, name="health-live"),
@@ -35,3 +54,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     ),
     re_path(f"^{_REPLICATION}/", stream_updates_view),
 ]
+if rooms.has("replsite.api"):
+    served_to_machines.append(path("api/", include("replsite.api.urls")))
+
+process.begin()  # the metrics page is one way to read what this process counts
+urlpatterns = [path("", RedirectView.as_view(pattern_name="live")), *pages, *served_to_machines]

@@ -32,7 +32,7 @@ _SAYS = {
     "state": "state of rooms",
     "streams": "the log engine",
 }
-_STYLE = """
+STYLE = """
 :root { --back: #ffffff; --room: #f4f6fa; --edge: #c3cad8; --box: #ffffff; --pure: #dcefe3;
   --ink: #1c2433; --faint: #5c6880; --arrow: #3f51b5; }
 @media (prefers-color-scheme: dark) {
@@ -133,7 +133,7 @@ def picture() -> str:
             ' aria-labelledby="t d">',
             '<title id="t">Rooms and packages of replsite</title>',
             f'<desc id="d">{escape("; ".join(f"{room}: {_described(room)}" for room in rooms()))}</desc>',
-            f"<style>{_STYLE}</style>",
+            f"<style>{STYLE}</style>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 0 L8 4 L0 8 z" style="fill: var(--arrow)"/></marker></defs>',
             f'<rect width="{width}" height="{height}" style="fill: var(--back)"/>',
@@ -241,14 +241,10 @@ def page(text: str) -> str:
 
 def main() -> int:
     """Writes the picture and the page. With ``--check``, only compares them and returns 1 if one differs."""
-    made = {PICTURE: picture(), PAGE: page(PAGE.read_text())}
-    if "--check" in sys.argv:
-        if old := [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]:
-            print(f"{', '.join(old)}: not what the code says: run script/architecture_picture.py", file=sys.stderr)
-        return int(bool(old))
-    for path, text in made.items():
-        path.write_text(text)
-    return 0
+    sys.path.insert(0, str(PROJECT))
+    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
+
+    return write_or_compare({PICTURE: picture(), PAGE: page(PAGE.read_text())}, "architecture_picture.py")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 PROJECT = Path(__file__).resolve().parent.parent
 ROOMS = PROJECT / "tests" / "data" / "rooms"
 STREAMS = ("events", "backfill", "caches")
@@ -150,6 +152,13 @@ class Demo:
         ]
         for process in writers:
             self.finished(process, "append")
+
+    def go_on(self) -> list[subprocess.Popen[str]]:
+        """Starts two writers that append a few facts each second, also after a restart of the database."""
+        return [
+            self.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name, "--patient")
+            for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2"))
+        ]
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -300,12 +309,12 @@ def print_summary(demo: Demo) -> None:
 
 
 def stay(demo: Demo) -> None:
-    """Appends a few facts each second until the demo is ended."""
+    """Appends a few facts each second, and carries out the jobs that are queued on the pages, until the demo is ended."""
     sys.stdout.write(f"  log in as  admin / {demo.password}   (shown once)\n\n  Ctrl-C ends the demo.\n")
     sys.stdout.flush()
-    for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2")):
-        demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name, "--patient")
+    demo.go_on()
     demo.manage("pipeline", "run")  # without it the feeds and the counts would fall behind
+    demo.manage("runjobs", stdout=subprocess.DEVNULL)
     with suppress(KeyboardInterrupt):
         signal.pause()
 
@@ -318,6 +327,7 @@ def _folder(once: bool, stack: ExitStack) -> Path:
     if once:
         folder = Path(tempfile.mkdtemp(prefix="replsite-demo-"))
         stack.callback(_remove, folder)
+        stack.callback(_end_rest, folder)  # before the one above
         return folder
     home = Path(os.environ.get("REPLSITE_DATA_DIR", PROJECT / ".data")).absolute()
     home.mkdir(parents=True, exist_ok=True)
@@ -329,9 +339,33 @@ def _folder(once: bool, stack: ExitStack) -> Path:
             f"another demo runs in {home / 'demo'}; end it, or set REPLSITE_DATA_DIR to another folder."
         ) from None
     folder = home / "demo"
-    shutil.rmtree(folder, ignore_errors=True)
+    # The database of a demo that was interrupted stops about a second after it, and writes files until then.
+    if not _delete(folder):
+        raise DemoError(f"{folder} cannot be removed; delete it, or set REPLSITE_DATA_DIR to another folder.")
     folder.mkdir()
+    stack.callback(_end_rest, folder)
     return folder
+
+
+def _end_rest(folder: Path) -> None:
+    """Waits for the processes that parts of the demo have left, and kills them after ``STOP_SECONDS``.
+
+    Spark's JVM ends some time after the part that started it. Until then it writes into the data directory.
+    """
+    _, left = psutil.wait_procs(list(_rest(folder)), timeout=STOP_SECONDS)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=STOP_SECONDS)
+
+
+def _rest(folder: Path) -> Iterator[psutil.Process]:
+    """Yields the processes of this data directory, except the database's: that ends after its last user."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            is_of_database = process.name() == "postgres" or "replsite.postgres.keeper" in process.cmdline()
+            if not is_of_database and process.environ().get("REPLSITE_DATA_DIR") == str(folder):
+                yield process
 
 
 def _remove(folder: Path) -> None:
@@ -344,10 +378,19 @@ def _remove(folder: Path) -> None:
     if settings.configured:  # not if the demo was interrupted before Django was set up
         connections.close_all()
         release(folder)
+    _delete(folder)
+
+
+def _delete(folder: Path) -> bool:
+    """Deletes a folder in which a server that is stopping may still create files.
+
+    Returns false if the folder is there after ``STOP_SECONDS``.
+    """
     deadline = time.monotonic() + STOP_SECONDS
     while folder.exists() and time.monotonic() < deadline:
-        shutil.rmtree(folder, ignore_errors=True)  # a server that is stopping may still create a file
+        shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.1)
+    return not folder.exists()
 
 
 def _interrupt(*_: Any) -> None:

@@ -38,8 +38,8 @@ def _of(path: Path, project: Path) -> Iterator[LogEvent]:
         if not isinstance(node, ast.Call):
             continue
         if _is_condition(node):
-            # Condition(log, begins, ends) logs the first event as a warning and the second as an info.
-            for argument, level in zip(node.args[1:3], ("warning", "info"), strict=True):
+            # Condition(log, begins, ends, lasts) logs the second event as an info, and the others as warnings.
+            for argument, level in zip(node.args[1:4], ("warning", "info", "warning"), strict=False):
                 yield LogEvent(_text(argument, where), level, where, node.lineno)
         elif _is_log(node.func):
             level = node.func.attr  # type: ignore[attr-defined]

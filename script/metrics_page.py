@@ -65,15 +65,10 @@ def main() -> int:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     import django  # noqa: PLC0415
 
+    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
+
     django.setup()
-    text = PAGE.read_text()
-    if "--check" in sys.argv:
-        if page(text) == text:
-            return 0
-        print(f"{PAGE.name} is not what the code says: run script/metrics_page.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(page(text))
-    return 0
+    return write_or_compare({PAGE: page(PAGE.read_text())}, "metrics_page.py")
 
 
 if __name__ == "__main__":

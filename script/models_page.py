@@ -17,7 +17,7 @@ from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "models.md"
-ROOMS = ("events", "state", "streams", "pipeline")
+APPS = ("events", "state", "streams", "streams_catalog", "pipeline", "replsite_api")
 HEAD = """# Models
 
 Every table of the rooms `events`, `state`, `streams` and `pipeline`, as other Django projects can import it
@@ -37,11 +37,11 @@ _KINDS = {
     "TextField": "text",
     "BinaryField": "bytes",
     "BooleanField": "boolean",
+    "DateField": "day",
     "DateTimeField": "time",
     "JSONField": "JSON",
     "IdentifierField": "identifier",
     "GenericIPAddressField": "address",
-    "ForeignKey": "reference",
     "UUIDField": "UUID",
 }
 
@@ -98,9 +98,9 @@ def page() -> str:
     from django.apps import apps  # noqa: PLC0415 - after the environment is set
 
     parts = [HEAD]
-    for room in ROOMS:
-        config = apps.get_app_config(room)
-        parts.append(f"## {room}\n\n{_paragraphs(sys.modules[config.models_module.__name__].__doc__)}\n")  # type: ignore[union-attr]
+    for label in APPS:
+        config = apps.get_app_config(label)
+        parts.append(f"## {config.name}\n\n{_paragraphs(sys.modules[config.models_module.__name__].__doc__)}\n")  # type: ignore[union-attr]
         models = sorted(config.get_models(), key=lambda model: model.__name__)
         parts += [_section(model) for model in models]
     return "\n".join(parts)
@@ -153,7 +153,7 @@ def _kind(field: Any) -> str:
     name = type(field).__name__
     if name == "ArrayField":
         return f"list of {_kind(field.base_field)}"
-    if name == "ForeignKey":
+    if name in ("ForeignKey", "OneToOneField"):
         return f"reference to {field.related_model.__name__}"
     return _KINDS.get(name, name)
 
@@ -166,14 +166,14 @@ def _indexes(model: Any) -> Iterator[str]:
     for field in meta.concrete_fields:
         if field.unique and not field.primary_key:
             yield _columns([field.name]) + " (unique)"
-        elif field.db_index:
+        elif field.db_index and not field.primary_key:
             yield _columns([field.name])
     for constraint in meta.constraints:
         if getattr(constraint, "fields", ()):
             yield _columns(constraint.fields) + " (unique)"
     for index in meta.indexes:
         condition = f" where {_condition(index.condition)}" if index.condition is not None else ""
-        yield _columns(index.fields or ["an expression"]) + condition
+        yield (_columns(index.fields) if index.fields else "an expression") + condition
 
 
 def _condition(condition: Any) -> str:
@@ -240,15 +240,10 @@ def main() -> int:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     import django  # noqa: PLC0415 - after the environment is set
 
+    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
+
     django.setup()
-    wanted = page()
-    if "--check" in sys.argv[1:]:
-        same = PAGE.exists() and PAGE.read_text() == wanted
-        if not same:
-            sys.stderr.write(f"{PAGE.relative_to(PROJECT)} is not what the models say: run script/models_page.py\n")
-        return 0 if same else 1
-    PAGE.write_text(wanted)
-    return 0
+    return write_or_compare({PAGE: page()}, "models_page.py")
 
 
 if __name__ == "__main__":

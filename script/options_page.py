@@ -105,15 +105,10 @@ def main() -> int:
     sys.path.insert(0, str(PROJECT))
     import django  # noqa: PLC0415 - after the settings
 
+    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
+
     django.setup()
-    text = page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.read_text() != text:
-            sys.stderr.write(f"{PAGE.relative_to(PROJECT)} is not what the commands say: run script/options_page.py\n")
-            return 1
-        return 0
-    PAGE.write_text(text)
-    return 0
+    return write_or_compare({PAGE: page()}, "options_page.py")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def path_of(work: Callable[[], object]) -> CallPath:
 def append() -> CallPath:
     """Returns the path of an append of one fact, outside of a transaction."""
     from streams import registry  # noqa: PLC0415 - after Django is set up
-    from streams.models import CacheInvalidation  # noqa: PLC0415
+    from streams.catalog.models import CacheInvalidation  # noqa: PLC0415
 
     stream = registry.get("caches")
     for _ in range(WARM_UP):

@@ -1,1 +1,1 @@
-"""Room state: room versions, state groups and their deltas, event -> group."""
+"""Room state: the rules of room versions, state resolution, and state groups with their deltas."""

@@ -28,7 +28,7 @@ class StateGroupAdmin(ReadOnlyAdmin):
 
     @admin.display(description=f"differs in (first {MOST_DELTAS})")
     def deltas(self, group: StateGroup) -> SafeString:
-        """Returns the group's own delta rows as a list, the first ``MOST_DELTAS`` of them."""
+        """Returns an HTML list of the first ``MOST_DELTAS`` delta rows of the group."""
         rows = StateGroupDelta.objects.filter(chain=group.chain, state_group=group.pk).order_by("type", "state_key")
         lines = rows.values_list("type", "state_key", "event_id")[:MOST_DELTAS]
         items = format_html_join(

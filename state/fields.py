@@ -1,7 +1,7 @@
 """The model field for Matrix identifiers: event, room and user IDs, event types, state keys.
 
-Django gives every unique text column a second index for LIKE queries. This field compares bytewise, so the first index
-serves such queries as well. The field therefore avoids the second index.
+Django gives every unique text column a second index for LIKE queries. This field compares bytewise, so the unique index
+serves LIKE queries as well. The field therefore avoids the second index.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["IdentifierField"]
 
 
-class IdentifierField(models.TextField):
+class IdentifierField(models.TextField):  # type: ignore[type-arg]  # generic in its stubs only
     """A field for text of at most 255 bytes without NUL, compared by code point.
 
-    The field does not check the length. The parser of events does.
+    The field does not check the length, because the parser of events has checked it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reserves IDs of new state groups from the table's sequence (no Django)."""
+"""Reserves IDs of new state groups from the sequence of their table. Needs no Django."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
 A *state group* is one full state of a room: a map ``(type, state_key) -> event_id``. It is stored as a *delta*: the
 entries that differ from the group below it. Many events share a group (``events.models.Event.state_group``).
 
-Groups lie in *chains*. The groups of a chain build on each other in the order of their IDs. So the part of group ``g``
-that its own chain holds is one index range of delta rows, ``chain = c AND state_group <= g``. For each key the row with
-the highest ``state_group`` wins. The first group of a chain is stored in full (``prev_group`` null), or builds on a
-group of another chain. ``hops`` counts the chains below and is bounded (``state.groups.deltas``). So any group is read
-by one query with a bounded number of range scans.
+Groups lie in *chains*. The groups of a chain build on each other in the order of their IDs. So the rows for group ``g``
+in its chain ``c`` are one index range of delta rows, ``chain = c AND state_group <= g``. For each key the row with the
+highest ``state_group`` wins. The first group of a chain is stored in full (``prev_group`` null), or builds on a group
+of another chain. ``hops`` counts the chains below and is bounded (``state.groups.deltas``). So any group is read by one
+query with a bounded number of range scans.
 
-The group of an accepted state event is stored on top of the group with the state before the event (``prev_group``). Its
-delta is one row, the event itself. The group of a create event has no group below.
+The group of an accepted state event is stored on top of the group with the state before the event (``prev_group``). The
+delta of such a group is one row, the event itself. The group of a create event has no group below.
 
 Invariants: group IDs of a room ascend in the order of creation (``prev_group < id``). A chain is extended only at its last
 group, and only under the room's lock. Other services may import these models, and should only read them.
@@ -43,7 +43,8 @@ class StateGroupQuerySet(ReadOnlyQuerySet["StateGroup"]):
 class StateGroup(models.Model):
     """One full state of a room. The docstring of this module explains groups, chains and deltas.
 
-    ``keys`` is the number of entries of the full state. ``rows_to_read`` is the number of delta rows that reading it takes.
+    ``keys`` is the number of entries of the full state. ``rows_to_read`` is the number of delta rows that a query for
+    the full state reads.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -78,7 +79,7 @@ class StateGroup(models.Model):
 
 
 class StateGroupDeltaQuerySet(ReadOnlyQuerySet["StateGroupDelta"]):
-    """Queries of delta rows. The primary key is (chain, state_group, type, state_key)."""
+    """Queries of delta rows, which have indexes on (chain, state_group, type, state_key) and (chain, type, state_key)."""
 
     def of_group(self, group: StateGroup) -> StateGroupDeltaQuerySet:
         """Returns the rows of a group: its difference from the group below, or all entries of a full group."""
@@ -88,7 +89,8 @@ class StateGroupDeltaQuerySet(ReadOnlyQuerySet["StateGroupDelta"]):
 class StateGroupDelta(models.Model):
     """One entry in which a group differs from its ``prev_group``. A null ``event_id`` removes the key.
 
-    A full group has one row for each entry. The primary key is the index range that readers scan.
+    A full group has one row for each entry. A query for a state scans a range of the primary key. A query for a single
+    key finds the newest row of the key in a chain, by the index ``state_stategroupdelta_key``.
     """
 
     pk = models.CompositePrimaryKey("chain", "state_group", "type", "state_key")
@@ -103,6 +105,9 @@ class StateGroupDelta(models.Model):
 
     class Meta:
         db_table = "state_stategroupdelta"
+        indexes: ClassVar = [
+            models.Index(fields=["chain", "type", "state_key", "state_group"], name="state_stategroupdelta_key"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.state_group}: {self.type} {self.state_key!r} -> {self.event_id}"

@@ -1,12 +1,13 @@
 """Reads state groups from the database.
 
 A filter (``state.groups.filters``) becomes part of the query, so only wanted entries are sent. Each function reads by
-one query, hence in one snapshot. It uses the connection of the given alias, and the caller's transaction if there is
-one.
+one query, hence in one snapshot. The functions use the connection of the given alias, and the caller's transaction if
+one is open.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ __all__ = [
     "ONE_BY_ONE",
     "State",
     "StateDigest",
+    "changes_from",
     "entries",
     "full_state",
     "full_states",
@@ -74,7 +76,7 @@ SELECT EXISTS (SELECT FROM state_stategroup WHERE id = %(group)s), count(event_i
 FROM ({FULL_STATE}) AS entry
 """
 
-#: The newest entry of a chain at one key: a backward scan of an index range that stops at the first row.
+#: The newest entry of a chain at one key: one row of the index ``state_stategroupdelta_key``, read backwards.
 _HIT = """
     SELECT state_group, event_id FROM state_stategroupdelta AS delta
     WHERE delta.chain = {group}.chain AND delta.state_group <= {group}.id
@@ -82,11 +84,10 @@ _HIT = """
     ORDER BY delta.state_group DESC LIMIT 1
 """
 #: The entries of some groups at a few keys. Each key is searched from chain to chain until it is found.
-_AT_KEYS = f"""
+_AT = f"""
 WITH RECURSIVE walk AS (
     SELECT own.id AS wanted, own.chain, key.type, key.state_key, hit.state_group, hit.event_id
-    FROM unnest(%(groups)s::bigint[]) AS asked (id) JOIN state_stategroup AS own USING (id)
-    CROSS JOIN unnest(%(types)s::text[], %(keys)s::text[]) AS key (type, state_key)
+    FROM {{asked}}
     LEFT JOIN LATERAL ({_HIT.format(group="own", key="key")}) AS hit ON true
     UNION ALL
     SELECT walk.wanted, below.chain, walk.type, walk.state_key, hit.state_group, hit.event_id
@@ -97,6 +98,15 @@ WITH RECURSIVE walk AS (
 )
 SELECT wanted, type, state_key, event_id FROM walk WHERE event_id IS NOT NULL
 """
+_AT_KEYS = _AT.format(
+    asked="""unnest(%(groups)s::bigint[]) AS asked (id) JOIN state_stategroup AS own USING (id)
+    CROSS JOIN unnest(%(types)s::text[], %(keys)s::text[]) AS key (type, state_key)"""
+)
+#: The same, with one key for each group.
+_AT_ITS_KEY = _AT.format(
+    asked="""unnest(%(groups)s::bigint[], %(types)s::text[], %(keys)s::text[]) AS key (id, type, state_key)
+    JOIN state_stategroup AS own USING (id)"""
+)
 
 #: Several groups at once: first one row for each of their chains, then the delta rows of these chains. A delta row is
 #: sent once, even if several groups need it.
@@ -119,28 +129,52 @@ SELECT NULL, chains.chain, read.* FROM chains, LATERAL (
 """
 
 
+_MOST_TOUCHED = 1_000
+_SPANS_OF_MANY = """
+WITH RECURSIVE spans AS (
+    SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
+    UNION ALL
+    SELECT spans.wanted, below.chain, below.id FROM spans, state_stategroup AS below
+    WHERE below.id = (SELECT prev_group FROM state_stategroup WHERE id = spans.chain)
+)
+SELECT wanted, chain, upto FROM spans
+"""
+#: The keys of the delta rows in some ranges of chains, ``_MOST_TOUCHED`` rows of each at most.
+_TOUCHED = f"""
+SELECT asked.wanted, asked.chain, read.type, read.state_key
+FROM unnest(%(wanted)s::bigint[], %(chains)s::bigint[], %(above)s::bigint[], %(upto)s::bigint[])
+    AS asked (wanted, chain, above, upto), LATERAL (
+    SELECT delta.type, delta.state_key FROM state_stategroupdelta AS delta
+    WHERE delta.chain = asked.chain AND delta.state_group > asked.above AND delta.state_group <= asked.upto
+    LIMIT {_MOST_TOUCHED}
+) AS read
+"""
+
+
 def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHING) -> State:
     """Returns the entries of a group's state that ``only`` accepts, ``(type, state_key) -> event_id``.
 
     Raises ``UnknownStateGroup``.
     """
     if only.is_keys_only and len(only.keys) <= ONE_BY_ONE:
-        state = _at_keys([group], only.keys, using).get(group, {})
-    else:
-        state = _one_pass(group, only, using)
+        return _entries_of_stored([group], only.keys, using)[group]
+    state = _one_pass(group, only, using)
     if not state and not StateGroup.objects.using(using).filter(pk=group).exists():
         raise _unknown(group)
     return state
 
 
 def full_states(groups: Iterable[int], using: str = "default", only: StateFilter = EVERYTHING) -> dict[int, State]:
-    """Returns the states of several groups by one query that reads each row once. Raises ``UnknownStateGroup``.
+    """Returns ``{group: state}`` with those entries of each state that ``only`` accepts. Raises ``UnknownStateGroup``.
 
-    All states are in memory at the same time. For many groups of large rooms, callers make several calls.
+    If ``only`` names a few keys, each key is looked up separately. Otherwise one query reads each delta row once. All
+    states are in memory at the same time. So callers split many groups of large rooms over several calls.
     """
     wanted = sorted(set(groups))
     if not wanted:
         return {}
+    if only.is_keys_only and len(only.keys) <= ONE_BY_ONE:
+        return _entries_of_stored(wanted, only.keys, using)
     condition, values = _condition(only)
     found = _Chains()
     with connections[using].cursor() as cursor:
@@ -153,8 +187,50 @@ def full_states(groups: Iterable[int], using: str = "default", only: StateFilter
     return found.states()
 
 
+def changes_from(known: int, groups: Collection[int], using: str = "default") -> dict[int, dict[StateKey, str | None]]:
+    """Returns ``{group: changes}``: the changes that lead from the state of the group ``known`` to the state of each group.
+
+    Changes map keys to event IDs, or to null where the group has no entry. Reads only the delta rows in which two
+    groups differ. The result lacks groups with too many such rows, and groups that share no rows with ``known``.
+    """
+    spans: dict[int, dict[int, int]] = {}
+    with connections[using].cursor() as cursor:
+        cursor.execute(_SPANS_OF_MANY, {"groups": [known, *groups]})
+        for group, chain, upto in cursor.fetchall():
+            spans.setdefault(group, {})[chain] = upto
+        own = spans.pop(known, {})
+        spans = {group: its for group, its in spans.items() if not own.keys().isdisjoint(its)}
+        ranges = [
+            (group, chain, *sorted((own.get(chain, -1), its.get(chain, -1))))
+            for group, its in spans.items()
+            for chain in {*own, *its}
+            if own.get(chain) != its.get(chain)
+        ]
+        touched: dict[int, set[StateKey]] = {group: set() for group in spans}
+        rows: Counter[tuple[int, int]] = Counter()
+        if ranges:
+            wanted, chains, above, upto = map(list, zip(*ranges, strict=True))
+            values = {"wanted": wanted, "chains": chains, "above": above, "upto": upto}
+            cursor.execute(_TOUCHED, values)
+            for group, chain, event_type, state_key in cursor.fetchall():
+                rows[group, chain] += 1
+                touched[group].add((event_type, state_key))
+        for group in {group for (group, _), count in rows.items() if count >= _MOST_TOUCHED}:
+            del touched[group]  # there may be more rows
+        found: dict[int, dict[StateKey, str | None]] = {
+            group: dict.fromkeys(sorted(keys)) for group, keys in touched.items()
+        }
+        pairs = [(group, *key) for group, changes in found.items() for key in changes]
+        if pairs:
+            wanted, types, state_keys = map(list, zip(*pairs, strict=True))
+            cursor.execute(_AT_ITS_KEY, {"groups": wanted, "types": types, "keys": state_keys})
+            for group, event_type, state_key, event_id in cursor.fetchall():
+                found[group][event_type, state_key] = event_id
+    return found
+
+
 class StateDigest(NamedTuple):
-    """The number of entries of a state, and a digest for comparing it with others."""
+    """The number of entries of a state, and a digest by which the state is compared with other states."""
 
     entries: int
     sha256: str
@@ -171,10 +247,22 @@ def state_digest(group: int, using: str = "default") -> StateDigest | None:
 def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "default") -> dict[int, State]:
     """Returns for each group its entries at these keys.
 
-    Keys without an entry are left out. A missing group has no entries.
+    The result is ``{group: {key: event ID}}``, without the keys at which a group has no entry. A group that is not
+    stored has an empty dictionary.
     """
     found: dict[int, State] = {group: {} for group in groups}
     return found | _at_keys(list(found), keys, using)
+
+
+def _entries_of_stored(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
+    """Returns the same as ``entries``. Raises ``UnknownStateGroup`` for a group that is not stored."""
+    found = entries(groups, keys, using)
+    without = {group for group, state in found.items() if not state}
+    if without:
+        stored = StateGroup.objects.using(using).filter(pk__in=without).values_list("pk", flat=True)
+        for group in sorted(without.difference(stored)):
+            raise _unknown(group)
+    return found
 
 
 def _one_pass(group: int, only: StateFilter, using: str) -> State:
@@ -244,10 +332,10 @@ class _Chains:
         self._rows: dict[int, list[tuple[int, StateKey, str | None]]] = {}
 
     def take(self, row: tuple[Any, ...]) -> None:
-        """Adds a row of the query ``_MANY``.
+        """Adds a row of the query ``_MANY``, which returns two kinds of rows.
 
-        The row is either a chain on which a wanted group builds, with the highest group to read in that chain. Or it is
-        one delta row of a chain.
+        A row of the first kind is a chain on which a wanted group builds, with the highest group to read in that chain.
+        A row of the second kind is a delta row of a chain.
         """
         wanted, chain, group, event_type, state_key, event_id = row
         if wanted is None:
@@ -259,9 +347,10 @@ class _Chains:
         return group in self._spans
 
     def states(self) -> dict[int, State]:
-        """Returns the states of the wanted groups.
+        """Returns the states of the wanted groups, by group.
 
-        Each chain is read once, after the chain on which it builds. The chain below always has a lower ID.
+        Each chain is read once, in ascending order of the chains' IDs. A chain builds on a group of a chain with a
+        lower ID. So the state of that group is known before the chain is read.
         """
         below, ends = self._places()
         at: dict[int | None, State] = {None: {}}
@@ -279,10 +368,9 @@ class _Chains:
         return {group: at[group] for group in self._spans}
 
     def _places(self) -> tuple[dict[int, int | None], dict[int, set[int]]]:
-        """Returns two maps, both by chain.
+        """Returns two dictionaries by chain: the group on which it builds, and its groups whose states are needed.
 
-        The first has the group on which the chain builds, or null if it builds on none. The second has the groups of
-        the chain whose states are needed.
+        The group on which a chain builds is null for a chain that builds on no group.
         """
         below: dict[int, int | None] = {}
         ends: dict[int, set[int]] = {}

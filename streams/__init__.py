@@ -1,1 +1,44 @@
-"""The stream engine: ordered change streams with several writers on PostgreSQL. It has no notion of rooms or events."""
+"""The stream engine: ordered change streams with several writers on PostgreSQL. The engine has no notion of rooms or events.
+
+``Fact``, ``stream``, ``upcast``, ``handles``, ``testing``, ``stream_view`` and ``stream_consumer`` are what a program
+needs. They are imported when they are first used, so importing this package loads no models and needs no settings.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams import testing
+    from streams.browsers.consumer import stream_consumer
+    from streams.browsers.view import stream_view
+    from streams.declare import stream, upcast
+    from streams.errors import VersionConflict
+    from streams.facts import Fact
+    from streams.follow.handlers import handles
+
+__all__ = ["Fact", "VersionConflict", "handles", "stream", "stream_consumer", "stream_view", "testing", "upcast"]
+
+#: Name -> the module that has it. A name that is a module itself maps to its own path.
+_HOMES = {
+    "Fact": "streams.facts",
+    "VersionConflict": "streams.errors",
+    "handles": "streams.follow.handlers",
+    "stream": "streams.declare",
+    "stream_consumer": "streams.browsers.consumer",
+    "stream_view": "streams.browsers.view",
+    "testing": "streams.testing",
+    "upcast": "streams.declare",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(home)
+    found = globals()[name] = module if home == f"{__name__}.{name}" else getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,8 @@ from django.apps import AppConfig
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from streams.db import driver  # now, so that a missing driver is refused before models need one
+
 
 class StreamsConfig(AppConfig):
     """The engine's app. Label and key type are fixed, so that no project's ``makemigrations`` finds changes."""
@@ -16,29 +18,33 @@ class StreamsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the system checks, the subjects of ``purge`` and ``resync``, and two hooks.
+        """Registers the system checks, the subjects of the commands ``purge`` and ``resync``, and two hooks.
 
         One hook retires this process's writers at an orderly exit. Otherwise readers would wait for the writers of a
-        process that is gone. The other hook sets keepalives on new database connections.
+        process that is gone. The other hook sets keepalives and output formats on new database connections.
         """
-        from streams import checks  # noqa: F401, PLC0415 - importing registers the checks
-        from streams.homeserver import federation_queue, typing  # noqa: F401, PLC0415 - registers their reset hooks
-        from streams.maintenance import trim_command  # noqa: PLC0415 - models can be imported only from here on
+        from streams import checks, row_checks  # noqa: F401, PLC0415 - importing registers the checks
+        from streams.maintenance import subjects  # noqa: PLC0415 - models can be imported only from here on
         from streams.writing import process  # noqa: PLC0415 - models can be imported only from here on
 
-        trim_command.register_subjects()
+        subjects.register_when_asked("streams.maintenance.trim_command.register_subjects")
         atexit.register(process.retire_all)
         connection_created.connect(_watch_host, dispatch_uid="streams.watch_host")
 
 
 def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
-    """Sets keepalives for the server side of Django's connections to the streams' database.
+    """Sets keepalives and output formats on a new connection to the streams' database. In a test process, prepares the tests.
 
-    An appending transaction holds locks. PostgreSQL must notice when the host of its client is lost.
+    An appending transaction holds locks. Because of the keepalives, PostgreSQL notices if the client's host is lost,
+    and then ends the transaction.
     """
     from streams.conf import stream_settings  # noqa: PLC0415
-    from streams.db import driver  # noqa: PLC0415 - the driver is not needed to load the app
+    from streams.db import testcase  # noqa: PLC0415 - only tests of users need it
 
+    if testcase.is_test_process():
+        from streams import testing  # noqa: PLC0415 - only tests need it
+
+        testing.prepare(connection)
     if connection.vendor == "postgresql" and connection.alias == stream_settings().database:
         with connection.cursor() as cursor:
-            cursor.execute(driver.SERVER_KEEPALIVES)
+            cursor.execute(driver.SESSION_SETTINGS)

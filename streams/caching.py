@@ -14,9 +14,9 @@ with ``caches={"get_order_status": ["order_id"]}``. A function whose values depe
 with ``room_state=``. Each change of that state then drops its values.
 
 Guarantees: a dropped value is never served again, even if a computation that began before the drop ends after it. No
-value is kept while this process cannot receive the changes of other processes. A transaction sees what it has changed
-itself. The function must read committed data (PostgreSQL's default isolation). In a transaction with a fixed snapshot
-(repeatable read, serializable) no value is kept.
+value is kept while this process cannot receive the changes of other processes. A transaction sees its own changes. A
+transaction with one snapshot (repeatable read, serializable) stores no value in the cache. It may get a cached value
+that is newer than its snapshot.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.db import connections, transaction
 
 from streams import registry
 from streams.conf import stream_settings
 from streams.core.cache_store import MISSING, CacheStore, Key, Ticket
 from streams.core.invalidation import ROOM_STATE, StateRule, depends_on_room_state, register, room_state_keys
-from streams.db import driver
-from streams.errors import BadCacheKey
+from streams.db.snapshots import keeps_snapshot
+from streams.errors import BadCacheKey, UnknownStream
 from streams.reading import cache_feed
 from streams.writing.side_effects import is_changed_here, is_changed_in_process
 
@@ -66,20 +67,21 @@ class _Decorate:
 
 
 def cached(name: str, *, max_entries: int = 10_000, room_state: StateRule | None = None) -> _Decorate:
-    """Decorator that caches the function's values, at most ``max_entries``; the least recently used are evicted first.
+    """Decorator that caches a function's values, at most ``max_entries``. The least recently used values are evicted first.
 
     ``name`` identifies the cache on the stream ``caches``, and must be the same in all processes. ``room_state(room_id,
     user_ids)`` returns the keys to drop when the current state of a room has changed. ``user_ids`` are the users whose
-    membership changed. If the function returns None, the whole cache is dropped. Raises ``ValueError`` for a name that
-    is taken.
+    membership changed. If ``room_state`` returns None, the whole cache is dropped. Raises ``ValueError`` if another
+    cache has the name.
     """
     return _Decorate(name, max_entries, room_state)
 
 
 def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str | None = None) -> list[int]:
-    """Drops in all processes the values that depend on a room's current state, or on the membership of these users.
+    """Drops in all processes the values that depend on a room's current state, or on the membership of the users in ``user_ids``.
 
-    The package ``events`` calls this for each change of state that it stores. Returns the tokens of the appended facts.
+    The package ``events`` calls this function for each change of state that it stores. Returns the tokens of the
+    appended facts.
     """
     return invalidate_room_states([(room_id, user_ids)], using)
 
@@ -87,13 +89,14 @@ def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str
 def invalidate_room_states(rooms: Iterable[tuple[str, Iterable[str]]], using: str | None = None) -> list[int]:
     """Does the same as ``invalidate_room_state`` for several rooms at once.
 
-    Call it late in a transaction, because readers of the stream ``caches`` wait for the end of the transaction.
+    Call this function late in a transaction, because readers of the stream ``caches`` wait for the end of the
+    transaction.
     """
     return _append([(ROOM_STATE, keys) for room, users in rooms for keys in room_state_keys(room, users)], using)
 
 
 class _Cached(Generic[T]):
-    """The common part of plain and async cached functions."""
+    """The common base class of plain and async cached functions."""
 
     def __init__(self, name: str, function: Callable[..., Any], max_entries: int) -> None:
         self.name = name
@@ -106,22 +109,28 @@ class _Cached(Generic[T]):
         return f"<cached function {self.name}>"
 
     def invalidate(self, *key: str) -> int:
-        """Drops one value in all processes, once the caller's transaction has committed. Returns the fact's token."""
+        """Drops one value in all processes, once the caller's transaction has committed.
+
+        Does so by a fact on the stream ``caches``. Returns the token of that fact.
+        """
         return _append([(self.name, list(self._key(key)))])[0]
 
     def invalidate_all(self) -> int:
-        """Drops all values in all processes, once the caller's transaction has committed. Returns the fact's token."""
+        """Drops all values in all processes, once the caller's transaction has committed.
+
+        Does so by a fact on the stream ``caches``. Returns the token of that fact.
+        """
         return _append([(self.name, None)])[0]
 
     def prefill(self, key: Sequence[str], value: T) -> None:
         """Stores a value that the caller knows.
 
-        Inside a transaction the value is stored after the commit, otherwise at once. It is not stored if the key is
-        invalidated in between. This includes invalidations by the caller's own transaction, so first invalidate, then
-        prefill. Outside of a transaction use ``filling`` if the value was read from the database.
+        Inside a transaction the value is stored after the commit, otherwise at once. The value is not stored if the key
+        is invalidated in between. This includes invalidations by the caller's own transaction, so first invalidate,
+        then prefill. Outside of a transaction use ``filling`` if the value was read from the database.
         """
         connection = _connection()
-        if not cache_feed.is_hearing() or _is_frozen(connection):
+        if not cache_feed.is_hearing() or keeps_snapshot(connection):
             return
         # The connection owns the ticket. So the drop at the end of its own transaction does not spoil the ticket. An
         # invalidation later in that transaction spoils it.
@@ -136,15 +145,16 @@ class _Cached(Generic[T]):
         """Context manager for computing a value of ``key``. Yields a function that stores the computed value.
 
         The value is not stored if the key is invalidated between the start of the block and the call of the function.
-        Nor is it stored in a transaction that has changed the key itself, because this change may yet be rolled back.
+        Nor is the value stored inside a transaction that has itself invalidated the key. The transaction may be rolled
+        back, and with it the change to which the value belongs.
         """
         found, connection = self._key(key), _connection()
-        keeps = cache_feed.is_hearing() and self._may_keep(connection, found)
+        keeps = cache_feed.is_hearing() and self._may_serve(connection, found)
         # The ticket is taken before the value is computed, as in `CachedFunction`.
         ticket = self.store.begin(found)
 
         def fill(value: T) -> None:
-            if keeps and cache_feed.is_hearing() and self._may_keep(connection, found):
+            if keeps and cache_feed.is_hearing() and self._may_store(connection, found):
                 self.store.finish(ticket, value)
 
         try:
@@ -159,12 +169,20 @@ class _Cached(Generic[T]):
             )
         return key
 
-    def _may_keep(self, connection: BaseDatabaseWrapper, key: Key) -> bool:
-        """Returns true if a value of ``key`` may be served and kept in the present transaction.
+    def _may_serve(self, connection: BaseDatabaseWrapper, key: Key) -> bool:
+        """Returns true unless the current transaction has itself invalidated the key.
 
-        Returns false if the transaction has changed the key itself, or has a fixed snapshot.
+        A transaction that has invalidated the key must compute the value, because the cached value lacks its changes.
         """
-        return not is_changed_here(connection, self.name, key) and not _is_frozen(connection)
+        return not is_changed_here(connection, self.name, key)
+
+    def _may_store(self, connection: BaseDatabaseWrapper, key: Key) -> bool:
+        """Returns true if a value that the present transaction has computed may be stored.
+
+        Returns false if the transaction has itself invalidated the key, because it may be rolled back. Also returns
+        false if the transaction has a fixed snapshot, because this snapshot may be older than the last invalidation.
+        """
+        return self._may_serve(connection, key) and not keeps_snapshot(connection)
 
 
 class CachedFunction(_Cached[T]):
@@ -174,7 +192,7 @@ class CachedFunction(_Cached[T]):
         """Returns the cached value, or computes it. Raises ``BadCacheKey`` if an argument is not a string."""
         found = self._key(key)
         connection = _connection()
-        if not cache_feed.is_hearing() or not self._may_keep(connection, found):
+        if not cache_feed.is_hearing() or not self._may_serve(connection, found):
             self.store.counts.misses += 1
             return self._function(*found)
         value = self.store.get(found)
@@ -187,7 +205,7 @@ class CachedFunction(_Cached[T]):
             value = self._function(*found)
             # Checked again: in the meantime notifications may have been lost, or this transaction may have changed the
             # key.
-            if cache_feed.is_hearing() and self._may_keep(connection, found):
+            if cache_feed.is_hearing() and self._may_store(connection, found):
                 self.store.finish(ticket, value)
         finally:
             self.store.abandon(ticket)
@@ -225,7 +243,7 @@ class AsyncCachedFunction(_Cached[T]):
 
         Must be called in the thread that runs the queries of the cached function.
         """
-        return not _is_frozen(_connection())
+        return not keeps_snapshot(_connection())
 
     async def ainvalidate(self, *key: str) -> int:
         """Does the same as ``invalidate``, for async code."""
@@ -252,20 +270,16 @@ class _Fill:
 
 
 def _append(rows: list[tuple[str, list[str] | None]], using: str | None = None) -> list[int]:
-    from streams.models import CacheInvalidation  # noqa: PLC0415 - functions are decorated before Django's apps are loaded
+    from streams.catalog.models import CacheInvalidation  # noqa: PLC0415 - functions are decorated before Django's apps are loaded
 
+    if not apps.is_installed("streams.catalog"):
+        raise UnknownStream(
+            "Values are dropped over the stream 'caches', which this site does not have: add 'streams.catalog' to "
+            "INSTALLED_APPS and migrate. Rows of the site's own streams drop values without it: caches={…}."
+        )
     facts = [CacheInvalidation(cache_name=name, keys=keys) for name, keys in rows]
     return registry.get("caches").append(*facts, using=using)
 
 
 def _connection() -> BaseDatabaseWrapper:
     return connections[stream_settings().database]
-
-
-def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
-    """Returns true in a transaction with a fixed snapshot.
-
-    The rows that such a transaction reads may be outdated already.
-    """
-    level = getattr(connection, "isolation_level", None)
-    return connection.in_atomic_block and level is not None and int(level) in driver.SNAPSHOT_LEVELS

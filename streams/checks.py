@@ -1,4 +1,7 @@
-"""System checks of the engine: settings, declared streams, models of facts, and the setting ``MIGRATION_MODULES``."""
+"""System checks of the engine: settings, the database driver, declared streams, models of facts, ``MIGRATION_MODULES``.
+
+Checks of the streams' rows and sequences are in ``streams.row_checks``.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +11,149 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
 from django.db.models import Model
 
-from migrations import MIGRATION_MODULES
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
 from streams.core.names import check_name
+from streams.db import driver
 from streams.facts import Fact, FactQuerySet, keys_that_cascade
+from streams.models import StreamPosition
 from streams.models.read_only import ReadOnlyQuerySet
-from streams.replication.errors import BadAddress
+from streams.replication.errors import BadAddress, BadRights
 from streams.replication.protocol.access import networks_of
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
+from streams.replication.protocol.rights import RightsTable
 from streams.replication.redis.later_version import version_of
+from streams.runtime.command_line import SITE_CHECKS
 
-__all__ = ["check_declarations", "check_facts", "check_migration_modules", "check_settings", "check_wire_settings"]
+__all__ = [
+    "check_declarations",
+    "check_driver",
+    "check_facts",
+    "check_migration_modules",
+    "check_session",
+    "check_settings",
+    "check_wire_settings",
+]
+
+_CHECKOUT = Path(__file__).resolve().parent.parent
 
 
-@register()
+@register(SITE_CHECKS)
 def check_migration_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Finds apps without an entry in ``MIGRATION_MODULES``.
+    """Finds apps of this program whose migrations Django cannot find.
 
-    Django would create none of their tables, without an error.
+    Django would create none of their tables, and report no error. Only a checkout has migrations outside of their apps.
+    An app of the user's project may have the same label as an app of this program, such as ``events``. Such an app is
+    not reported.
     """
     mapped: dict[str, str] = getattr(settings, "MIGRATION_MODULES", {})
     return [
         Error(
-            f"MIGRATION_MODULES does not say where the migrations of {label!r} are, so its tables would never be made.",
+            f"MIGRATION_MODULES does not say where the migrations of {app.label!r} are, so its tables would never be made.",
             hint="In the settings: from migrations import MIGRATION_MODULES (and merge it with your own mapping).",
             id="streams.E001",
         )
-        for label, module in MIGRATION_MODULES.items()
-        if label in {name.rsplit(".", 1)[-1] for name in settings.INSTALLED_APPS} and mapped.get(label) != module
+        for app in apps.get_app_configs()
+        if mapped.get(app.label) != f"migrations.{app.label}" and _has_migrations_elsewhere(app)
     ]
 
 
-@register()
+def _has_migrations_elsewhere(app: AppConfig) -> bool:
+    """Returns true for an app of this checkout whose migrations are in the folder ``migrations``."""
+    own = _CHECKOUT.joinpath(*app.name.split("."))
+    return (
+        Path(app.path) == own and (_CHECKOUT / "migrations" / app.label).is_dir() and not (own / "migrations").is_dir()
+    )
+
+
+@register(SITE_CHECKS)
+def check_driver(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Finds databases whose engine or driver streams cannot work on. Opens no connection."""
+    alias = stream_settings().database
+    wrapper: Any = connections[alias]
+    if wrapper.vendor != "postgresql":
+        text = f"Streams need PostgreSQL, and the database {alias!r} is {wrapper.vendor}."
+        hint = 'In DATABASES, give it "ENGINE": "django.db.backends.postgresql", and the address of a server.'
+        return [] if apps.is_installed("replsite") else [Error(text, hint=hint, id="streams.E031")]  # replsite.E001
+    used = wrapper.Database.__name__.partition(".")[0]
+    if used != driver.NAME:
+        text = (
+            f"The engine of the database {alias!r} connects with {used}, but Django and streams use {driver.NAME} here."
+        )
+        hint = f"Uninstall {driver.NAME}, or use an ENGINE that connects with it."
+        return [Error(text, hint=hint, id="streams.E030")]
+    if wrapper.settings_dict["OPTIONS"].get("server_side_binding"):
+        text = f"The database {alias!r} has the option server_side_binding, with which an append cannot be one message."
+        hint = (
+            "Remove server_side_binding from its OPTIONS; without it, Django writes values into the statements' text."
+        )
+        return [Error(text, hint=hint, id="streams.E032")]
+    return []
+
+
+@register(Tags.database)
+def check_session(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Finds settings and objects of a database with which our sessions fail, or are not safe.
+
+    Runs with ``check --database`` and with ``migrate``. Each of the following is reported:
+
+    * Sessions read a backslash in a literal as an escape. Functions of migrations could not be compiled.
+    * Every role may make functions in our schema. A function ``lower(varchar)`` would be called instead of
+      ``lower(text)``, with the rights of the site.
+    * Row-level security hides facts. A reader's position would pass over the hidden facts.
+    * A table of facts is a view or a foreign table. The triggers of such a table may report rows as inserted that they
+      did not insert.
+    """
+    found: list[CheckMessage] = []
+    for alias in databases or ():
+        if connections[alias].vendor != "postgresql":
+            continue
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                "SELECT setting, source FROM pg_settings WHERE name = 'standard_conforming_strings' AND setting = 'off'"
+            )
+            for setting, source in cursor.fetchall():
+                text = f"standard_conforming_strings is {setting} in sessions of the database {alias!r} (set by: {source})."
+                hint = "Functions of the tables need it on: ALTER ROLE … RESET standard_conforming_strings, or ALTER DATABASE."
+                found.append(Error(text, hint=hint, id="streams.E033"))
+            cursor.execute(
+                "SELECT n.nspname FROM pg_namespace n CROSS JOIN aclexplode(n.nspacl) AS given "
+                "WHERE n.nspname = ANY (current_schemas(false)) AND given.grantee = 0 AND given.privilege_type = 'CREATE'"
+            )
+            for (schema,) in cursor.fetchall():
+                text = f"Every role that may connect to the database {alias!r} may make functions in the schema {schema!r}."
+                hint = f"One may stand in for a function that the site calls: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC."
+                found.append(Warning(text, hint=hint, id="streams.W018"))
+            of_streams = {table.name for stream in registry.all_streams() for table in stream.declaration.tables}
+            tables = sorted({*of_streams, StreamPosition._meta.db_table})
+            cursor.execute(
+                "SELECT name FROM unnest(%s::text[]) AS name WHERE row_security_active(to_regclass(quote_ident(name)))",
+                [tables],
+            )
+            for (table,) in cursor.fetchall():
+                text = f"Policies of the table {table} hide rows from the role of the database {alias!r}."
+                hint = f"Readers would pass over hidden facts: ALTER TABLE {table} DISABLE ROW LEVEL SECURITY."
+                found.append(Warning(text, hint=hint, id="streams.W019"))
+            cursor.execute(
+                "SELECT relname, CASE relkind WHEN 'f' THEN 'foreign table' ELSE 'view' END FROM pg_class "
+                "WHERE oid = ANY (SELECT to_regclass(quote_ident(name)) FROM unnest(%s::text[]) AS name) "
+                "AND relkind IN ('v', 'm', 'f') ORDER BY relname",
+                [tables],
+            )
+            for table, kind in cursor.fetchall():
+                text = f"{table} in the database {alias!r} is a {kind}, where a stream has its facts."
+                hint = "A trigger of it may lose rows that are acknowledged: append to an ordinary table, and read from a view."
+                found.append(Warning(text, hint=hint, id="streams.W020"))
+    return found
+
+
+@register(SITE_CHECKS)
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Finds invalid writer names, writers of unknown streams, and impossible time-outs."""
     conf = stream_settings()
@@ -63,6 +173,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     if not conf.ping_timeout_seconds > conf.ping_interval_seconds:  # true for NaN, too
         text = "REPLSITE_PING_TIMEOUT_SECONDS must be larger than REPLSITE_PING_INTERVAL_SECONDS."
         found.append(Error(text, hint="The protocol uses 5 and 15.", id="streams.E004"))
+    found += _streams_elsewhere(conf.database)
     found += _writers_of_shared_sequences(conf.writers)
     if conf.instance == "":
         found.append(Warning("REPLSITE_INSTANCE is empty.", id="streams.W001"))
@@ -75,11 +186,25 @@ def _are_writers(writers: Any) -> bool:
     )
 
 
+def _streams_elsewhere(database: str) -> list[CheckMessage]:
+    """Finds streams that the router keeps in another database than ``database``, which has the engine's tables and pages."""
+    return [
+        Warning(
+            f"The router sends facts of stream {stream.name!r} to database {stream.database!r}, but servers, followers and pages "
+            f"read {database!r}, which REPLSITE_DATABASE or the router names. They do not see these facts.",
+            hint="Route the app streams to the same database, or set REPLSITE_DATABASE to it.",
+            id="streams.W017",
+        )
+        for stream in registry.all_streams()
+        if stream.database != database
+    ]
+
+
 def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[CheckMessage]:
     """Finds streams that share a sequence and have different writers.
 
-    If the writers are the same, an append to one stream also moves the positions of the others. If they differ, the
-    position of one stream may stay behind.
+    If two such streams have the same writers, an append to one stream also moves the position of the other stream. If
+    their writers differ, the position of the other stream may stay behind.
     """
     return [
         Warning(
@@ -100,12 +225,14 @@ _POSITIVE = (
     "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
     "http_connection_limit", "http_body_limit_bytes", "http_head_limit_seconds", "http_body_limit_seconds",
     "http_buffer_limit_bytes", "websocket_buffer_limit_bytes", "handshake_limit_seconds",
-    "worker_report_limit", "worker_silence_seconds", "user_address_days", "feed_entries", "lease_timeout_seconds",
+    "worker_report_limit", "worker_silence_seconds", "user_address_days", "user_address_limit", "feed_entries",
+    "lease_timeout_seconds",
     "recorded_days_kept", "recorded_facts_kept", "hot_entries", "hot_waiter_limit",
+    "browser_limit", "browser_answer_bytes", "browser_answer_seconds",
 )  # fmt: skip
 
 
-@register()
+@register(SITE_CHECKS)
 def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Finds limits of 0 or less, invalid networks, missing TLS files, and contradictory retention times."""
     conf = stream_settings()
@@ -121,6 +248,10 @@ def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
         networks_of(conf.plain_networks)
     except BadAddress as error:
         found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E011"))
+    try:
+        RightsTable(conf.wire_rights)
+    except BadRights as error:
+        found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E034"))
     try:
         version_of(conf.redis_synapse_version)
     except ValueError as error:
@@ -162,7 +293,7 @@ def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
     return found
 
 
-@register()
+@register(SITE_CHECKS)
 def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Finds declared tables without a model, and declared columns that their table lacks."""
     found: list[CheckMessage] = []
@@ -190,7 +321,7 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
     return found
 
 
-@register()
+@register(SITE_CHECKS)
 def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Finds foreign keys that would delete or change facts, and managers that would let facts be changed."""
     models = [model for stream in registry.all_streams() for model in stream.models if issubclass(model, Fact)]

@@ -1,31 +1,39 @@
 """The settings of the stream engine as one typed object.
 
-Values come from Django settings named ``REPLSITE_*``; a site that does not set one gets the default here.
+Values come from Django settings named ``REPLSITE_*``; a site that does not set a value gets the default of this module.
 ``streams.checks`` reports values that cannot work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from django.apps import apps
 from django.conf import settings
 from django.core.signals import setting_changed
+from django.db import router
 
-__all__ = ["StreamSettings", "redis_password", "stream_settings"]
+__all__ = ["StreamSettings", "on_database", "on_this_host", "redis_password", "stream_settings"]
+
+#: The most characters of a machine's name that become part of an instance name.
+_LONGEST_HOST = 60
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """The settings of the stream engine; each is documented in ``docs/reference/settings.md``."""
 
-    instance: str = "master"
-    """Name of this process as a writer; a pattern such as ``web-{n}`` takes the lowest free number."""
+    instance: str = "{host}-{n}"
+    """Name of this process as a writer. ``{n}`` becomes the lowest free number, ``{host}`` the name of the machine."""
     server_name: str = "localhost"
     """Name that the replication server sends to its clients."""
     database: str = "default"
-    """Django's alias of the database that holds the streams."""
+    """Django's alias of the database that holds the streams. If it is not set, the project's router decides."""
     writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Stream -> names or patterns that may write it. A stream that is not listed may be written by every instance."""
     readers: Sequence[str] = ()
@@ -58,7 +66,7 @@ class StreamSettings:
     """Most replication connections from one address; 0: no limit for single addresses."""
     close_limit_seconds: float = 25.0
     """A replication connection that is still open this long after its close was requested is aborted."""
-    http_connection_limit: int = 2_000
+    http_connection_limit: int = 2_500
     """Most HTTP and WebSocket connections that one server takes."""
     http_address_limit: int = 500
     """Most HTTP connections from one address that is not a proxy's; 0: no limit for single addresses."""
@@ -80,6 +88,8 @@ class StreamSettings:
     """Private key of the certificate as PEM file."""
     tls_client_ca: str = ""
     """PEM file of the authorities whose client certificates the replication port accepts."""
+    wire_rights: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    """Name or pattern of a client's certificate -> its ``names``, ``streams`` and ``reports``. Empty: all have all rights."""
     tls_server_ca: str = ""
     """PEM file of the authorities of servers that are followed; empty: those of the system."""
     worker_report_limit: int = 100_000
@@ -88,6 +98,8 @@ class StreamSettings:
     """Syncing users are forgotten if their connection has sent nothing for this long."""
     user_address_days: float = 28.0
     """Days for which the address at which a user was last seen is kept."""
+    user_address_limit: int = 1_000_000
+    """Most addresses of users that are kept. New ones above it are dropped and counted."""
     redis_password: str = field(default="", repr=False)
     """Password for Redis servers whose address has none: every user of the machine can read a command line."""
     redis_password_file: str = ""
@@ -116,6 +128,12 @@ class StreamSettings:
     """Most last changes that the notifier keeps for each stream and type (rooms, users). Also most users with rooms."""
     hot_waiter_limit: int = 10_000
     """Most callers that wait for changes in one process."""
+    browser_limit: int = 2_000
+    """Most browsers that one process sends facts to; further ones get status 503."""
+    browser_answer_bytes: int = 4 * 1024 * 1024
+    """A connection of a browser ends after this many bytes. The browser goes on from its last token."""
+    browser_answer_seconds: float = 300.0
+    """A connection of a browser ends after this time. The browser connects again, and its permission is checked again."""
     notify_socket: str = ""
     """Socket of the service manager for messages such as ``READY=1``; empty: there is none."""
     watchdog_seconds: float = 0.0
@@ -127,14 +145,26 @@ class StreamSettings:
 
 
 def redis_password() -> str:
-    """Returns the password for Redis from the settings; empty if there is none. Raises ``OSError`` for an unreadable file."""
+    """Returns the password for Redis from the settings; empty if no password is set.
+
+    Raises ``OSError`` for an unreadable file.
+    """
     conf = stream_settings()
     if conf.redis_password or not conf.redis_password_file:
         return conf.redis_password
     return Path(conf.redis_password_file).read_text().rstrip("\r\n")
 
 
+def on_this_host(pattern: str) -> str:
+    """Returns the pattern with ``{host}`` replaced by the first part of this machine's name."""
+    if not isinstance(pattern, str) or "{host}" not in pattern:
+        return pattern
+    short = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().partition(".")[0])[:_LONGEST_HOST]
+    return pattern.replace("{host}", short or "host")
+
+
 _cached: StreamSettings | None = None
+_chosen: str | None = None
 
 
 def stream_settings() -> StreamSettings:
@@ -142,14 +172,43 @@ def stream_settings() -> StreamSettings:
     global _cached  # noqa: PLW0603 - one cache for the process
     if _cached is None:
         given = {f.name: f"REPLSITE_{f.name.upper()}" for f in fields(StreamSettings)}
-        _cached = StreamSettings(**{n: getattr(settings, s) for n, s in given.items() if hasattr(settings, s)})
+        found = StreamSettings(**{n: getattr(settings, s) for n, s in given.items() if hasattr(settings, s)})
+        found = replace(found, instance=on_this_host(found.instance), database=_alias(found.database))
+        if not apps.models_ready:  # the router cannot be asked yet
+            return found
+        _cached = found
     return _cached
+
+
+def _alias(configured: str) -> str:
+    """Returns the alias of the streams' database.
+
+    Inside of ``on_database``, this is the alias that was given to ``on_database``. Otherwise it is the router's choice
+    if the site has a router and does not set ``REPLSITE_DATABASE``, and else ``configured``.
+    """
+    if _chosen is not None:
+        return _chosen
+    is_routed = settings.DATABASE_ROUTERS and apps.models_ready and apps.is_installed("streams")
+    if hasattr(settings, "REPLSITE_DATABASE") or not is_routed:
+        return configured
+    return router.db_for_write(apps.get_model("streams", "StreamPosition"))
+
+
+@contextmanager
+def on_database(alias: str) -> Iterator[None]:
+    """Context manager inside which this process uses the streams of another database. Commands use it."""
+    global _cached, _chosen
+    before, _chosen, _cached = _chosen, alias, None
+    try:
+        yield
+    finally:
+        _chosen, _cached = before, None
 
 
 def _forget(setting: str, **_: object) -> None:
     """Drops the cached settings after a test changed one of them."""
     global _cached  # noqa: PLW0603
-    if setting.startswith("REPLSITE_"):
+    if setting.startswith("REPLSITE_") or setting == "DATABASE_ROUTERS":
         _cached = None
 
 

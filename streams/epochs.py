@@ -1,9 +1,9 @@
 """Epochs: a restore of the database begins a new epoch, and tokens of another epoch are refused.
 
 A restored backup lacks the newest facts, and its sequences will give out the IDs of these facts again. A reader with a
-cursor from before the restore would skip the new facts under these IDs. It could also rely on facts that are gone. So
-each epoch has a random word, and stored tokens carry this word. Tokens on the wire are plain numbers without it,
-because a connection does not outlive its database.
+cursor from before the restore would skip the new facts under these IDs. The reader could also rely on facts that are
+gone. So each epoch has a random word, and stored tokens carry this word. Tokens on the wire are plain numbers without
+this word, because a connection does not outlive its database.
 
 A restore is detected without an operator. The newest row of ``streams_epoch`` stores the identity of the database: the
 columns of ``Identity``. A restored copy has another identity.
@@ -20,7 +20,7 @@ A promoted standby may lack the primary's last commits, unless its replication w
 ``REPLSITE_FAILOVER_KEEPS_EPOCH`` declares that the replication is synchronous. A restore that cannot be detected (files
 put back under a stopped server without a recovery) is declared with ``manage.py check_streams --new-epoch``.
 
-Called with a cursor of any connection, in a transaction or not.
+The functions need a cursor of any connection, in a transaction or not.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ __all__ = [
     "Identity",
     "begin_epoch",
     "check_epoch",
+    "check_stored_epoch",
     "current_epoch",
     "epoch_changed",
+    "is_standby",
     "keep_epoch",
     "readable_epoch",
     "stamp",
+    "stored_epoch",
     "unstamp",
     "why_new",
 ]
@@ -84,7 +87,7 @@ class Identity:
 
 
 def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | None:
-    """Returns the evidence that the database was restored between ``then`` and ``now``; None if there is none."""
+    """Returns the evidence that the database was restored between ``then`` and ``now``; None if there is no such evidence."""
     if now.timeline is None:
         return None
     if then.system_identifier != now.system_identifier:
@@ -99,7 +102,8 @@ def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | Non
 def current_epoch(cursor: Any) -> str:
     """Returns the word of the present epoch. Begins a new epoch if the identity of the database has changed.
 
-    A standby never begins an epoch. It returns the word of the primary, or empty text if the primary has none yet.
+    A standby never begins an epoch. On a standby, returns the word of the primary, or empty text if the primary has no
+    epoch yet.
     """
     word, then, now = _read_identity(cursor)
     if then is None:
@@ -111,15 +115,21 @@ def current_epoch(cursor: Any) -> str:
 def readable_epoch(cursor: Any) -> str:
     """Returns the word of the present epoch for a role that may only read, or empty text if the role cannot know it.
 
-    The role cannot know it if it may not query the identity of the database. Nor can it if the database was restored
-    and needs a new epoch: the role may not begin one, and the old word would be wrong. Call it in autocommit mode.
+    The text is empty in two cases. The role may not query the identity of the database. Or the database was restored
+    and needs a new epoch, which the role may not begin. Call this function in autocommit mode.
     """
     try:
         return current_epoch(cursor)
     except driver.DatabaseError as error:
-        if error.pgcode not in _NOT_ALLOWED:
+        if driver.sqlstate(error) not in _NOT_ALLOWED:
             raise
         return ""
+
+
+def is_standby(cursor: Any) -> bool:
+    """Returns true if the database is a standby of another database."""
+    cursor.execute("SELECT pg_is_in_recovery()")
+    return bool(cursor.fetchone()[0])
 
 
 def epoch_changed(known: str, found: str) -> bool:
@@ -139,8 +149,8 @@ def begin_epoch(cursor: Any, reason: str) -> str:
 def keep_epoch(cursor: Any) -> str:
     """Keeps the present epoch for a database that was moved without loss (``pg_upgrade``, a moved cluster).
 
-    Stores the new identity in the newest row of ``streams_epoch``. Call it before any of our processes has started on
-    the moved database. Returns the epoch's word.
+    Stores the new identity in the newest row of ``streams_epoch``. Call this function before any process of the site
+    has started on the moved database. Returns the epoch's word.
     """
     word, then, now = _read_identity(cursor)
     if then is None:
@@ -177,14 +187,37 @@ def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
 
 
 def check_epoch(cursor: Any, kept: str, what: str) -> str:
-    """Returns the present epoch. Raises ``EpochChanged`` if ``kept``, the epoch of a token, is another one.
+    """Returns the present epoch. Raises ``EpochChanged`` if ``kept``, the epoch of a token, is another epoch.
 
     ``what`` names the token in the error message. An empty ``kept`` is accepted, because there is nothing to check: the
     token is older than epochs, or its client does not know them.
     """
     now = current_epoch(cursor)
+    _check_same(cursor, kept, now, what)
+    return now
+
+
+def stored_epoch(cursor: Any) -> str:
+    """Returns the newest stored epoch, or empty text if no epoch was stored yet. Begins no epoch.
+
+    If no writer has noticed a restore yet, this function does not notice the restore either. That is safe: no fact is
+    appended before a writer begins the new epoch, so all facts still belong to the stored epoch.
+    """
+    cursor.execute(NEWEST_EPOCH)
+    row = cursor.fetchone()
+    return "" if row is None else str(row[0])
+
+
+def check_stored_epoch(cursor: Any, kept: str, what: str) -> str:
+    """Does the same as ``check_epoch``, but compares with the stored epoch. For readers that may not begin an epoch."""
+    now = stored_epoch(cursor)
+    _check_same(cursor, kept, now, what)
+    return now
+
+
+def _check_same(cursor: Any, kept: str, now: str, what: str) -> None:
     if not kept or kept == now:
-        return now
+        return
     cursor.execute("SELECT began_at, reason FROM streams_epoch WHERE word = %s", [now])
     row = cursor.fetchone()
     since = f"since {row[0]:%Y-%m-%d %H:%M:%S}, {row[1]}" if row else "it was recreated"
@@ -203,7 +236,7 @@ def stamp(token: str, word: str) -> str:
 
 
 def unstamp(text: str) -> tuple[str, str]:
-    """Splits a stored token into (token, epoch). The epoch is empty if the token has none. Raises ``TokenError``."""
+    """Splits a stored token into (token, epoch). The epoch is empty if the text has no epoch. Raises ``TokenError``."""
     token, mark, word = text.partition(_MARK)
     if mark and not (word.isalnum() and word.isascii() and len(word) <= 40):
         raise TokenError(f"Token {text[:100]!r} cannot be read: the part after {_MARK} is no epoch.")

@@ -17,12 +17,16 @@
     │   ├── ReservationNotOpen   a reservation was used outside of its ``with`` block
     │   ├── ReservationEnded     a row was to be written under an ID that is already complete
     │   └── ForeignFact          a row belongs to another stream, or its ID was not reserved for it
+    ├── BadLimit                 the limit of a page is not a number that is allowed
+    ├── InTransaction            a call cannot work inside the caller's open transaction
     ├── BadCacheKey              the key of a cached value is not made of strings
     ├── UnusableFact             the content of a fact has no wire form
     ├── BadJson                  a text is not JSON, or JSON cannot represent a value
+    ├── VersionConflict          the facts of a key are newer than the caller expected
+    ├── UnknownVersion           a row's version lacks fields of this program's version
     ├── FactIsFixed              a fact was to be changed or deleted, or saved without a reservation
     ├── NotWritable              a manager that only reads was used to write
-    ├── SequenceBehind           a stored position lies above the stream's sequence
+    ├── SequenceBehind           the stream's sequence gives out IDs that were given out before
     ├── SequenceBusy             open transactions keep a sequence from being moved
     ├── WaitTimedOut             a position that a caller waited for was not reached in time
     ├── EpochChanged             the token is from before the database was restored
@@ -49,10 +53,12 @@ __all__ = [
     "BadHandler",
     "BadInstanceName",
     "BadJson",
+    "BadLimit",
     "EpochChanged",
     "FactIsFixed",
     "ForeignFact",
     "HandlerFailed",
+    "InTransaction",
     "NotTrimmable",
     "NotWritable",
     "ReaderError",
@@ -70,8 +76,10 @@ __all__ = [
     "UnknownReader",
     "UnknownStream",
     "UnknownTable",
+    "UnknownVersion",
     "UnknownWriter",
     "UnusableFact",
+    "VersionConflict",
     "WaitTimedOut",
     "WriterBusy",
     "WriterDraining",
@@ -91,12 +99,16 @@ class BadJson(StreamError):
     """A text is not JSON, or JSON cannot represent a value."""
 
 
+class UnknownVersion(StreamError):
+    """A row's version lacks fields of this program's version, and no upcast adds them."""
+
+
 class UnknownStream(StreamError):
     """The registry has no stream of that name."""
 
 
 class UnknownTable(StreamError):
-    """No stream is bound to the model."""
+    """The error for a model to which no stream is bound."""
 
 
 class WriterError(StreamError):
@@ -132,7 +144,7 @@ class UnknownWriter(WriterError):
 
 
 class WriterFenced(WriterError):
-    """This process lost its lock on its name. Another process may hold it now."""
+    """This process lost its lock on its name. Another process may hold the name now."""
 
 
 class BadInstanceName(WriterError, ValueError):
@@ -159,12 +171,24 @@ class ForeignFact(ReservationError):
     """A row belongs to another stream, or its ID was not reserved for it."""
 
 
+class BadLimit(StreamError, ValueError):
+    """The error for a page limit that is no number, or outside of the allowed range."""
+
+
+class InTransaction(StreamError):
+    """The call cannot work inside the caller's open transaction."""
+
+
 class BadCacheKey(StreamError, TypeError):
     """The key of a cached value is not made of strings."""
 
 
 class UnusableFact(StreamError, ValueError):
     """The content of a fact has no wire form."""
+
+
+class VersionConflict(StreamError):
+    """The facts of a key are newer than the caller expected: another writer was first."""
 
 
 class FactIsFixed(StreamError):
@@ -176,11 +200,15 @@ class NotWritable(StreamError):
 
 
 class SequenceBehind(StreamError):
-    """A stored position lies above the stream's sequence: two streams share a name, or a backup was restored."""
+    """The stream's sequence lies below a known position, so it gives out IDs that were given out before.
+
+    Either two streams share a name, or a backup was restored, or the sequence was set back by hand. Nothing was
+    appended.
+    """
 
 
 class SequenceBusy(StreamError):
-    """A sequence cannot be moved: open transactions took IDs from it, or another session holds the lock for that.
+    """A sequence cannot be moved: open transactions took IDs from it, or another session holds the stream's start lock.
 
     Open transactions matter only if the sequence is to be moved far forward.
     """

@@ -1,14 +1,16 @@
 """The abstract model of a fact: one row of a stream's table.
 
 Rows are inserted only through a reservation (``streams.writing.reservation``), or by a bulk load that reserved its IDs. A
-fact never changes afterwards, and is deleted only when its stream is trimmed. The engine inserts and trims by SQL. All
-ways in which Django itself writes raise ``FactIsFixed``: methods of instances, of all managers and of related managers,
-the loading of fixtures, and the cascade of a foreign key.
+fact never changes afterwards, and is deleted only when its stream is trimmed. The engine inserts and trims by SQL. Any
+attempt to write through Django raises ``FactIsFixed``: by methods of instances, of all managers and of related managers, by
+loading fixtures, and by the cascade of a foreign key.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from django.db import models
 from django.db.models.functions import Now
@@ -17,7 +19,7 @@ from django.db.models.signals import class_prepared, pre_delete
 from streams.core import lookup
 from streams.errors import FactIsFixed, UnknownTable
 
-__all__ = ["Fact", "FactQuerySet", "keys_that_cascade"]
+__all__ = ["Fact", "FactQuerySet", "keys_that_cascade", "take_related_keys"]
 
 Row = TypeVar("Row", bound=models.Model)
 _APPENDS = ("create", "acreate", "bulk_create", "abulk_create", "_insert")
@@ -43,7 +45,7 @@ class Fact(models.Model):
     """The base of every model whose rows are facts.
 
     ``stream_id`` is the ID, which all rows of a fact share. ``instance_name`` is the writer. ``received_at`` is the
-    time of the insert. A reader's lag in seconds is counted from it.
+    time of the insert. A reader's lag in seconds is counted from this time.
     """
 
     #: Field that holds the ID. A subclass may name another field and set ``stream_id`` to None.
@@ -54,27 +56,75 @@ class Fact(models.Model):
     received_at = models.DateTimeField(db_default=Now())
 
     objects: ClassVar[models.Manager[Any]] = FactQuerySet.as_manager()
+    #: The stream of a declared model (the decorator ``streams.stream``), a ``streams.stream_object.Stream``.
+    stream: ClassVar[Any]
+    _token = ""
 
     class Meta:
         abstract = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Makes a fact as Django makes any model instance, but faster if the values are keyword arguments.
+
+        Django takes three times as long for keyword arguments as for positional arguments. So this method turns keyword
+        arguments into positional arguments, and adds the defaults of all other fields.
+        """
+        order = None if args else _order(type(self))
+        if order is None or not kwargs.keys() <= order.places.keys():
+            super().__init__(*args, **kwargs)
+            return
+        values = order.defaults.copy()
+        for name, place, default in order.calls:
+            if name not in kwargs:
+                values[place] = default()
+        for name, value in kwargs.items():
+            values[order.places[name]] = value
+        super().__init__(*values)
+
+    def __str__(self) -> str:
+        number = getattr(self, self.id_field)
+        return f"{type(self).__name__} {'(not appended)' if number is None else number}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Raises ``FactIsFixed``: facts are appended through their stream."""
         _refuse(type(self), "save", _APPEND)
 
+    def refresh_from_db(self, *args: Any, **kwargs: Any) -> None:
+        """Loads fields from the database.
+
+        A fact that was made from a row on the wire has no primary key. Such a fact is found in the table by its ID, and
+        gets the primary key of the row.
+        """
+        if self.pk is None and (number := getattr(self, self.id_field)) is not None:
+            found = (
+                type(self)._base_manager.using(kwargs.get("using") or self._state.db).filter(**{self.id_field: number})
+            )
+            self.pk = found.values_list("pk", flat=True).get()
+        super().refresh_from_db(*args, **kwargs)
+
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         """Raises ``FactIsFixed``: facts stay until their stream is trimmed."""
         _refuse(type(self), "delete", _TRIM)
+
+    @property
+    def token(self) -> str:
+        """The place of this fact in its stream, as text, for ``after=``, ``before=`` and ``wait_for``.
+
+        The text is empty for a fact that was not appended yet. A field of the model with the name ``token`` hides this
+        property.
+        """
+        number = getattr(self, self.id_field)
+        return self._token or ("" if number is None else str(abs(number)))
 
 
 #: Django's own writes (related managers, cascades, fixtures) go through the base manager. Models inherit its name from
 #: their parent. In ``Meta`` it would be an option of every model, and would have to be in the migrations.
 Fact._meta.base_manager_name = "objects"
 
-_APPEND = "Append it through its stream, in the transaction that it belongs to: registry.stream_of({model}).append({model}(...))."
+_APPEND = "Append it through its stream, in the transaction that it belongs to: {stream_object}.append({model}(...))."
 _CHANGE = (
     "A fact never changes, because readers may have read it: append another one with the present state, "
-    "registry.stream_of({model}).append({model}(...))."
+    "{stream_object}.append({model}(...))."
 )
 _TRIM = "Facts stay until their stream is trimmed: manage.py purge stream {stream} --keep 30d."
 _KEPT = (
@@ -92,7 +142,9 @@ def _refuse(model: type[models.Model], what: str, way_out: str) -> NoReturn:
     else:
         stream = declaration.name
         way_out = _KEPT if way_out == _TRIM and not declaration.trimmable else way_out
-    raise FactIsFixed(f"{name}.{what}: refused, {name} is a fact. {way_out.format(model=name, stream=stream)}")
+    stream_object = f"{name}.stream" if hasattr(model, "stream") else f"registry.stream_of({name})"
+    said = way_out.format(model=name, stream=stream, stream_object=stream_object)
+    raise FactIsFixed(f"{name}.{what}: refused, {name} is a fact. {said}")
 
 
 def _refusal(name: str, way_out: str) -> Any:
@@ -115,13 +167,71 @@ for _names, _way_out in ((_APPENDS, _APPEND), (_CHANGES, _CHANGE), (_DELETES, _T
         setattr(FactQuerySet, _name, _refusal(_name, _way_out))
 
 
+# --- values by name -----------------------------------------------------------------------------------------------
+
+
+class _Order(NamedTuple):
+    """The fields of a model in the order in which Django's constructor takes their values."""
+
+    places: dict[str, int]
+    """Place by attribute."""
+    defaults: list[Any]
+    """The value of each field that is not given."""
+    calls: list[tuple[str, int, Callable[[], Any]]]
+    """Attributes and places of the fields whose default is made for each instance, and the functions that make it."""
+
+
+@cache
+def _order(model: type[Fact]) -> _Order | None:
+    """Returns the order in which Django takes values for the model's fields as positional arguments.
+
+    Returns None if the values must be passed as keyword arguments. The reason is that the model is abstract, or that it
+    has a base class after ``Fact`` with its own constructor.
+    """
+    bases = model.__mro__[model.__mro__.index(Fact) + 1 :]
+    makes = next(base for base in bases if "__init__" in vars(base))
+    if model._meta.abstract or makes is not models.Model:
+        return None
+    found = _Order({}, [], [])
+    for place, field in enumerate(model._meta.concrete_fields):
+        default: Any = None
+        if field.generated:
+            default = models.DEFERRED
+        elif type(field).get_default is not models.Field.get_default or (
+            field.has_default() and callable(field.default)
+        ):
+            found.calls.append((field.attname, place, field.get_default))
+        else:
+            default = field.get_default()
+        if not field.generated:
+            found.places[field.attname] = place
+        found.defaults.append(default)
+    return found
+
+
 # --- foreign keys -------------------------------------------------------------------------------------------------
 
 
-def _refuse_cascade(sender: type[models.Model], origin: Any = None, **kwargs: Any) -> None:
-    """Raises ``FactIsFixed`` if a fact is about to be deleted because the row that it points to is deleted.
+@cache
+def _relations(model: type[models.Model]) -> tuple[Any, ...]:
+    private = [field for field in model._meta.private_fields if hasattr(field, "fk_field")]
+    return *(field for field in model._meta.concrete_fields if field.is_relation), *private
 
-    This receiver of ``pre_delete`` also makes Django delete such rows one by one. Without any receiver Django would
+
+def take_related_keys(fact: Fact) -> None:
+    """Sets foreign keys as Django's ``save`` does, if a related object was saved only after it was assigned to the fact.
+
+    Raises ``ValueError`` if a related object was not saved. Otherwise the foreign key would silently be NULL.
+    """
+    relations = _relations(type(fact))
+    if relations:
+        fact._prepare_related_fields_for_save(operation_name="append", fields=relations)  # type: ignore[attr-defined]
+
+
+def _refuse_cascade(sender: type[models.Model], origin: Any = None, **kwargs: Any) -> None:
+    """Raises ``FactIsFixed`` if a fact is about to be deleted because the row is deleted to which its foreign key points.
+
+    This receiver of ``pre_delete`` also makes Django delete such facts one by one. Without any receiver Django would
     delete them in one statement, which sends no signal.
     """
     given = origin.model if isinstance(origin, models.QuerySet) else type(origin)

@@ -1,17 +1,19 @@
 """Sample facts for the load generator (``manage.py append``), the demo and the benchmarks.
 
 A stream whose facts have one row each needs only the ``sample`` that is given to ``streams.registry.bind``. Other
-streams register a generator of their own: ``register("events", EventLoad)``.
+streams register a generator of their own: ``register("events", "events.load_generator.EventLoad")``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
+
+from django.utils.module_loading import import_string
 
 from streams import registry
 from streams.errors import UnknownStream
-from streams.stream import Stream
+from streams.stream_object import Stream
 
 __all__ = ["LoadGenerator", "SampleLoad", "generator", "register"]
 
@@ -46,14 +48,22 @@ class SampleLoad:
         return self._stream.append(*facts)
 
 
-_factories: dict[str, Callable[[Stream, int], LoadGenerator]] = {}
+Factory = Callable[[Stream, int], LoadGenerator]
+_factories: dict[str, Factory | str] = {}
 
 
-def register(stream_name: str, factory: Callable[[Stream, int], LoadGenerator]) -> None:
-    """Registers ``factory(stream, thread)``, which makes the generators for that stream."""
+def register(stream_name: str, factory: Factory | str) -> None:
+    """Registers ``factory(stream, thread)``, which makes the generators for that stream.
+
+    If ``factory`` is a text, it is the dotted name of such a function. The function is imported when the first
+    generator is made.
+    """
     _factories[stream_name] = factory
 
 
 def generator(stream_name: str, thread: int) -> LoadGenerator:
     """Returns a new generator for one thread. Raises ``UnknownStream``."""
-    return _factories.get(stream_name, SampleLoad)(registry.get(stream_name), thread)
+    stream, factory = registry.get(stream_name), _factories.get(stream_name, SampleLoad)
+    if isinstance(factory, str):
+        factory = cast(Factory, import_string(factory))
+    return factory(stream, thread)

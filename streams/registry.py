@@ -15,7 +15,7 @@ from streams.core.bound import Sample
 from streams.core.declaration import StreamDeclaration
 from streams.core.invalidation import KeyRule
 from streams.core.lookup import names
-from streams.stream import Stream
+from streams.stream_object import Stream
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -31,11 +31,18 @@ def bind(
     """Class decorator that binds a model to a declared stream: the rows of the model are facts of the stream.
 
     A stream that is a union of tables is bound once per model. ``sample`` supplies the facts of ``manage.py append``.
-    ``caches`` declares which cached values a new row drops. It maps the name of a cache to the columns that are its
-    key, or to a function that returns the keys for a row (``streams.core.invalidation``).
+    ``caches`` declares which cached values a new row drops. This dictionary maps the name of a cache to the columns
+    that are its key, or to a function that returns the keys for a row (``streams.core.invalidation``).
+
+    A second declaration of the same name binds no model, and the system check ``streams.E019`` reports this
+    declaration.
     """
 
     def register(model: M) -> M:
+        known = lookup.find(declaration.name)
+        if known is not None and known.declaration != declaration:
+            lookup.clashes.append((declaration.name, model._meta.label))
+            return model
         stream = lookup.add(declaration, model._meta.db_table, Stream)
         stream.add_model(model, sample)
         if caches:
@@ -58,7 +65,7 @@ def find(name: str) -> Stream | None:
 def stream_of(model: type[Model] | Model) -> Stream:
     """Returns the stream whose facts are the rows of the model.
 
-    If several streams share the table, returns the first.
+    If several streams share the table, returns the stream that was bound first.
     """
     return cast(Stream, lookup.stream_of(model))
 

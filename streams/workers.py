@@ -1,4 +1,4 @@
-"""Reads what workers reported over replication, and sends messages to workers. Any process may use it.
+"""Reads the data that workers reported over replication, and sends messages to workers. Any process may use this module.
 
 Workers report which users sync, what federation senders have acknowledged, and where users were seen. Replication
 servers store the reports (``streams.replication.server.worker_reports``). So every process gets the same answer, a
@@ -78,8 +78,8 @@ def seen_addresses(user_id: str) -> list[LastSeen]:
 def remote_server_up(server_name: str) -> None:
     """Notifies all workers on all servers, after the commit, that a remote server can be reached again.
 
-    The message is only a hint. Servers ignore it if the role of this database session has no right to write, or if the
-    session has ended a moment later. Raises `UnsendableCommand` for a name that does not fit in a line.
+    The message is only a hint. Servers ignore the message if the role of this database session has no right to write,
+    or if the session has ended a moment later. Raises `UnsendableCommand` for a name that does not fit in a line.
     """
     from streams.replication.server.relay import notify_all  # noqa: PLC0415 - loads what only servers need
 
@@ -92,8 +92,8 @@ def remote_server_up(server_name: str) -> None:
 def on_remote_server_up(handler: Callable[[str], None]) -> Callable[[], None]:
     """Calls ``handler(server_name)`` whenever a worker reports that a remote server is up.
 
-    Returns a function that ends the subscription. This works in processes that serve replication or follow it. The
-    handler is called on the event loop, so it must be quick.
+    Returns a function that ends the subscription. The subscription works in processes that serve or follow replication.
+    The handler is called on the event loop, so it must be quick.
     """
     return subscribe(RemoteServerUp, lambda command: handler(command.server_name))
 

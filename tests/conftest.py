@@ -18,21 +18,23 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+import pytest_django
 from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
+from tests.support import ports
 from tests.support import session as test_session
 from tests.support.effort import load_profiles
-from tests.support.emptying import empty_tables
+from tests.support.emptying import delete_rows, empty_tables, leave_tables_alone
 from tests.support.left_open import LeftOpen
 from tests.support.static_files import list_static_files_once
 from tests.support.waiting import wait_until as wait_until_function
@@ -48,6 +50,10 @@ load_profiles()
 list_static_files_once()
 LEFT_OPEN = LeftOpen()
 
+#: Other processes use the same driver, since they have the same PYTHONPATH.
+DRIVER = "psycopg" if is_psycopg3 else "psycopg2"
+if (wanted := os.environ.get("REPLSITE_TEST_DRIVER", DRIVER)) != DRIVER:
+    raise pytest.UsageError(f"REPLSITE_TEST_DRIVER={wanted}, but Django uses {DRIVER}: script/test --driver {wanted}")
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (
     "unit", "properties", "protocol", "oracle", "docs", "integration", "deployment", "acceptance", "torture", "pipeline",
@@ -69,10 +75,25 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> str:
+    """The driver that the tests run on."""
+    return f"database driver: {DRIVER}"
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """The controller removes the session's folder."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         test_session.leave(SESSION_FOLDER)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Starts one Spark session instead of one in each process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.distribution import FilesAndSpark
+
+    return FilesAndSpark(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -159,25 +180,39 @@ def _nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None) -> None:
+def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[None]:
     """The test database; a transactional test leaves it empty by our way, in a twentieth of the time that Django's takes."""
     from django.test import TransactionTestCase
 
-    TransactionTestCase._fixture_teardown = lambda test: empty_tables()
+    from tests.support.writing import stop_looking
+
+    def tear_down(test: TransactionTestCase) -> None:
+        stop_looking()
+        delete_rows()
+
+    TransactionTestCase._fixture_teardown = tear_down
+    with django_db_blocker.unblock():
+        leave_tables_alone()
+    yield
+    stop_looking()
+
+
+@pytest.fixture
+def new_tables(db: None) -> None:
+    """All tables as the migrations left them, for a test of a query's plan (``tests.support.emptying`` tells why)."""
+    empty_tables()
 
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """``wait_until(condition, seconds=10)``: the first true value, or the test fails."""
+    """``wait_until(condition, seconds=60)``: the first true value, or the test fails."""
     return wait_until_function
 
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 for a listener (``tests.support.ports``)."""
+    return ports.free_port()
 
 
 @pytest.fixture
@@ -204,10 +239,14 @@ def popen_manage(request: pytest.FixtureRequest, database_url: str) -> Callable[
 
 @pytest.fixture
 def run_manage(popen_manage: Callable[..., subprocess.Popen[str]]) -> Run:
-    """``run_manage(*arguments, timeout=60, env={}, input=None)``: run ``manage.py`` on the test database to its end."""
+    """``run_manage(*arguments, timeout=120, env={}, input=None)``: run ``manage.py`` on the test database to its end."""
 
     def run(
-        *arguments: str, timeout: float = 60.0, env: dict[str, str] | None = None, input: str | None = None, **more: Any
+        *arguments: str,
+        timeout: float = 120.0,
+        env: dict[str, str] | None = None,
+        input: str | None = None,
+        **more: Any,
     ) -> subprocess.CompletedProcess[str]:
         more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
         if input is not None:
@@ -237,19 +276,26 @@ def start_manage(popen_manage: Callable[..., subprocess.Popen[str]]) -> Iterator
         return process
 
     yield start
-    for process in started:
-        end_process(process)
+    end_processes(started)
 
 
-def end_process(process: subprocess.Popen[str], seconds: float = 10.0) -> None:
-    """Ask a process to end, then make it and what it started end."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    with suppress(ProcessLookupError):  # the usual case: nothing of its group is left
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
+def end_processes(processes: Iterable[subprocess.Popen[str]], seconds: float = 60.0) -> None:
+    """Ask processes to end, one after another, then make them and what they started end.
+
+    Raises ``AssertionError`` at the end if one of them had to be killed.
+    """
+    killed = []
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                killed.append(process.args)
+        with suppress(ProcessLookupError):  # the usual case: nothing of its group is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    assert not killed, f"did not end within {seconds:.0f} s of SIGTERM: {killed}"

@@ -5,6 +5,7 @@ Tables with a composite key, such as edges, are shown on the pages of the rows t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.apps import apps
@@ -12,13 +13,18 @@ from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import CompositePrimaryKey
+from django.db.models.functions import Lower
 from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from events.admin.event_page import event_page as context_of_event
+from events.admin.event_search import event_search as context_of_search
 from events.admin.pretty_json import pretty_json
+from events.admin.room_list import HealthFilter, RoomPaginator, VersionFilter, by_exact_order, found_rooms
+from events.admin.room_names import HEALTH, health_words, room_names
 from events.admin.room_page import room_page
 from events.models import (
     BackwardExtremity,
@@ -31,6 +37,7 @@ from events.models import (
     EventVisibility,
     ForwardExtremity,
     Room,
+    RoomSummary,
     TimelineGap,
 )
 from streams.admin import FactAdmin
@@ -46,16 +53,16 @@ def _preformatted(text: str) -> SafeString:
 
 
 class _PageAdmin(ReadOnlyAdmin):
-    """An admin that adds a template of its own, ``page_template``, to Django's page of one row.
+    """An admin that adds the template ``page_template`` to Django's page of one row.
 
-    If the site's templates are not installed, Django's page alone is shown.
+    If the site's templates are not installed, only Django's page is shown.
     """
 
     page_template = ""
 
     @property
     def change_form_template(self) -> Any:  # type: ignore[override]  # Django takes the first template that there is
-        """The templates to try in this order: the page's own, then Django's."""
+        """The templates of the page. Django uses the first that exists: ``page_template``, else its own."""
         return [self.page_template, "admin/change_form.html"]
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
@@ -74,12 +81,94 @@ class _PageAdmin(ReadOnlyAdmin):
 
 @admin.register(Room)
 class RoomAdmin(_PageAdmin):
-    """Rooms with stored events: forward and backward extremities, members, current state, and the latest events as a graph."""
+    """The admin of rooms: a list with name, members, events, last activity and health, and a page for each room."""
 
     page_template = "events/room_page.html"
-    list_display = ("room_id", "room_version", "creator", "current_state_unresolved", "visibility_unresolved")
-    ordering = ("room_id",)
-    search_fields = ("room_id__exact",)
+    list_display = ("called", "members", "stored_events", "last_activity", "version", "health")
+    sortable_by = ("called", "members", "stored_events", "last_activity")
+    list_display_links = ("called",)
+    list_filter = (HealthFilter, VersionFilter)
+    paginator = RoomPaginator
+    search_fields = ("room_id",)
+    search_help_text = "Part of a name, an alias or a room ID; or a member: @ann:example.org"
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Returns rows of ``RoomSummary`` for the list of rooms, and rows of ``Room`` for all other pages.
+
+        Both models have the room ID as primary key.
+        """
+        match = request.resolver_match
+        if match is None or not (match.url_name or "").endswith("_changelist"):
+            return super().get_queryset(request)
+        return RoomSummary.objects.using(stream_settings().database)
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
+        """Returns the rooms that ``room_list.found_rooms`` finds."""
+        return found_rooms(queryset, search_term), False
+
+    def ready(self, rows: Iterable[Any]) -> list[Any]:
+        """Returns one page of the list: summaries, each with its room's name, health and version.
+
+        One query reads the rooms of all summaries.
+        """
+        found, using = list(rows), stream_settings().database
+        ids = [row.room_id for row in found]
+        rooms = {room.room_id: room for room in Room.objects.using(using).filter(room_id__in=ids)}
+        names, health = room_names(ids, using), health_words(list(rooms.values()), using)
+        for row in found:
+            row.name_shown, row.health_word = names[row.room_id], health.get(row.room_id, "unknown")
+            row.version_shown = rooms[row.room_id].room_version if row.room_id in rooms else "purged"
+        return super().ready(found)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """Returns a list class that sorts by indexed columns first."""
+        base: Any = super().get_changelist(request, **kwargs)
+
+        class RoomList(base):
+            def get_ordering(self, request: HttpRequest, queryset: Any) -> Any:
+                return by_exact_order(super().get_ordering(request, queryset))
+
+            def _get_default_ordering(self) -> Any:
+                return ["-active_on"]
+
+        return RoomList
+
+    @admin.display(description="Room", ordering=Lower("name"))
+    def called(self, room: Any) -> SafeString:
+        """Returns the room's name with the alias and the ID below it."""
+        name = room.name_shown
+        below = " ".join(part for part in (name.alias, str(room.room_id)) if part and part != name.text)
+        return format_html(
+            '<span style="overflow-wrap: anywhere">{}</span> <br><small style="overflow-wrap: anywhere; opacity: .75">{}</small>',
+            name.text,
+            below,
+        )
+
+    @admin.display(description="Members", ordering="joined")
+    def members(self, room: Any) -> str:
+        """Returns the number of joined users."""
+        return f"{room.joined:,}"
+
+    @admin.display(description="Events", ordering="size")
+    def stored_events(self, room: Any) -> str:
+        """Returns the number of stored events."""
+        return f"{room.events:,}"
+
+    @admin.display(description="Last activity (UTC)", ordering="active_on")
+    def last_activity(self, room: Any) -> str:
+        """Returns when the newest accepted event was sent or received, whichever is earlier."""
+        at = room.active_at
+        return f"{at:%Y-%m-%d %H:%M:%S}" if at.timestamp() > 0 else "never"
+
+    @admin.display(description="Version")
+    def version(self, room: Any) -> str:
+        """Returns the room version."""
+        return str(room.version_shown)
+
+    @admin.display(description="Health")
+    def health(self, room: Any) -> SafeString:
+        """Returns the health word as HTML. The explanation of the word is the title attribute."""
+        return format_html('<span title="{}">{}</span>', HEALTH[room.health_word], room.health_word)
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Returns the variables of ``events.admin.room_page``."""
@@ -88,9 +177,14 @@ class RoomAdmin(_PageAdmin):
 
 @admin.register(Event)
 class EventAdmin(_PageAdmin, FactAdmin):
-    """Events, newest first. The page of an event shows its JSON, edges, state and visibility."""
+    """The admin of events, newest first. The page of an event shows its JSON, edges, state and visibility."""
 
     page_template = "events/event_page.html"
+
+    @property
+    def list_before_template(self) -> str | None:
+        """The template that is shown above the list of events: a link to the search. Null without the site's templates."""
+        return "events/search_link.html" if apps.is_installed("replsite") else None
 
     def get_list_display(self, request: object) -> tuple[str, ...]:
         """Returns the columns that identify an event at a glance."""
@@ -108,12 +202,28 @@ class EventAdmin(_PageAdmin, FactAdmin):
         return context_of_event(row, request.GET.dict(), stream_settings().database)
 
     def get_urls(self) -> list[Any]:
-        """Returns Django's URLs, and in front of them the URL of ``json_view``."""
-        own = path("<path:object_id>/json/", self.admin_site.admin_view(self.json_view), name="events_event_json")
-        return [own, *super().get_urls()]
+        """Returns the URLs of ``search_view`` and ``json_view``, followed by Django's URLs."""
+        view = self.admin_site.admin_view
+        search = path("search/", view(self.search_view), name="events_event_search")
+        own = path("<path:object_id>/json/", view(self.json_view), name="events_event_json")
+        return [search, own, *super().get_urls()]
+
+    def search_view(self, request: HttpRequest) -> HttpResponse:
+        """Shows the events that fit part of an ID, a sender, a type, a room and times (``events.admin.event_search``)."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if not apps.is_installed("replsite"):
+            raise Http404("The search needs the site's templates: install the app replsite.")
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Search events",
+            "opts": self.opts,
+            **context_of_search(request.GET.dict(), stream_settings().database),
+        }
+        return TemplateResponse(request, "events/event_search.html", context)
 
     def json_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Serves the stored bytes unchanged, with headers that keep browsers from rendering them as a page.
+        """Serves the stored JSON of an event unchanged, with headers that keep browsers from rendering it as a page.
 
         Raises ``PermissionDenied``, or ``Http404`` if the event or its JSON is not stored.
         """
@@ -129,7 +239,7 @@ class EventAdmin(_PageAdmin, FactAdmin):
 
 @admin.register(EventJson)
 class EventJsonAdmin(ReadOnlyAdmin):
-    """The exact bytes of events."""
+    """The admin of the stored JSON of events, byte for byte."""
 
     list_display = ("event_id", "room_version")
     ordering = ("event_id",)
@@ -138,13 +248,13 @@ class EventJsonAdmin(ReadOnlyAdmin):
 
     @admin.display(description="JSON")
     def content(self, event: EventJson) -> SafeString:
-        """Returns the stored bytes as indented JSON."""
+        """Returns the stored bytes of an event as indented JSON, for display."""
         return _preformatted(pretty_json(event.json))
 
 
 @admin.register(EventAuth)
 class EventAuthAdmin(ReadOnlyAdmin):
-    """Auth events of state events."""
+    """The admin of the auth events of state events."""
 
     list_display = ("event_id", "auth_event_ids")
     ordering = ("event_id",)
@@ -153,7 +263,7 @@ class EventAuthAdmin(ReadOnlyAdmin):
 
 @admin.register(ForwardExtremity)
 class ForwardExtremityAdmin(ReadOnlyAdmin):
-    """Forward extremities of rooms."""
+    """The admin of the forward extremities of rooms."""
 
     list_display = ("event_id", "room_id")
     ordering = ("event_id",)
@@ -162,7 +272,7 @@ class ForwardExtremityAdmin(ReadOnlyAdmin):
 
 @admin.register(BackwardExtremity)
 class BackwardExtremityAdmin(ReadOnlyAdmin):
-    """Backward extremities of rooms."""
+    """The admin of the backward extremities of rooms."""
 
     list_display = ("room_id", "event_id")
     ordering = ("room_id", "event_id")
@@ -171,7 +281,7 @@ class BackwardExtremityAdmin(ReadOnlyAdmin):
 
 @admin.register(TimelineGap)
 class TimelineGapAdmin(ReadOnlyAdmin):
-    """Gaps in timelines. They stay listed after the missing events have arrived."""
+    """The admin of gaps in timelines. A gap stays listed after the missing events have arrived."""
 
     list_display = ("room_id", "stream_ordering", "instance_name")
     ordering = ("room_id", "stream_ordering")
@@ -180,7 +290,7 @@ class TimelineGapAdmin(ReadOnlyAdmin):
 
 @admin.register(CurrentState)
 class CurrentStateAdmin(ReadOnlyAdmin):
-    """The current state of rooms."""
+    """The admin of the current state of rooms."""
 
     list_display = ("room_id", "type", "state_key", "event_id", "membership")
     ordering = ("room_id", "type", "state_key")
@@ -189,12 +299,12 @@ class CurrentStateAdmin(ReadOnlyAdmin):
 
 @admin.register(CurrentStateDelta)
 class CurrentStateDeltaAdmin(FactAdmin):
-    """Changes of rooms' current state, newest first."""
+    """The admin of changes of rooms' current state, newest first."""
 
 
 @admin.register(EventVisibility)
 class EventVisibilityAdmin(ReadOnlyAdmin):
-    """Visibility ranges of rooms."""
+    """The admin of the visibility ranges of rooms."""
 
     list_display = ("room_id", "user_id", "kind", "first", "last")
     ordering = ("room_id", "user_id", "first")
@@ -203,7 +313,7 @@ class EventVisibilityAdmin(ReadOnlyAdmin):
 
 @admin.register(ErasedUser)
 class ErasedUserAdmin(ReadOnlyAdmin):
-    """Users who asked for erasure."""
+    """The admin of users who asked for erasure."""
 
     list_display = ("user_id", "erased_at")
     ordering = ("user_id",)

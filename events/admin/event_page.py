@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.urls import reverse
 
 from events.admin.links import EventLink, event_links, page_number, room_url, verdict_words
 from events.admin.pretty_json import pretty_json
+from events.admin.room_names import room_names
 from events.errors import NotCanonical, ReadingError
 from events.format.hashes import content_hash_matches
 from events.format.redaction import prune
-from events.models import Event, EventEdge, EventJson, EventVisibility
+from events.models import Event, EventEdge, EventJson, EventVisibility, VisibleEvent
+from events.reading.event_lines import EventLine, event_lines, sent_at
 from events.reading.state_at import StateAt, state_at
 from events.visibility.explain import Explanation, explain_visibility
 from events.visibility.visibility_words import answer_in_words, reasons_in_words
@@ -36,12 +37,12 @@ _MOST_EDGES = 50
 _MOST_RANGES = 50
 _STATE_PER_PAGE = 100
 _LONGEST_USER = 255
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_VIEWERS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that may have been cut."""
+    """A text for the page, shortened if it is long."""
 
     shown: str
     cut: int
@@ -52,7 +53,8 @@ class Text:
 class Links:
     """The linked events on one side of an event in the graph.
 
-    ``more`` is true if not all of them are listed. ``nothing`` is the text that is shown if there are none.
+    ``more`` is true if there are more linked events than ``links`` has. ``nothing`` is the text to show if ``links`` is
+    empty.
     """
 
     title: str
@@ -69,22 +71,27 @@ class Entry:
     state_key: str
     after: EventLink | None
     before: EventLink | None = None
+    value: str = ""
+    """The content of the event ``after`` in one line."""
+    value_before: str = ""
 
 
 def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, Any]:
-    """Returns the context of the page. ``asked`` has the query parameters ``user`` and ``state_page``."""
+    """Returns the template variables of an event's page. ``asked`` has the query parameters ``user`` and ``state_page``."""
     stored = EventJson.objects.using(using).filter(event_id=event.event_id).first()
     content = _decoded(stored)
     sides = _edges(event, content, using)
     state = _StatePart.read(event, asked.get("state_page"), using)
-    of_event = [event_id for event_id in (event.redacted_by, event.redacts) if event_id is not None]
+    of_event = [event_id for event_id in (event.redacted_by, event.redacts, event.relates_to) if event_id is not None]
     links = event_links([*of_event, *(event_id for side in sides for event_id in side[1]), *state.named()], using)
     ranges = EventVisibility.read.using(using).covering(event.room_id, event.stream_ordering)[:_MOST_RANGES]
     return {
         **_about(event, links),
+        **_words(event, using),
+        **_viewers(event, using),
         **_json_part(event, stored, content),
         "sides": [Links(title, [links[i] for i in ids], more, nothing) for title, ids, more, nothing in sides],
-        **state.context(links),
+        **state.context(links, event_lines(state.named(), using)),
         "state_open": "state_page" in asked,
         "ranges": list(ranges),
         "ranges_more": _MOST_RANGES,
@@ -93,34 +100,46 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
 
 
 def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
-    """Returns the part of the context that describes the event itself, in words and links."""
+    """Returns the template variables that describe the event itself, in words and links."""
     return {
         "event": event,
         "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
         "words": verdict_words(event) or ["accepted"],
-        "sent": _moment(event.origin_server_ts),
+        "sent": f"{sent_at(event.origin_server_ts)} ({event.origin_server_ts} ms since 1970)",
         "room_url": room_url(event.room_id),
         "group_url": reverse("admin:state_stategroup_change", args=[event.state_group]) if event.state_group else "",
         "redacted_by": links.get(event.redacted_by or ""),
         "redacts": links.get(event.redacts or ""),
+        "relates_to": links.get(event.relates_to or ""),
     }
 
 
-def _moment(milliseconds: int) -> str:
-    """Returns a time as text.
+def _words(event: Event, using: str) -> dict[str, str]:
+    """Returns the template variables for the event's content in one line, and for the name of its room."""
+    event_id, room_id = ("".join(text) for text in (event.event_id, event.room_id))
+    line = event_lines([event_id], using).get(event_id)
+    return {
+        "line": shown(line.words if line is not None else "", 400),
+        "room_text": room_names([room_id], using)[room_id].text,
+    }
 
-    Senders may claim any number of milliseconds. A number that fits no date is returned as a number.
+
+def _viewers(event: Event, using: str) -> dict[str, Any]:
+    """Returns the template variables for the users who see the event. ``viewers_more`` is true if the list is shortened.
+
+    Only users with a membership in the room's current state are listed. They are sorted by ID, at most
+    ``_MOST_VIEWERS``.
     """
-    try:
-        return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S} UTC ({milliseconds} ms)"
-    except OverflowError:
-        return f"{milliseconds} ms since 1970"
+    found = VisibleEvent.objects.using(using).filter(event_id="".join(event.event_id)).order_by("user_id")
+    users = list(found.values_list("user_id", flat=True)[: _MOST_VIEWERS + 1])
+    return {"viewers": [shown(user) for user in users[:_MOST_VIEWERS]], "viewers_more": len(users) > _MOST_VIEWERS}
 
 
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
-    """Returns the part of the context that says in words whether the user may see the event.
+    """Returns the template variables that say in words whether the user may see the event.
 
-    If ``user`` is empty, this part has no answer. If the question cannot be answered, it has an error message.
+    If ``user`` is empty, the result has no answer. If ``user`` is no user ID, or the answer is not known, the result
+    has an error message.
     """
     user = user.strip()
     if not user:
@@ -162,7 +181,7 @@ def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] |
 def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> bool:
     """Returns true if the event's content does not match the content hash. Returns false if this cannot be checked.
 
-    True means that the event was pruned, here or before it arrived.
+    True means that the event was pruned, by this server or before the event arrived.
     """
     if stored is None or content is None:
         return False
@@ -181,7 +200,7 @@ def _decoded(stored: EventJson | None) -> dict[str, Any] | None:
 
 
 def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | None:
-    """Returns the pruned form of the event, or null if it cannot be computed."""
+    """Returns the pruned form of the event, or null if this form cannot be computed."""
     if stored is None or content is None:
         return None
     try:
@@ -201,8 +220,8 @@ def _cut(text: str) -> Text:
 def _edges(event: Event, content: dict[str, Any] | None, using: str) -> list[tuple[str, list[str], bool, str]]:
     """Returns the lists of related events: prev events, next events and auth events.
 
-    Each list is a title, event IDs, a flag and a text. The flag is true if there are more events than listed. The text
-    is shown if there are none.
+    Each item of the result is (title, event IDs, flag, text). The flag is true if there are more related events than
+    IDs. The text is shown if there are no IDs.
     """
     edges = EventEdge.objects.using(using)
     below = edges.filter(event_id=event.event_id).order_by("prev_event_id")
@@ -240,7 +259,7 @@ def _auth_events(content: dict[str, Any] | None) -> list[str]:
 class _StatePart:
     """The state before and after an event. ``entries`` has one page of the state after the event.
 
-    If there is no state, ``state`` is null and ``trouble`` has the reason.
+    If the state is not known, ``state`` is null and ``trouble`` has the reason.
     """
 
     state: StateAt | None
@@ -272,18 +291,25 @@ class _StatePart:
     def changes(self) -> dict[StateKey, tuple[str | None, str | None]]:
         return self.state.changes if self.state is not None else {}
 
-    def context(self, links: Mapping[str, EventLink]) -> dict[str, Any]:
+    def context(self, links: Mapping[str, EventLink], lines: Mapping[str, EventLine]) -> dict[str, Any]:
+        values = {event_id: shown(line.words, 320) for event_id, line in lines.items()}
         return {
             "state": self.state,
             "state_trouble": self.trouble,
-            "changes": [_change(key, pair, links) for key, pair in sorted(self.changes.items())],
-            "entries": [Entry(shown(key[0]), shown(key[1]), links[event_id]) for key, event_id in self.entries],
+            "changes": [_change(key, pair, links, values) for key, pair in sorted(self.changes.items())],
+            "entries": [
+                Entry(shown(key[0]), shown(key[1]), links[event_id], value=values.get(event_id, ""))
+                for key, event_id in self.entries
+            ],
             "entries_count": len(self.state.after or ()) if self.state is not None else 0,
             "state_page": self.page,
             "state_pages": self.pages,
         }
 
 
-def _change(key: StateKey, pair: tuple[str | None, str | None], links: Mapping[str, EventLink]) -> Entry:
+def _change(
+    key: StateKey, pair: tuple[str | None, str | None], links: Mapping[str, EventLink], values: Mapping[str, str]
+) -> Entry:
     before, after = (links[event_id] if event_id is not None else None for event_id in pair)
-    return Entry(shown(key[0]), shown(key[1]), after, before)
+    was, value = (values.get(event_id or "", "") for event_id in pair)
+    return Entry(shown(key[0]), shown(key[1]), after, before, value, was)

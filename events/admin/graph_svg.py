@@ -1,8 +1,8 @@
 """Computes the layout of a room's latest events as a graph: rows, lanes and lines.
 
 Each event has a row. The newest event is on top, and each event is above its prev events. A lane is a column in which a
-line runs down to an earlier event. Seen from the top, an event that merges forks begins several lanes, and the event at
-which the room forked ends them. This module only computes positions, in SVG units. The caller chooses shapes and words.
+line runs down to an earlier event. Read from the top, several lanes begin at an event that merges forks, and end at the
+event at which the room forked. This module only computes positions, in SVG units. The caller chooses shapes and words.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 class PictureEvent:
     """An event to be drawn.
 
-    ``place`` is (topological, stream). It orders events that the graph leaves unordered.
+    ``place`` is (topological, stream). Events that the graph leaves unordered are sorted by ``place``.
     """
 
     event_id: str
@@ -48,8 +48,8 @@ class PictureEvent:
 class Node:
     """A drawn event.
 
-    ``older`` is the number of its prev events that are stored, but to which no line is drawn. ``missing`` is the number
-    of its prev events that are not stored.
+    ``older`` is the number of the event's prev events that are stored, but to which no line is drawn. ``missing`` is
+    the number of the event's prev events that are not stored.
     """
 
     event: PictureEvent
@@ -70,7 +70,7 @@ class Node:
 
     @property
     def stub(self) -> str:
-        """The SVG path of a short line down, for prev events to which no line is drawn. Empty if there are none."""
+        """The SVG path of a short line down, which stands for prev events without a line of their own. May be empty."""
         return f"M{self.x} {self.y}v{_ROW // 2}" if self.older or self.missing else ""
 
 
@@ -128,8 +128,8 @@ def draw(events: Sequence[PictureEvent], missing: Collection[str] = ()) -> Pictu
 def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
     """Returns the events from the top row to the bottom row, each before its prev events.
 
-    Events that the graph leaves unordered are sorted by descending ``PictureEvent.place``. If only events in cycles, or
-    below cycles, are left, the event with the highest ``place`` comes next.
+    Events that the graph leaves unordered are sorted by descending ``PictureEvent.place``. If all events that remain
+    are in cycles or below cycles, the event with the highest ``place`` comes next.
     """
     by_id = {event.event_id: event for event in events}
     above = dict.fromkeys(by_id, 0)
@@ -142,7 +142,7 @@ def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
     found: list[PictureEvent] = []
     while left:
         event_id = heapq.heappop(ready)[-1] if ready else min(left, key=lambda name: _descending(left[name]))
-        if event_id not in left:  # it was taken before, when a cycle was broken
+        if event_id not in left:  # it got its row before, when a cycle was broken
             continue
         event = left.pop(event_id)
         found.append(event)
@@ -158,7 +158,7 @@ def _descending(event: PictureEvent) -> tuple[int, int]:
 
 
 class _Lanes:
-    """The lanes that are in use at the current row. For each lane it keeps the event to which the lane's line leads."""
+    """The lanes in use at the current row: for each lane, the event to which its line leads."""
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self._rows = rows

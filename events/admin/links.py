@@ -46,14 +46,14 @@ def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
 
 
 def link_of(event: Event) -> EventLink:
-    """Returns a link to a loaded event."""
+    """Returns a link to an event whose row the caller has loaded."""
     key = f" {shown(event.state_key, 60)}" if event.state_key else ""
     about = f"{shown(event.type, 60)}{key} by {shown(event.sender, 60)}"
     return EventLink(event.event_id, event_url(event.stream_ordering), about, tuple(verdict_words(event)))
 
 
 def verdict_words(event: Event) -> list[str]:
-    """Returns words for what is special about an event, the most important first. An ordinary event has none."""
+    """Returns words for what is special about an event, the most important first. For an ordinary event the list is empty."""
     found = {
         "rejected": event.rejected_reason is not None,
         "soft-failed": event.soft_failed,

@@ -1,6 +1,6 @@
 """Formats stored JSON bytes for people: indented if they can be parsed, and readable in some form otherwise.
 
-The text is for display only and must never be parsed again. The stored bytes remain the truth.
+The formatted text is for display only. Code must parse the stored bytes instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Builds the context of a room's admin page.
 
-The page shows forward and backward extremities, members, current state, and the latest events as a graph.
+The page shows the room's name, its timeline, current state with values, members, the latest events as a graph, and
+forward and backward extremities.
 """
 
 from __future__ import annotations
@@ -13,7 +14,21 @@ from django.db.models import Count, QuerySet
 
 from events.admin.graph_svg import Kind, Node, PictureEvent, draw
 from events.admin.links import EventLink, event_links, link_of, page_number
-from events.models import BackwardExtremity, CurrentState, Event, EventEdge, ForwardExtremity, Room, TimelineGap
+from events.admin.room_names import HEALTH, health_words, room_names
+from events.admin.room_timeline import room_timeline
+from events.format.event_words import power_level_tables
+from events.models import (
+    BackwardExtremity,
+    CurrentState,
+    Event,
+    EventEdge,
+    ForwardExtremity,
+    Room,
+    RoomSummary,
+    TimelineGap,
+)
+from events.reading.event_lines import EventLine, event_lines
+from state.rules.room_versions import ROOM_VERSIONS
 from streams.runtime.text import shown
 
 __all__ = ["room_page"]
@@ -23,6 +38,8 @@ _MOST_EDGES = 2_000
 _MOST_LISTED = 50
 _ROWS_PER_PAGE = 100
 _MEMBER = "m.room.member"
+_MEMBERSHIPS = ("join", "invite", "knock", "leave", "ban")
+_LEVELS_LISTED = 100
 _WORDS_WIDTH = 640
 
 
@@ -46,19 +63,39 @@ class Page:
 
 
 def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any]:
-    """Returns the context of the page. ``asked`` has the query parameters ``state_page`` and ``members_page``."""
-    extremities = _some(ForwardExtremity.objects.using(using).filter(room_id=room.room_id))
-    gaps = _some(BackwardExtremity.objects.using(using).filter(room_id=room.room_id))
-    earlier_gaps = TimelineGap.objects.using(using).filter(room_id=room.room_id).order_by("-stream_ordering")
-    state = CurrentState.read.using(using).filter(room_id=room.room_id)
+    """Returns the template variables of a room's page.
+
+    ``asked`` has the query parameters ``state_page``, ``members_page`` and ``membership``, and those of
+    ``room_timeline``.
+    """
+    room_id = "".join(room.room_id)  # the characters themselves: the row's text escapes some
+    extremities = _some(ForwardExtremity.objects.using(using).filter(room_id=room_id))
+    gaps = _some(BackwardExtremity.objects.using(using).filter(room_id=room_id))
+    earlier_gaps = TimelineGap.objects.using(using).filter(room_id=room_id).order_by("-stream_ordering")
+    state = CurrentState.read.using(using).filter(room_id=room_id)
     members = dict(state.filter(type=_MEMBER).values_list("membership").annotate(users=Count("*")))
     entries, people = state.exclude(type=_MEMBER), state.filter(type=_MEMBER)
+    membership = asked.get("membership", "")
+    chosen = membership if membership in _MEMBERSHIPS else ""
+    if chosen:
+        people = people.filter(membership=chosen)
     entry_page = _page(entries.order_by("type", "state_key"), entries.count(), asked.get("state_page"))
-    member_page = _page(people.order_by("state_key"), sum(members.values()), asked.get("members_page"))
+    count = members.get(chosen, 0) if chosen else sum(members.values())
+    member_page = _page(people.order_by("state_key"), count, asked.get("members_page"))
+    levels_id = entries.filter(type="m.room.power_levels", state_key="").values_list("event_id", flat=True).first()
     rows = [row.event_id for row in (*entry_page.rows, *member_page.rows)]
     links = event_links([*extremities, *gaps, *rows, *filter(None, [room.create_event_id])], using)
+    loaded = event_lines([*rows, *filter(None, [levels_id, room.create_event_id])], using)
+    words = {event_id: shown(line.words, 320) for event_id, line in loaded.items()}
+    name = room_names([room_id], using)[room_id]
+    health = health_words([room], using)[room_id]
     return {
         "room": room,
+        "subtitle": name.text,
+        "room_name": name,
+        "health": health,
+        "health_meaning": HEALTH[health],
+        "room_summary": RoomSummary.objects.using(using).filter(pk=room_id).first(),
         "create": links.get(room.create_event_id or ""),
         "extremities": [links[event_id] for event_id in extremities[:_MOST_LISTED]],
         "extremities_more": len(extremities) > _MOST_LISTED,
@@ -66,15 +103,45 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
         "gaps_more": len(gaps) > _MOST_LISTED,
         "earlier_gaps": list(earlier_gaps[:_MOST_LISTED]),
         "members": sorted(members.items(), key=lambda pair: -pair[1]),
+        "membership": chosen,
         "member_page": member_page,
         "member_rows": [
-            (shown(row.state_key), row.membership or "leave", links[row.event_id]) for row in member_page.rows
+            (shown(row.state_key), row.membership or "leave", links[row.event_id], words.get(row.event_id, ""))
+            for row in member_page.rows
         ],
-        "members_open": "members_page" in asked,
+        "members_open": "members_page" in asked or bool(chosen),
         "state_page": entry_page,
-        "state_rows": [(shown(row.type), shown(row.state_key), links[row.event_id]) for row in entry_page.rows],
-        **_picture(room.room_id, set(extremities), using),
+        "state_rows": [
+            (shown(row.type), shown(row.state_key), words.get(row.event_id, ""), links[row.event_id])
+            for row in entry_page.rows
+        ],
+        "levels": _levels(room, loaded.get(levels_id or ""), loaded.get(room.create_event_id or "")),
+        **room_timeline(room_id, asked, using),
+        **_picture(room_id, set(extremities), using),
     }
+
+
+def _levels(room: Room, levels: EventLine | None, create: EventLine | None) -> dict[str, Any] | None:
+    """Returns the power levels as tables, or null if the room has no readable power levels.
+
+    From version 12 on the creators of a room outrank all levels, and are listed first.
+    """
+    content = levels.content if levels is not None else None
+    if content is None:
+        return None
+    tables = power_level_tables(content)
+    version = ROOM_VERSIONS.get(room.room_version)
+    if version is not None and version.room_id_is_create_hash and create is not None:
+        more = (create.content or {}).get("additional_creators")
+        creators = [
+            create.sender,
+            *(user for user in (more if isinstance(more, list) else []) if isinstance(user, str)),
+        ]
+        tables["users"] = [*((user, "creator, above all levels") for user in dict.fromkeys(creators)), *tables["users"]]
+    return {
+        name: [(shown(key, 120), shown(level, 40)) for key, level in rows[:_LEVELS_LISTED]]
+        for name, rows in tables.items()
+    } | {"more": max(len(rows) - _LEVELS_LISTED for rows in tables.values())}
 
 
 def _some(rows: QuerySet[Any]) -> list[str]:
@@ -129,9 +196,9 @@ def _kind(event: Event) -> Kind:
 
 
 def _drawn(node: Node, event: Event) -> DrawnEvent:
-    """Returns a node with the link and the words beside it.
+    """Returns a node with its link and the words beside it.
 
-    The words say everything that is special about the event, so nobody needs colour or shape to understand the picture.
+    The words say everything that is special about the event. So the picture can be read without colours and shapes.
     """
     words = ["forward extremity"] if node.event.is_extremity else []
     words += [word for word in link_of(event).words if word != "backfilled"]

@@ -1,8 +1,8 @@
 """Walks down a room's graph, from some events to those before them (pure).
 
-The graph is read in pieces. The caller gives a function that reads events by ID. This function may also return earlier
-events, so that the walk need not ask for them. Each event is visited once, so a walk into a cycle ends. Events that
-cannot be read are left out.
+The graph is read part by part: the caller gives a function that reads events by ID. This function may also return
+events before the requested events. Then the walk need not request those. Each event is visited once, so a walk into a
+cycle ends. Events that cannot be read are left out.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class _Graph:
 
 
 def deepest_first(starts: Collection[str], read: Read) -> Iterator[Place]:
-    """Yields the starts and all events below them, in an order close to the timeline read backwards.
+    """Yields the events ``starts`` and all events below them, in an order close to the timeline read backwards.
 
-    The next event is always the last one in timeline order, among the events that were reached and not yet yielded.
+    An event is *reached* if it is one of ``starts``, or a prev event of an event that was yielded. The next event to be
+    yielded is always the reached event that is last in timeline order and was not yielded yet.
     """
     graph = _Graph(read)
     queue = [_turned(place) for place in graph.meet(starts)]
@@ -74,7 +75,7 @@ def _turned(place: Place) -> tuple[int, int, str, Place]:
 def breadth_first(
     starts: Collection[str], read: Read, without: Collection[str] = (), min_depth: int = 0
 ) -> Iterator[Place]:
-    """Yields the events below the starts, nearest first. The starts are left out.
+    """Yields the events below the events ``starts``, nearest first. The events ``starts`` themselves are left out.
 
     The walk does not enter the events ``without`` or events with a depth below ``min_depth``. So events that are
     reached only through these are left out, too.

@@ -110,9 +110,9 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
 ) -> list[ServedEvent]:
     """Returns the events that prev edges lead to from ``latest``, on paths that do not pass through ``earliest``.
 
-    The events ``latest`` and ``earliest`` themselves are left out. A path ends at an event with a depth below
-    ``min_depth``, which is left out, too. If there are more than ``limit``, the events nearest to ``latest`` are
-    chosen. The result is sorted oldest first. Raises ``UnknownRoom`` and ``InvalidQuery``.
+    The events ``latest`` and ``earliest`` themselves are left out. A path ends before an event with a depth below
+    ``min_depth``. If there are more than ``limit`` such events, the ``limit`` events nearest to ``latest`` are
+    returned. The result is sorted oldest first. Raises ``UnknownRoom`` and ``InvalidQuery``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts, known = checked_ids(latest, _STARTS_LIMIT), checked_ids(earliest, _STARTS_LIMIT)
@@ -129,10 +129,10 @@ def topological_walk(
 ) -> Iterator[ServedEvent]:
     """Returns an iterator over all events of a room by (topological, stream), oldest first, as ``server`` sees them.
 
-    It begins beyond the token ``after``. Without ``server`` no event is pruned. Memory is bounded by a page. Each page
-    begins where the last one ended, so events that arrive meanwhile above that place are included. Senders claim the
-    topological ordering, so an event with a false depth may come before its prev events. Raises ``UnknownRoom`` and
-    ``BadToken``.
+    The iteration begins after the event of the token ``after``. Without ``server`` no event is pruned. Only one page of
+    events is in memory. Each page begins where the page before ended, so events that arrive meanwhile above that point
+    are included. Senders claim the topological ordering, so an event with a false depth may come before its prev
+    events. Raises ``UnknownRoom`` and ``BadToken``.
     """
     place = timeline_place(after) if after is not None else (-1, 0)
     _check_room(room_id, using)
@@ -176,9 +176,9 @@ def _unknown(event_id: str) -> NoReturn:
 
 
 def _below_in_auth(event_ids: Sequence[str], room_id: str, using: str) -> list[str]:
-    """Returns the IDs of all events in the room that auth edges lead to, directly or not, from ``event_ids``.
+    """Returns the IDs of the events in the auth chains of ``event_ids`` that are stored in the room.
 
-    An event of ``event_ids`` is itself included only if auth edges lead to it.
+    An event of ``event_ids`` is included only if it is in the auth chain of another event of ``event_ids``.
     """
     rows = EventAuth.objects.using(using).filter(event_id__in=event_ids).values_list("auth_event_ids", flat=True)
     return _chain([event_id for ids in rows for event_id in ids], room_id, using)
@@ -215,7 +215,7 @@ def _reader(room_id: str, using: str) -> Read:
 def _first(walk: Iterator[Place], wanted: int) -> list[Place]:
     """Returns the first ``wanted`` events of the walk that are not rejected.
 
-    Returns fewer if the walk ends before, or passes through very many rejected events.
+    Returns fewer events if the walk ends earlier, or passes through very many rejected events.
     """
     met = islice(walk, wanted * _MET_PER_EVENT)  # ends a walk through very many rejected events
     return list(islice((place for place in met if not place.rejected), wanted))

@@ -1,7 +1,7 @@
 """Computes what another server sees of stored events, for many events at once.
 
-A server sees an event in full or pruned. This depends on the state after the event. If the history visibility in this
-state is closed (neither world-readable nor shared), it depends also on the memberships of the server's users. The
+A server sees an event in full or pruned. The state after the event decides which. If the history visibility in this
+state is closed (neither world-readable nor shared), the memberships of the server's users in this state decide. The
 states of all events are read by a few queries, however many events there are.
 """
 
@@ -86,9 +86,9 @@ def server_verdicts(server: str, event_ids: Collection[str], using: str = "defau
 
 
 def server_in_room(server: str, room_id: str, using: str = "default") -> bool:
-    """Returns true if a user of the server is joined now.
+    """Returns true if a user of the server is joined to the room now.
 
-    Only such a server may be given anything of the room.
+    Other servers must get no data of the room.
     """
     if not can_be_stored(server) or not can_be_stored(room_id):
         return False
@@ -138,11 +138,11 @@ def _until_joined(
 ) -> set[str | None]:
     """Returns the memberships in one state group, read from the newest row to the oldest, up to the first ``join``.
 
-    ``spans`` has the chains that make up the group, each with the last group of the chain that belongs to it. ``rows``
-    has the memberships that each chain stores, newest first.
+    ``spans`` has pairs (chain, last group): the chains from which the group is read, and the last group of each chain
+    that counts. ``rows`` has the stored memberships by chain, newest first.
     """
     # From the newest row to the oldest: the first row of a user is their membership in this group. The rows of a chain are
-    # shared by groups; this one has those up to ``upto``.
+    # shared by groups; this group has the rows up to ``upto``.
     met: set[str] = set()
     found: set[str | None] = set()
     for chain, upto in spans:

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from events.errors import NotCanonical, Reason
-from events.format.own_stack import on_own_stack
+from streams.core.own_stack import on_own_stack
 
 __all__ = ["LARGEST_INTEGER", "encode", "encode_examined", "examine"]
 
@@ -29,7 +29,7 @@ _SLOW = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 def encode(value: Any, *, strict: bool = True) -> bytes:
-    """Returns the canonical form of a JSON value. Raises ``NotCanonical`` if it has none."""
+    """Returns the canonical form of a JSON value. Raises ``NotCanonical`` if the value has no canonical form."""
     return encode_examined(value, plain=examine(value, strict=strict))
 
 
@@ -49,8 +49,8 @@ def encode_examined(value: Any, *, plain: bool) -> bytes:
 def examine(value: Any, *, strict: bool = True) -> bool:
     """Checks a value and all values nested in it.
 
-    Returns true if it is plain, so that the fast encoder writes the exact form. Raises ``NotCanonical`` for what JSON
-    or the strict rules do not allow. Takes time linear in the size of the value.
+    Returns true if the value is plain, so that the fast encoder writes the exact form. Raises ``NotCanonical`` for what
+    JSON or the strict rules do not allow. Takes time linear in the size of the value.
     """
     plain = True
     level = [value]
@@ -103,6 +103,6 @@ def _check_number(item: Any, strict: bool) -> bool:
 def _shown(number: int) -> str:
     """Returns a number for an error message.
 
-    A very long number is given only by its size, because printing all digits takes quadratic time.
+    Of a very long number only the size is returned, because printing all digits takes quadratic time.
     """
     return str(number) if number.bit_length() < 200 else f"of {number.bit_length()} bits"

@@ -3,8 +3,9 @@
 Clients get the fields meant for them (type, content, sender …), the event ID and the room ID. Content is copied byte
 for byte, including its numbers. ``events.format.redaction`` decides what a redaction leaves.
 
-Any server on the way may have written into ``unsigned``. So only two parts of it are given out: what this server adds
-itself, and the room state that comes with an invite or a knock. A redacted invite or knock has no room state.
+Any server on the way may have written into ``unsigned``. So clients get only two parts of ``unsigned``: the fields that
+this server adds itself, and the room state that comes with an invite or a knock. A redacted invite or knock has no room
+state.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from typing import Any
 import msgspec
 
 from events.format import canonical_json
-from events.format.own_stack import on_own_stack
 from events.format.parsing import optional_identifier
 from events.format.redaction import prune
 from events.format.strict_json import decode_stored
 from state.rules.room_versions import room_version
+from streams.core.own_stack import on_own_stack
 
 __all__ = ["StoredForm", "client_json", "pruned_json"]
 
 
 class StoredForm(msgspec.Struct, frozen=True):
-    """The stored bytes of an event, and the facts needed to show it.
+    """The stored bytes of an event, and the stored values that its form for clients needs.
 
-    If ``pruned`` is true, only what a redaction leaves is given out. ``redacted_by`` is the ID of the redaction that
-    applies. ``because`` is the form of that redaction, if it is stored here.
+    If ``pruned`` is true, clients get only what a redaction leaves. ``redacted_by`` is the ID of the redaction that
+    applies to the event. ``because`` has the ``StoredForm`` of that redaction, if the redaction is stored here.
     """
 
     event_id: str

@@ -65,7 +65,7 @@ def reference_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: boo
 
 
 def event_id(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
-    """Returns the event's ID: its own field in versions 1 and 2, else computed from the reference hash."""
+    """Returns the event's ID: the field ``event_id`` in room versions 1 and 2, else computed from the reference hash."""
     if version.event_id_form is EventIdForm.CHOSEN:
         return str(event["event_id"])
     digest = _reference_digest(event, version, plain)

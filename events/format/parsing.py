@@ -1,13 +1,13 @@
-"""Parses a line of an import into an event, or gives the reason why it is refused (pure).
+"""Parses a line of an import into an event, or raises an error with the reason why the line is refused (pure).
 
 A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}``. A wrapper may also have
 ``event_id``, ``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering``; other keys are ignored. The
-stored bytes of an event are its exact substring of the line. Each line is parsed on its own, in time linear in its
-length.
+stored bytes of an event are the exact substring of the line that has the event. Each line is parsed on its own, in time
+linear in its length.
 
 If the content does not match its hash, the event was redacted or tampered with on the way, and no signature covers its
-content. Such an event is redacted here, before anything else reads it, so that only the redacted form is stored and
-served. If an event was redacted before it arrived, redacting it removes nothing, and its bytes are kept.
+content. This module redacts such an event before any other code reads it, so that only the redacted form is stored and
+served. If an event was redacted before it arrived, another redaction removes nothing, and the bytes are kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from events.errors import EventRefused, NotCanonical, Reason
 from events.format import hashes
 from events.format.canonical_json import encode_examined, examine
-from events.format.own_stack import on_own_stack
 from events.format.redaction import pruned_fields
 from events.format.strict_json import decode_event, decode_plain, decode_stored
 from state.errors import UnknownRoomVersion
 from state.rules.room_versions import RoomVersion, room_version
+from streams.core.own_stack import on_own_stack
 
 __all__ = [
     "ANNOUNCING",
@@ -114,7 +114,7 @@ _RULED_MEMBER_KEYS = ("third_party_invite", "join_authorised_via_users_server")
 
 
 def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the part of the content that the rules read: for power, membership, joining and visibility."""
+    """Returns the part of the content that the auth and visibility rules read: power levels, memberships, and so on."""
     if event_type in _RULED_TYPES:
         return content
     if event_type == "m.room.member":  # the membership has a field of its own
@@ -123,7 +123,7 @@ def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, A
 
 
 class Verdict(NamedTuple):
-    """How an event was judged, and its position: the last fields of ``ParsedEvent``."""
+    """The verdict on an event, and its position: the last fields of ``ParsedEvent``."""
 
     outlier: bool
     rejected_reason: str | None
@@ -138,11 +138,11 @@ def parse_stored(
 ) -> ParsedEvent:
     """Returns a stored event with its verdict. Raises ``EventRefused`` and ``ValueError``.
 
-    ``json`` of the result is empty if the stored bytes may stay. Otherwise it has the bytes that should replace them:
-    the redacted form, because the content does not match its hash.
+    ``json`` of the result is empty if the stored bytes are right. If the content does not match its hash, ``json`` has
+    the redacted form, which should replace the stored bytes.
 
-    All fields were checked when the event was stored. Fields that a hash covers are not checked again if the event ID
-    is the event's hash and the content hash matches. Without this proof every field is checked. ``kept`` collects
+    All fields were checked when the event was stored. If the event ID is the event's hash and the content hash matches,
+    the fields that a hash covers are not checked again. Otherwise every field is checked again. ``kept`` collects
     values, so that equal values of a room's events share one object.
     """
     if version.ids_are_hashes:
@@ -194,7 +194,7 @@ def _proven(
 class _Line(msgspec.Struct):
     """The keys of the wrapper, decoded as any type.
 
-    Their types are checked in this module, so that the error messages are ours and not those of the decoder.
+    This module checks the types of the values, so that the error messages are its own and not those of the decoder.
     """
 
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -214,8 +214,9 @@ _NOTHING_TOLD = _Line()
 def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> ParsedEvent:
     """Parses one line and returns its event. Raises ``EventRefused``.
 
-    ``versions`` maps room IDs to room versions, for bare events. To fill it, call ``announced_version`` on all lines
-    first. No entry is needed for a bare create event, or for a bare event whose room ID names no server (version 12).
+    ``versions`` maps room IDs to room versions, for bare events. To fill this map, call ``announced_version`` on all
+    lines first. No entry is needed for a bare create event, or for a bare event whose room ID names no server (version
+    12).
     """
     text = line.strip(b" \t\r\n")
     if len(text) > LINE_LIMIT_BYTES:
@@ -230,9 +231,10 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
 
 
 def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
-    """Parses an event that comes as a row: its bytes in ``json``, and the other keys of a wrapper in ``told``.
+    """Parses an event that comes as a row of a source: the bytes of the event, and other values for it (``told``).
 
-    A key that is missing in ``told`` means that the source does not state it. Raises ``EventRefused``.
+    ``told`` has the same keys as the wrapper of a line, except ``json``. All of them are optional. Raises
+    ``EventRefused``.
     """
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(json)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
@@ -242,8 +244,8 @@ def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] 
 def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tuple[str, str] | None:
     """Returns (room ID, room version) if the line is a create event, else null.
 
-    With ``told``, the arguments are a row, as for ``parse_row``. Lines that cannot be create events cost little. Never
-    raises, because ``parse_line`` reports what is wrong with a line.
+    If ``told`` is given, ``line`` is the JSON of a row, as for ``parse_row``. A line without the text ``ANNOUNCING`` is
+    not parsed. This function never raises, because ``parse_line`` reports what is wrong with a line.
     """
     if ANNOUNCING not in line or len(line) > LINE_LIMIT_BYTES:
         return None
@@ -267,9 +269,9 @@ def parse_event(
 
 
 def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bool, wrapper: _Line) -> ParsedEvent:
-    """Checks the fields and returns the event.
+    """Checks the fields of an event and returns the event.
 
-    ``version_name`` is the room version, whatever the wrapper states.
+    ``version_name`` is the room version by which the event is checked. The version in ``wrapper`` is not read.
     """
     version = _version(version_name)
     plain = (plain and len(json) <= SIZE_LIMIT_BYTES) or _examined(json, event, version)
@@ -400,7 +402,7 @@ def _redacts(event: Mapping[str, Any], content: Mapping[str, Any], version: Room
 
 
 def _verdict(wrapper: _Line) -> Verdict:
-    """Returns the verdict and the position that the wrapper states."""
+    """Returns the verdict and the position that the wrapper of the line states."""
     reason, ordering = wrapper.rejected_reason, wrapper.stream_ordering
     soft_failed = wrapper.soft_failed
     if reason is msgspec.UNSET:
@@ -423,7 +425,7 @@ def _verdict(wrapper: _Line) -> Verdict:
 
 
 def required(event: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Returns a field that must be present and of exactly that type."""
+    """Returns the field ``name``, which must be present and exactly of the type ``kind``."""
     try:
         value = event[name]
     except KeyError:
@@ -453,7 +455,7 @@ def _encoded_size(value: str, name: str) -> int:
 
 
 def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
-    """Returns a required Matrix identifier that begins with its sigil."""
+    """Returns the Matrix identifier in the field ``name``. It must begin with ``sigil``."""
     found = event.get(name)
     if _is_plain(found, sigil):
         return found
@@ -464,9 +466,9 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
 
 
 def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
-    """Returns true for a short ASCII identifier with this sigil, as most identifiers are.
+    """Returns true for a short ASCII identifier with this sigil. Most identifiers are of this form.
 
-    Other values may be valid, too, and need all checks.
+    If the result is false, the caller has to do all checks. The value may be valid all the same.
     """
     return (
         type(value) is str
@@ -478,7 +480,7 @@ def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
 
 
 def optional_identifier(value: Any) -> str | None:
-    """Returns an identifier that content names, or null if a column cannot hold it.
+    """Returns an identifier that content names, or null if a column cannot hold the identifier.
 
     The value may be of any type, because senders choose content.
     """
@@ -490,7 +492,7 @@ def optional_identifier(value: Any) -> str | None:
 
 
 def integer(event: Mapping[str, Any], name: str, least: int) -> int:
-    """Returns a required integer between ``least`` and 2^63 - 1."""
+    """Returns the field ``name``, which must be an integer between ``least`` and 2^63 - 1."""
     value = event.get(name)
     if type(value) is int and least <= value <= _LARGEST_BIGINT:
         return value
@@ -502,7 +504,7 @@ def integer(event: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def boolean(value: Any, name: str) -> bool:
-    """Returns a flag of the wrapper. Absent and null mean false."""
+    """Returns the value of the flag ``name`` in a line's wrapper. Absent and null mean false."""
     if value is None:
         return False
     if type(value) is not bool:

@@ -1,6 +1,6 @@
-"""The redaction rules: what is left of an event when it is redacted (pure).
+"""The redaction rules: which fields an event keeps when it is redacted (pure).
 
-Reference hashes and signatures are computed over the redacted form, so it must be exact for every room version.
+Reference hashes and signatures are computed over the redacted form, so this form must be exact for every room version.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _kept_content_keys(event_type: Any, version: RoomVersion) -> tuple[str, ...]
 
 
 class _Party(Protocol):
-    """A redaction, or the event that it names, with the fields that ``may_redact`` reads."""
+    """The fields that ``may_redact`` reads of a redaction and of the redaction's target."""
 
     @property
     def event_id(self) -> str: ...
@@ -92,7 +92,7 @@ class _Party(Protocol):
 
 
 def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: PowerLevels | None) -> bool:
-    """Returns true if an accepted redaction that names this target applies to it.
+    """Returns true if an accepted redaction that names the event ``target`` takes effect.
 
     ``levels`` are the power levels before the redaction. If they are null, only the rules that need no state are applied.
     Create events and events of other rooms are never redacted.

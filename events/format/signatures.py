@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _ALGORITHM = "ed25519:"
+_KEY_BYTES = 32
 _MOST_TRIED = 16
 """The most keys, and the most signatures, of a third-party invite that are tried."""
 _P = 2**255 - 19
@@ -54,7 +55,7 @@ class SigningKey:
 
     @property
     def public(self) -> str:
-        """The public key as it is published: base64 without padding."""
+        """The public key in its published form: base64 without padding."""
         return _encoded(self.private.public_key().public_bytes_raw())
 
     def signature(self, value: Mapping[str, Any]) -> str:
@@ -69,7 +70,7 @@ class SigningKey:
 
 
 def verify_keys(value: Mapping[str, Any], signatures: Sequence[tuple[str, str]]) -> bool:
-    """Returns true if one of these (public key, signature) pairs verifies for the object."""
+    """Returns true if at least one (public key, signature) pair of ``signatures`` verifies for the object ``value``."""
     message = _message(value) if signatures else None
     return message is not None and any(_verifies(key, signature, message) for key, signature in signatures)
 
@@ -100,16 +101,20 @@ def _covered(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_public_key(key_id: str, key: str) -> bool:
-    """Returns true if this is a key that can verify signatures."""
+    """Returns true if this is a key that can verify signatures.
+
+    Constructs no key object, because the construction costs as much as all these checks. A file may have a million
+    keys, and an import uses few of them.
+    """
     try:
-        _public_key(key)
+        point = _decoded(key)
     except ValueError:
         return False
-    return key_id.startswith(_ALGORITHM)
+    return key_id.startswith(_ALGORITHM) and len(point) == _KEY_BYTES and not _is_weak(point)
 
 
 def signatures_of(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
-    """Returns the (key ID, signature) pairs of a server whose key ID names ed25519. They may be invalid."""
+    """Returns a server's ed25519 signatures, as pairs (key ID, signature), without verifying them."""
     servers = value.get("signatures")
     found = servers.get(server) if isinstance(servers, dict) else None
     entries = found.items() if isinstance(found, dict) else ()
@@ -147,7 +152,9 @@ def _is_weak(point: bytes) -> bool:
 def _decoded(text: str) -> bytes:
     """Decodes base64, standard or URL-safe, with or without padding."""
     try:
-        return base64.b64decode(text.translate(_URLSAFE) + "=" * (-len(text) % 4))
+        if "-" in text or "_" in text:
+            text = text.translate(_URLSAFE)
+        return binascii.a2b_base64(text + "=" * (-len(text) % 4))
     except binascii.Error as error:
         raise ValueError(str(error)) from error
 

@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from events.errors import EventRefused, Reason
-from events.format.own_stack import on_own_stack
+from streams.core.own_stack import on_own_stack
 
 __all__ = ["decode_event", "decode_plain", "decode_stored"]
 
@@ -23,7 +23,7 @@ _FLOATS = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
 
 
 class _FloatFound(Exception):
-    """A float in a text. It is raised to end the parsing, because the text is not plain."""
+    """Raised to end the parsing when the text has a float, because such a text is not plain."""
 
 
 def _no_float(_: str) -> None:
@@ -37,8 +37,8 @@ def decode_plain(text: bytes) -> dict[str, Any] | None:
     """Decodes an event from a plain text. Returns null if the text is not plain.
 
     A text is plain if it is as short as possible and all its numbers are integers within ±(2^53 - 1). Most events are
-    plain, and need no other check: the event written again has the same length, so no key occurred twice. On null,
-    ``decode_event`` and ``canonical_json.examine`` find out whether the text is valid.
+    plain, and need no other check: the decoded event, encoded again, is as long as ``text``, so no key occurs twice. A
+    text that is not plain may be valid: ``decode_event`` and ``canonical_json.examine`` check it.
     """
     try:
         event = _PLAIN_DECODER.decode(text)
@@ -76,10 +76,10 @@ def decode_stored(text: bytes) -> dict[str, Any]:
 
 
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
-    """Returns true if the event, written as short as possible, is as long as its text.
+    """Returns true if ``event``, encoded as short as possible, is as long as ``text``.
 
-    Then no key occurs twice in the text. Spaces, longer escapes and duplicate keys all make the text longer. A
-    float may be shorter in the text than when it is written again, so texts with floats take the slow path.
+    Then no key occurs twice in the text. Spaces, longer escapes and duplicate keys all make the text longer. A float
+    may be shorter in the text than in the encoded event, so texts with floats take the slow path.
     """
     try:
         shortest = orjson.dumps(event)
@@ -96,6 +96,8 @@ def _check_unique_keys(text: bytes) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) == len(pairs):
+        return
     seen = set()
     for key, _ in pairs:
         if key in seen:
@@ -108,7 +110,7 @@ def _no_number(_: str) -> None:
 
 
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
-    """Returns the error for a text that the fast parser did not accept, with the reason."""
+    """Returns the error, with its reason, for a text that the fast parser could not read."""
     try:
         on_own_stack(json.loads, text, parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant)
     except RecursionError:

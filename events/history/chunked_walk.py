@@ -1,7 +1,7 @@
-"""Walks a room's events in causal order, a chunk at a time, and finds the state groups before and after each (pure).
+"""Walks a room's events in causal order, a chunk at a time, and finds the state groups before and after each event (pure).
 
-The rules are those of ``events.room.state_assignment``. The events of the current chunk are in memory. After each
-chunk, only what the events of later chunks can need is kept:
+The walk applies the rules of ``events.room.state_assignment``. The events of the current chunk are in memory. After
+each chunk, only what the events of later chunks can need is kept:
 
 * state events, and other events that are named as auth events. Content that no rule reads is dropped;
 * the state groups (``state.groups.deltas``);
@@ -70,16 +70,16 @@ class EventSource(Protocol):
         ...
 
     def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        """Returns the events of these numbers, in their order."""
+        """Returns the events with the numbers ``numbers``, in the order of ``numbers``."""
         ...
 
     def names(self, numbers: Sequence[int]) -> Sequence[str]:
-        """Returns the event IDs of these numbers."""
+        """Returns the IDs of the events with the numbers ``numbers``, in the order of ``numbers``."""
         ...
 
 
 class PlainEvent(msgspec.Struct, frozen=True, gc=False):
-    """The part of a message that is kept in memory. The rules read no more of such a message."""
+    """A message of which only room ID, type, sender and ``backfilled`` are set. Used where rules read no other field."""
 
     room_id: str
     type: str
@@ -100,11 +100,11 @@ class PlainEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class _OutOfOrder(Exception):
-    """Raised if the given order has an event before another event that it refers to."""
+    """The error that an event comes before another event that it refers to, in the given order."""
 
 
 def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> RoomWalk:
-    """Walks all events of a room, in chunks if needed. ``watch`` is called with the number of events done."""
+    """Walks all events of a room, ``chunk`` events at a time. Calls ``watch`` with the number of events that are done."""
     count = len(source)
     numbers = EventNumbers(source.event_ids(), count, source.names) if count > chunk else None
     walk = RoomWalk(source, chunk, numbers)
@@ -153,14 +153,15 @@ class RoomWalk:
 
     @property
     def missing(self) -> list[str]:
-        """The IDs of missing prev events. The first has the number ``count``, the next ``count`` + 1, and so on."""
+        """The IDs of missing prev events. They are numbered from ``count``, the number of events in the room."""
         return list(self._missing)
 
     # --- the whole walk -----------------------------------------------------------------------------------------
     def go(self, order: Sequence[int], watch: Callable[[int], None], *, in_order: bool = False) -> None:
-        """Walks these events. ``in_order``: they are all events of the room, in the given order.
+        """Walks the events with the numbers ``order``, in this order.
 
-        Raises ``_OutOfOrder`` if ``in_order`` is true and the given order is not causal.
+        ``in_order`` is true if these are all events of the room, in the order of the source. In this case, raises
+        ``_OutOfOrder`` if an event comes before an event that it refers to.
         """
         self.in_order = in_order
         for numbers in self.chunks(order):
@@ -235,7 +236,7 @@ class RoomWalk:
         return self._numbers.find(event_ids) if self._numbers is not None and event_ids else {}
 
     def _load(self, chunk: _Chunk, event_ids: Collection[str]) -> None:
-        """Fetches events of other chunks. For the auth events among them, fetches their auth events in turn."""
+        """Fetches events of other chunks. Of the auth events among these, fetches the auth events, too."""
         here = self.states.events
         wanted = {event_id: at for event_id in event_ids if (at := chunk.elsewhere.get(event_id)) is not None}
         while wanted:
@@ -255,7 +256,7 @@ class RoomWalk:
         return event
 
     def _note_all(self, chunk: _Chunk) -> None:
-        """Stores the results of the walk if one chunk has all events."""
+        """Stores the results of a walk in which one chunk has all events."""
         states, at = self.states, chunk.at
         self._all = events = [*map(states.events.__getitem__, at)]
         self.before = array("i", [states.before.get(event_id, _NONE) for event_id in at])
@@ -291,9 +292,9 @@ class RoomWalk:
         self._drop_borrowed(chunk)
 
     def _drop_borrowed(self, chunk: _Chunk) -> None:
-        """Drops the events of ``chunk.loaded`` from memory, except auth events.
+        """Drops the events that were loaded from other chunks (``chunk.loaded``), except auth events.
 
-        Also drops the groups before and after all events. The arrays ``before`` and ``after`` have them already.
+        Also drops the groups before and after all events, because the arrays ``before`` and ``after`` have them already.
         """
         for event_id in chunk.loaded:
             if event_id in chunk.named:
@@ -313,7 +314,7 @@ class RoomWalk:
         self.redactions.extend((number, _NONE if target is None else target, applies))
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
-        """Returns true if the redaction applies to its target, provided that the redaction is accepted."""
+        """Returns true if the redaction takes effect on ``target``, provided that the redaction is accepted."""
         states = self.states
         if may_redact(redaction, target, states.version, None):
             return True
@@ -346,7 +347,7 @@ class RoomWalk:
         return self._name_list[number] if number >= 0 else name
 
     def _name(self, name: str) -> int:
-        """Returns the number that stands for an event type or a user ID, or -1 if there are too many such numbers."""
+        """Returns the number that stands for an event type or a user ID, or -1 if too many such numbers are in use."""
         number = self._names.get(name, _NONE)
         if number < 0 and len(self._name_list) < _MOST_NAMES:
             number = self._names[name] = len(self._name_list)
@@ -359,7 +360,7 @@ class RoomWalk:
         self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
 
     def judged(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        """Returns the events with their verdicts."""
+        """Returns the events with these numbers, each with its verdict."""
         if self._all is not None:
             return [self._all[number] for number in numbers]
         return [self._with_verdict(*pair) for pair in zip(numbers, self.source.fetch(numbers), strict=True)]
@@ -374,7 +375,7 @@ class RoomWalk:
         return self._fetched(number)
 
     def seen_event(self, number: int) -> ParsedEvent | PlainEvent:
-        """Returns an event with the fields that visibility depends on: of a message only type and sender."""
+        """Returns an event with the fields on which visibility depends. For a message these are only type and sender."""
         if self._all is not None:
             return self._all[number]
         about, sender = self._about[number], self._senders[number]
@@ -425,7 +426,7 @@ class _Chunk:
 def _check_order(chunk: _Chunk) -> None:
     """Raises ``_OutOfOrder`` unless every event of the chunk comes after all events that it refers to."""
     last = chunk.numbers[-1]
-    later = set(chunk.at)  # the event itself and those that come later
+    later = set(chunk.at)  # the event itself and all later events
     for event in chunk.events:
         prevs = later.isdisjoint(event.prev_event_ids) or event.outlier
         if not (prevs and later.isdisjoint(event.auth_event_ids)):

@@ -27,7 +27,7 @@ class EventNumbers:
         self._refuse_repeated(alike)
 
     def find(self, event_ids: Collection[str]) -> dict[str, int]:
-        """Returns the numbers of those IDs that have a number, by ID."""
+        """Returns the numbers of the IDs ``event_ids``, by ID. IDs without a number are left out."""
         found = [(event_id, number) for event_id in event_ids for number in self._of_hash(hash(event_id))]
         names = self._names([number for _, number in found])
         return {event_id: number for (event_id, number), name in zip(found, names, strict=True) if name == event_id}
@@ -57,7 +57,10 @@ class EventNumbers:
 
 
 class Links:
-    """A map from each number to the numbers that it refers to. Each entry is set once, in any order."""
+    """A map from an event's number to the numbers of other events, such as its prev events.
+
+    Each entry is set once. The entries may be set in any order.
+    """
 
     def __init__(self, count: int) -> None:
         self._starts = array("q", bytes(8 * count))
@@ -65,18 +68,18 @@ class Links:
         self._others = array("i")
 
     def put(self, number: int, others: Sequence[int]) -> None:
-        """Sets the numbers that a number refers to."""
+        """Sets the entry of ``number``: the numbers of the events to which that event refers."""
         self._starts[number], self._counts[number] = len(self._others), len(others)
         self._others.extend(others)
 
     def of(self, number: int) -> tuple[int, ...]:
-        """Returns the numbers that a number refers to."""
+        """Returns the entry of ``number``: the numbers of the events to which that event refers."""
         start = self._starts[number]
         return tuple(self._others[start : start + self._counts[number]])
 
 
 class NumberSet(MutableSet[int]):
-    """A set of numbers below a limit, in a byte each."""
+    """A set of numbers from 0 to ``limit`` - 1. The set takes ``limit`` bytes, however many numbers are in it."""
 
     def __init__(self, limit: int) -> None:
         self._marks = bytearray(limit)

@@ -6,11 +6,11 @@ linear in events, edges and state changes, except for state resolution, which ru
 
 First the state at every event is computed in causal order (``events.room.state_assignment``). Then the events *arrive*
 in the given order, except that an event waits for its prev events. The arrival decides forward extremities, current
-state and soft failures. Visibility ranges follow the given order, and no event waits there. If a prev event is missing,
-the state is unknown: the event and those above it are marked ``state_unresolved`` and counted.
+state and soft failures. Visibility ranges follow the given order, without this exception. If a prev event is missing,
+the state is unknown: the event and all events above it are marked ``state_unresolved`` and counted.
 
-Positions are indexes into the given events, and state groups are numbers from 0. The caller replaces both by reserved
-IDs, in ascending order.
+Positions are indexes into the given events, and state groups are numbers from 0. The caller replaces positions and
+state groups by reserved IDs, in ascending order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _EVENTS_PER_PART = 5_000
 
 
 class EventPart(NamedTuple):
-    """Consecutive events of a room: the number of the first, the events with their verdicts, and their rows."""
+    """Consecutive events of a room: the number of the first event, the events with their verdicts, and the events' rows."""
 
     first: int
     events: Sequence[ParsedEvent]
@@ -96,7 +96,7 @@ class GivenEvents:
 
 @dataclass(slots=True)
 class _Arriving:
-    """The fields of an event that matter when it arrives. ``event_id`` is the event's number, not its Matrix ID."""
+    """The fields of an event that its arrival needs. ``event_id`` is the event's number, not its Matrix ID."""
 
     event_id: int
     prev_event_ids: tuple[int, ...]
@@ -171,12 +171,12 @@ class RoomHistory:
 
     @property
     def stored_groups(self) -> int:
-        """The number of groups to store."""
+        """The number of state groups to store."""
         return sum(new >= 0 for new in self._new_groups)
 
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(self) -> int | None:
-        """Lets all events arrive one by one. Returns the group of the current state after them; null: unknown."""
+        """Lets all events arrive one by one. Returns the group of the current state at the end, or null if it is unknown."""
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
         live = self._last_live(ACCEPTED) >= 0
@@ -200,14 +200,15 @@ class RoomHistory:
             self._note_change(self._last_live(OUTLIER), known, current)
         if live and not walk.in_order:
             self._walk_line(limit)
-        if (last := self._last_live(ACCEPTED)) >= 0:  # the next batch in this room continues from this line
+        if (last := self._last_live(ACCEPTED)) >= 0:  # the next batch in this room continues from this state
             self._line[last] = -1 if current is None else current
         return current
 
     def _walk_line(self, limit: int) -> None:
-        """Computes the current state at each live event (the *line*) again, with events strictly in the given order.
+        """Computes the current state at each live event again, with events strictly in the given order.
 
-        No event waits for its prev events. A rebuild of the visibility ranges takes the events in the same way.
+        No event waits for its prev events, as in a rebuild of the visibility ranges. The groups of these states are
+        stored in ``_line``.
         """
         walk, flags = self._walk, self._flags
         extremities = ForwardExtremities[int](reached=NumberSet(limit), find=self._transparent_among, live=True)
@@ -228,7 +229,7 @@ class RoomHistory:
         arrivals.take(event)
 
     def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
-        """Yields those of the events that are rejected, soft-failed or backfilled, and are no outliers."""
+        """Yields the events of ``numbers`` that are in the graph and are rejected, soft-failed or backfilled."""
         flags = self._flags
         for number in numbers:
             if number < len(flags) and flags[number] & (ACCEPTED | BACKFILLED) and not flags[number] & OUTLIER:
@@ -252,7 +253,7 @@ class RoomHistory:
         """Records that the current state changed from group ``known`` to group ``current``, if the two differ.
 
         ``index`` is the index of the event with which the change comes. If ``current`` is null (unknown), nothing is
-        recorded. Returns the last group of the current state that is known.
+        recorded. Returns the last known group of the current state: ``current``, or ``known`` if ``current`` is null.
         """
         if current is None or current == known:
             return known
@@ -343,14 +344,28 @@ class RoomHistory:
         names = dict(zip(outliers, self._names(outliers), strict=True))
         return (names[gap] if gap < walk.count else missing[gap - walk.count] for gap in gaps)
 
+    def timeline_gaps(self) -> Iterator[int]:
+        """Yields the indexes of live events with a gap right below them.
+
+        A live event has a gap below it if it is the first live event that refers to some backward extremity.
+        """
+        walk, flags, seen = self._walk, self._flags, set[int]()
+        for number, flag in enumerate(flags):
+            if flag & (OUTLIER | BACKFILLED):
+                continue
+            missing = {prev for prev in walk.prevs.of(number) if prev >= walk.count or flags[prev] & OUTLIER}
+            if not missing <= seen:
+                seen |= missing
+                yield number
+
     def _names(self, numbers: Sequence[int]) -> Iterator[str]:
         return (name for some in self._walk.chunks(numbers) for name in self._source.names(some))
 
     def _kept_groups(self) -> array[int]:
         """Returns for each group its number among the groups to store, or -1 for a group that is not stored.
 
-        Stored are the groups before and after events, and all groups below them. Groups that only intermediate current
-        states have are not stored.
+        The groups before and after events are stored, and all groups to which these are deltas. A group that is only the
+        current state at some time is not stored.
         """
         walk, builder = self._walk, self._walk.states.builder
         wanted = {*walk.after, *walk.before}

@@ -1,1 +1,1 @@
-"""Checks the stored rows of a room against its events, and repairs what differs."""
+"""Checks the stored rows of a room against the room's events, and repairs rows that differ."""

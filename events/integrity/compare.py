@@ -1,4 +1,4 @@
-"""Lists the differences between the rows of a room and what they should be, with stored and computed values (pure).
+"""Lists the differences between the stored rows of a room and the computed rows, with the values of both (pure).
 
 Each difference belongs to a subject. A subject is the argument of ``manage.py resync`` that repairs the difference. A
 report lists a bounded number of differences, but its totals count all of them. A *doubt* is a question that the stored
@@ -39,7 +39,7 @@ COLUMNS_OF_THE_EVENT = [name for name in Columns._fields if name not in ("edges"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A stored value that is not what it should be. ``mendable`` is false if it cannot be recomputed."""
+    """A stored value that is wrong. ``mendable`` is false if the right value cannot be computed."""
 
     subject: str
     table: str
@@ -56,7 +56,7 @@ class Difference:
 
 @dataclass(slots=True)
 class RoomReport:
-    """The report on one room. Its lists of differences and doubts are bounded, ``totals`` and ``doubtful`` count all."""
+    """The report on one room. Its lists are bounded. ``totals`` counts all differences, and ``doubtful`` all doubts."""
 
     room_id: str
     events: int = 0
@@ -88,7 +88,7 @@ class RoomReport:
             self.doubts.append(text)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the report as one object. The keys of its totals are ``subject table``."""
+        """Returns the report as one object. The keys of its totals have the form ``subject table``."""
         return {
             "room_id": self.room_id,
             "clean": self.clean,
@@ -102,12 +102,12 @@ class RoomReport:
 
 
 def includes_subject(asked: str, subject: str) -> bool:
-    """Returns true if a caller who asks for one subject, or for ``EVERYTHING``, includes ``subject``."""
+    """Returns true if ``asked`` (a subject, or ``EVERYTHING``) includes ``subject``."""
     return asked in (subject, EVERYTHING)
 
 
 def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
-    """Returns the report on a room's rows. ``computed`` is what they should be, if the caller has it already."""
+    """Returns the report on a room's rows. ``computed`` has the right values of the rows, if the caller knows them already."""
     should = computed if computed is not None else compute(rows)
     report = RoomReport(rows.room_id, len(rows.events))
     for difference in differences(should):
@@ -265,6 +265,8 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     right = should.known_ranges
     if rows.visibility_unresolved and _may_be_unknown(rows, should):
         right = None
+    elif all(row.outlier for row in rows.events):  # without other events no user sees anything, and no state is unknown
+        right = []
     if rows.visibility_unresolved != (right is None):
         stored = rows.visibility_unresolved
         yield Difference("visibility", "events_room", rows.room_id, "visibility_unresolved", stored, right is None)
@@ -286,10 +288,10 @@ def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[Visibility
 
 
 def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
-    """Returns true if older events were purged: ranges begin below all stored events, without a create event.
+    """Returns true if older events of the room were purged.
 
-    The create event is then not stored, or only as an outlier. The visibility of the oldest stored events followed from
-    the purged events, so it cannot be recomputed.
+    That is so if a range begins below all stored events, and the create event is not stored in the graph. The
+    visibility of the oldest stored events followed from the purged events. So it cannot be recomputed.
     """
     first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
     begins_here = should.create is not None and not should.create.outlier

@@ -1,9 +1,10 @@
-"""Computes what the rows of a room should be, by applying the rules again to its stored JSON (pure).
+"""Computes the right rows of a room, by applying the rules again to the stored JSON of its events (pure).
 
 Stored verdicts are taken as right, because they depend on the order of arrival or came from outside. The state before
 an event may also have come from outside, together with the event. That happens if the prev events came later or never.
-Such a stored state is taken as right, too, and the states of the events above are computed from it. If the rules lead
-to a different state, that is a *doubt*. All other rows follow from the events, so a difference in them is damage.
+A stored state that may have come from outside is taken as right, too, and the states of the events above are computed
+from it. If the rules lead to a different state, that is a *doubt*. All other rows follow from the events, so a
+difference in them is damage.
 
 ``compute`` takes the rows of one room and sends no query, so rooms can be checked in parallel, in any process.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from events.format.parsing import ParsedEvent
@@ -24,13 +26,13 @@ from events.visibility.viewer import membership
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["Columns", "Computed", "RoomRows", "StoredEvent", "compute", "stored_before"]
+__all__ = ["Columns", "Computed", "RoomRows", "StoredEvent", "compute", "event_of_columns", "stored_before"]
 
 
 class Columns(NamedTuple):
     """The columns of an event, and its rows in other tables, that follow from its JSON.
 
-    ``edges`` are the prev events in ascending order. ``auth`` is null if there is no row.
+    ``edges`` are the prev events in ascending order. ``auth`` is null if the event has no row of auth events.
     """
 
     type: str
@@ -84,7 +86,7 @@ class StoredEvent(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """True for a state event, by its column."""
+        """True for a state event, according to the column of the row."""
         about = self.columns if self.columns is not None else self.parsed
         return about is not None and about.state_key is not None
 
@@ -111,14 +113,23 @@ class RoomRows:
 class _CheckedStates(RoomStates):
     """The states at a room's events, computed by the rules. A stored state is used if it possibly came from outside.
 
-    ``told`` maps each event with such a state to the stored group before the event. ``assign`` collects in
-    ``differing`` those of these events for which the rules lead to a different state.
+    ``told`` maps the ID of an event to the stored group before the event, if this group possibly came from outside. If
+    the rules lead to a different state for an event in ``told``, ``assign`` adds its ID to ``differing``.
     """
 
     def __init__(
         self, version: RoomVersion, events: Sequence[ParsedEvent], create: ParsedEvent | None, told: Mapping[str, int]
     ) -> None:
-        stored = Stored({}, create, GroupBuilder(), {}, lambda _states: None, trusting=True, whole=True)
+        stored = Stored(
+            {},
+            create,
+            GroupBuilder(),
+            {},
+            lambda _states: None,
+            trusting=True,
+            whole=True,
+            without_state=lambda _ids, _most: (),
+        )
         super().__init__(version, events, stored)
         self.digests = Digests(self.builder)
         self.differing: list[str] = []
@@ -157,17 +168,17 @@ class Computed:
     forward: set[str]
     """The forward extremities."""
     current_group: int | None
-    """The computed group of the current state; null: unknown."""
+    """The computed group of the current state, or null if it is unknown."""
 
     @property
     def known_ranges(self) -> list[VisibilityRow] | None:
-        """The visibility ranges; null if they or the current state cannot be computed."""
+        """The visibility ranges, or null if the ranges or the current state cannot be computed."""
         return None if self.current_group is None else self.ranges
 
     def before_is_stored(self, event: StoredEvent) -> bool:
-        """Returns true if the group that readers take as the state before an event has the right state.
+        """Returns true if the stored group of the state before an event has the computed state.
 
-        Also returns true if the right state is unknown.
+        Also returns true if that state cannot be computed.
         """
         wanted = self.states.before.get(event.event_id)
         if wanted is None:
@@ -176,7 +187,10 @@ class Computed:
         return group is not None and self.stored.digests.get(group) == self.states.digests.of(wanted)
 
     def after_is_stored(self, event: StoredEvent) -> bool:
-        """Returns true if the group of an event has the right state. If the state is unknown, the event must not have a group."""
+        """Returns true if the group of the state after an event has the computed state.
+
+        If that state cannot be computed, returns true only if the event has no group.
+        """
         wanted = self.states.after.get(event.event_id)
         if wanted is None:
             return event.state_group is None
@@ -185,7 +199,7 @@ class Computed:
 
     @property
     def backward(self) -> set[str]:
-        """The backward extremities."""
+        """The computed backward extremities of the room."""
         return set(backward_extremities(self.events.values()))
 
     @property
@@ -220,7 +234,7 @@ def compute(rows: RoomRows) -> Computed:
     Raises ``UnknownRoomVersion``.
     """
     version = room_version(rows.room_version)
-    events = {row.event_id: row.parsed or _lost(row, rows) for row in rows.events}
+    events = {row.event_id: row.parsed or event_of_columns(row, rows.room_id, rows.room_version) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
     create = _create(rows, events.values())
     states = _CheckedStates(version, list(events.values()), create, _given_groups(rows, events, stored))
@@ -236,10 +250,10 @@ def compute(rows: RoomRows) -> Computed:
 
 
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
-    """Returns the group that readers take as the state before an event, or null if the event has no group.
+    """Returns the group that is read as the state before an event, or null if the event has no group.
 
-    That is the group below for an accepted state event, else the event's own. An own group that is not stored is returned
-    as it is.
+    For an accepted state event, returns the group below the event's group. For any other event, or if the event's group
+    is not stored, returns the event's group.
     """
     group = event.state_group
     if group is None or not event.is_state or event.rejected_reason is not None or group not in stored:
@@ -247,15 +261,15 @@ def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
     return stored.below(group)
 
 
-def _lost(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
+def event_of_columns(row: StoredEvent, room_id: str, room_version: str) -> ParsedEvent:
     """Returns an event made from its stored columns. Used if the event's JSON is missing or unreadable."""
     columns = row.columns
     if columns is None:  # ``stored_rows`` drops columns only if they agree with parsed JSON
         raise AssertionError(f"{row.event_id} has neither JSON nor columns")
     return ParsedEvent(
         event_id=row.event_id,
-        room_id=rows.room_id,
-        room_version=rows.room_version,
+        room_id=room_id,
+        room_version=room_version,
         type=columns.type,
         state_key=columns.state_key,
         sender=columns.sender,
@@ -281,8 +295,8 @@ def _lost(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
 def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None:
     """Returns the create event of the room, or null.
 
-    If there are several, a create event in the graph is preferred to an outlier. Among those, the create event that the
-    room's row names is preferred.
+    If the room has several create events, those in the graph are preferred to outliers. Among several in the graph, the
+    create event that the room's row names is preferred.
     """
     begun = [event for event in events if is_create(event)]
     named = [event for event in begun if event.event_id == rows.create_event_id]
@@ -295,8 +309,8 @@ def _cuts_of_before(
 ) -> list[VisibilityRow]:
     """Returns the stored cuts of users who left before the oldest stored live event, and have not joined again.
 
-    A *cut* is a row with the position at which a user left. These positions cannot be computed any more, so the stored
-    rows are taken as right.
+    A *cut* is a row with the position at which a user left. The positions of these cuts cannot be computed any more, so
+    the stored rows are taken as right.
     """
     places = [event.stream_ordering for event in graph if is_accepted(event) and event.stream_ordering is not None]
     first = min((place for place in places if place > 0), default=0)
@@ -311,12 +325,13 @@ def _cuts_of_before(
 
 
 def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
-    """Returns the stored group before each event whose state possibly came from outside, by event ID.
+    """Returns the stored group before each event whose state another server may have given, by event ID.
 
-    Such an event names a prev event that perhaps was not stored, or had no state, when the event came.
+    When such an event arrived, one of its prev events may have been missing, or may have had no state.
     """
     by_id = {row.event_id: row for row in rows.events if not row.outlier}
     doubted = _contradicted(by_id, events, stored)
+    last_rejected = _last_rejected_later(events)
     found: dict[str, int] = {}
     for row in by_id.values():
         prevs = events[row.event_id].prev_event_ids
@@ -324,13 +339,30 @@ def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: Sto
         if group not in stored or group is None or not prevs or row.event_id in doubted:
             continue
         # If the stored group is that of the only prev event, the rules and a given state agree.
-        if not _is_linked(row, prevs, by_id, group) and any(_came_later(by_id.get(prev), row) for prev in prevs):
+        if _is_linked(row, prevs, by_id, group):
+            continue
+        resolved_before = len(prevs) > 1 and row.stream_ordering < last_rejected
+        if resolved_before or any(_came_later(by_id.get(prev), row) for prev in prevs):
             found[row.event_id] = group
     return found
 
 
+def _last_rejected_later(events: Mapping[str, ParsedEvent]) -> float:
+    """Returns the highest position of a rejected event that an accepted event names as an auth event, or 0.
+
+    The rejected event R was an outlier when the accepted event was authorised by it. R was rejected later, when its place
+    in the graph became known. States that were resolved before that time stay as they are, although the rules would
+    resolve them to other states now. If R is backfilled, its position does not show when it came, so the result is
+    infinite.
+    """
+    named = {other for event in events.values() if event.rejected_reason is None for other in event.auth_event_ids}
+    found = (events[event_id] for event_id in named if event_id in events)
+    places = (event.stream_ordering or 0 for event in found if event.rejected_reason is not None)
+    return max((place if place > 0 else inf for place in places), default=0)
+
+
 def _is_linked(row: StoredEvent, prevs: Sequence[str], by_id: Mapping[str, StoredEvent], group: int) -> bool:
-    """Returns true if an event has one prev event only, and ``group`` is the group after that prev event.
+    """Returns true if an event has exactly one prev event, and ``group`` is the group after that prev event.
 
     ``group`` is the stored group before the event, and ``prevs`` are the IDs of its prev events.
     """
@@ -349,9 +381,9 @@ def _came_later(prev: StoredEvent | None, row: StoredEvent) -> bool:
 def _contradicted(
     by_id: Mapping[str, StoredEvent], events: Mapping[str, ParsedEvent], stored: StoredGroups
 ) -> set[str]:
-    """Returns events whose own group disagrees with the stored state before an event directly on top of them.
+    """Returns events whose own state group contradicts the stored state before a next event.
 
-    The event on top is considered only if it names no other prev event, and surely came after the event below.
+    A next event is considered only if it has no other prev event, and surely came after its prev event.
     """
     found = set()
     for row in by_id.values():

@@ -1,8 +1,8 @@
-"""Expands the stored state groups of a room in the way that readers do, and gives each state a digest (pure).
+"""Computes the states of a room's stored state groups by the same rules as ``state.store``, and a digest of each (pure).
 
 The digest of a state is a sum over its entries. So the digest of a group is computed from the digest of the group below
 and the delta between the two. Comparing the states of all events of a room therefore takes time in proportion to the
-delta rows. Any of the rows may be damaged: a missing row has the same effect here as for a reader.
+delta rows. Any of the rows may be damaged. A missing row has the same effect here as in ``state.store``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MASK = 2**64 - 1
 
 
 class Digests:
-    """The digests of the groups of a builder, each computed once."""
+    """The digests of the states of a builder's groups. Each digest is computed once."""
 
     def __init__(self, builder: GroupBuilder) -> None:
         self._builder = builder
@@ -76,7 +76,7 @@ class StoredGroups:
         return self.rows[group][1]
 
     def state(self, group: int) -> dict[StateKey, str]:
-        """Returns the full state of a group, as readers see it. A group without a row has an empty state."""
+        """Returns the full state of a group, as ``state.store`` would return it. A group without a row has an empty state."""
         whole: dict[StateKey, str | None] = {}
         for chain, upto in self._spans(group):
             for key, (numbers, events) in self._history.get(chain, {}).items():
@@ -107,15 +107,16 @@ class StoredGroups:
     def _base(self, chain: int) -> int | None:
         """Returns the group on which the first group of a chain is built.
 
-        Null: the first group is built on none, or one of the two is not stored.
+        Returns null if the first group is built on no group. Also returns null if one of these two groups is not
+        stored.
         """
         first = self.rows.get(chain)
         return first[1] if first is not None and first[1] in self.rows else None
 
     def _lookup(self, chain: int, last: int | None, base: int | None, key: StateKey) -> str | None:
-        """Returns the event ID at a state key, as it was right before some group of a chain. Null: there was no entry.
+        """Returns the event ID that a state key had just before a group G of a chain, or null if it had no event.
 
-        ``last`` is the group of the chain before that group, or null if that group is the first. ``base`` is the group
+        ``last`` is the group before G in the chain, or null if G is the first group of the chain. ``base`` is the group
         on which the chain is built, or null.
         """
         spans = [] if last is None else [(chain, last)]
@@ -127,7 +128,9 @@ class StoredGroups:
         return None
 
     def _spans(self, group: int) -> Iterator[tuple[int, int]]:
-        """Yields (chain, highest group to read in it) for every chain that a reader of ``group`` reads, downwards.
+        """Yields the chains from which the state of ``group`` is read, from the top down.
+
+        Each item is (chain, highest group to read in it).
 
         A missing row or a cycle ends the walk.
         """

@@ -1,13 +1,15 @@
-"""Repairs damaged rows of a room in the caller's transaction, under the room's lock (no Django).
+"""Checks one room, and repairs its damaged rows in one transaction, under the room's lock. Needs no Django.
 
-Writers need not be stopped. Events whose state is wrong get new state groups, built on stored groups that are right.
-Wrong groups that no event needs any more are deleted. A value that cannot be recomputed is left as it is.
+The caller passes its way of opening transactions (``RoomTransactions``). So a process of the site and a task of Spark run
+the same steps. Writers need not be stopped. Events whose state is wrong get new state groups, built on stored groups that
+are right. Wrong groups that no event needs any more are deleted. A value that cannot be recomputed is left as it is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,13 +25,14 @@ from events.integrity.compare import (
 )
 from events.integrity.expected_rows import Computed, compute, stored_before
 from events.integrity.stored_rows import Mark, read_mark, read_room
+from events.room_lock_sql import LOCK_ROOM
 from events.visibility.open_ranges import check_open_ranges
 from state.group_ids import reserve_group_ids
 from state.groups.deltas import GroupBuilder, StoredGroup
+from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "repair_room"]
+__all__ = ["Found", "Mended", "Resynced", "RoomTransactions", "check", "find_damage", "repair_room", "resync"]
 
-_LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 _PUT_STATE = f"""
 {INSERT_INTO["events_currentstate"]} VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
@@ -72,6 +75,8 @@ SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::tex
 """
 #: Makes other processes drop what they cached of the room's content.
 _NEW_GENERATION = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
+#: Computes the row of the list of rooms again, after the tables that it is computed from are right.
+_SUMMARIZE = "SELECT events_summarize(ARRAY[%s])"
 #: Columns that may be set. A column's name becomes part of an SQL text, so every other name is an error.
 _COLUMNS = {
     "events_room": {"create_event_id", "creator", "current_state_unresolved", "visibility_unresolved"},
@@ -83,8 +88,8 @@ _COLUMNS = {
 class Found:
     """The report on a room from one snapshot, and the values that its rows should have.
 
-    ``mark`` shows later whether the rows were written since that snapshot (``events.integrity.stored_rows.Mark``). It
-    is null if nothing is to be repaired.
+    ``mark`` shows later whether the rows were written since that snapshot (``events.integrity.stored_rows.Mark``).
+    ``mark`` is null if nothing is to be repaired.
     """
 
     report: RoomReport
@@ -96,20 +101,81 @@ class Found:
 class Mended:
     """The report on a room under its lock, before the repair.
 
-    ``moved`` are users whose membership in the current state was wrong, or whose membership event had content that it
-    should not have. Null: neither the current state nor the content of an event was wrong, so other processes need no
-    notification.
+    ``moved`` are the users whose membership in the current state was wrong, or whose membership event had content that
+    it should not have. ``moved`` is null if neither the current state nor the content of an event was wrong. Then other
+    processes need no notification.
     """
 
     before: RoomReport
     moved: Sequence[str] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Resynced:
+    """The reports on a room before and after a repair. If nothing was repaired, the two reports are the same object."""
+
+    before: RoomReport
+    after: RoomReport
+
+
+@dataclass(frozen=True, slots=True)
+class RoomTransactions:
+    """Functions of the caller that open the transactions for checking and repairing a room."""
+
+    snapshot: Callable[[], AbstractContextManager[Any]]
+    """``snapshot()`` yields a cursor that reads one snapshot."""
+    writing: Callable[[], AbstractContextManager[Any]]
+    """``writing()`` yields a cursor in a transaction that the end of the block commits."""
+    tell: Callable[[Any, str, Sequence[str]], None]
+    """``tell(cursor, room ID, Mended.moved)`` makes other processes drop what they cached of a room once ``writing`` commits."""
+
+
+def check(transactions: RoomTransactions, room_id: str) -> RoomReport | None:
+    """Returns the report on all stored rows of a room, or null if there is no such room."""
+    with collector_paused():  # all objects of a room live until it is done, so a collection would find nothing
+        found = _in_snapshot(transactions, room_id)
+    return None if found is None else found.report
+
+
+def resync(transactions: RoomTransactions, room_id: str, subject: str, *, mend: bool) -> Resynced | None:
+    """Repairs the rows of a room that belong to ``subject`` and differ from the computed rows.
+
+    Returns the reports before and after the repair, or null if there is no such room. If ``mend`` is false, or if no
+    row of the subject differs, nothing is repaired and the room is not locked. Then the report before the repair is
+    returned as the second report, too. If the repaired ranges would contradict the current state (``RangesDisagree``),
+    nothing is written, and the second report has the error as a doubt.
+    """
+    with collector_paused():
+        found = _in_snapshot(transactions, room_id, subject)
+        if found is None:
+            return None
+        if not mend or not found.report.of(subject):
+            return Resynced(found.report, found.report)
+        try:
+            # One transaction: no process sees repaired rows without dropping what it cached, and a process that is killed
+            # leaves both changes or neither.
+            with transactions.writing() as cursor:
+                mended = repair_room(cursor, room_id, subject, found)
+                if mended is not None and mended.moved is not None:
+                    transactions.tell(cursor, room_id, mended.moved)
+        except RangesDisagree as error:  # the transaction was rolled back
+            return Resynced(found.report, _left_as_it_is(found.report, error))
+        del found  # it may be large
+        after = check(transactions, room_id)
+    return None if mended is None or after is None else Resynced(mended.before, after)
+
+
+def _in_snapshot(transactions: RoomTransactions, room_id: str, subject: str | None = None) -> Found | None:
+    with transactions.snapshot() as cursor:
+        return find_damage(cursor, room_id, subject)
+
+
 def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
     """Compares the stored rows of a room with the JSON of its events, in the caller's snapshot.
 
-    Returns null if there is no such room. ``subject`` is what ``repair_room`` will be asked to repair with this result
-    (``compare.SUBJECTS`` or ``compare.EVERYTHING``). Without it, the result is only a report and has no ``mark``.
+    Returns null if there is no such room. Give ``subject`` if ``repair_room`` will repair a subject with this result:
+    one of ``compare.SUBJECTS``, or ``compare.EVERYTHING``. If a row of the subject differs, the result then has a
+    ``mark``. Without ``subject`` it never has a mark.
     """
     rows = read_room(cursor, room_id)
     if rows is None:
@@ -121,15 +187,15 @@ def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found 
 
 
 def repair_room(cursor: Any, room_id: str, subject: str, found: Found | None = None) -> Mended | None:
-    """Repairs the differences of a subject, in the caller's transaction; returns null if there is no such room.
+    """Repairs the differences of a subject, in the caller's transaction. Returns null if there is no such room.
 
-    ``found`` is the result of ``find_damage`` without the lock. It is computed again if the room's rows have changed
-    since. If ``moved`` in the result is not null, the caller must notify other processes of a changed current state in
-    the same transaction. Raises ``RangesDisagree`` if the stored current state is wrong but belongs to a subject that is
-    not repaired: right ranges would not fit it.
+    ``found`` is the result of ``find_damage`` without the lock. If the room's rows have changed since, the damage is
+    searched again. If ``moved`` in the result is not null, the caller must notify other processes of a changed current
+    state in the same transaction. Raises ``RangesDisagree`` if the stored current state is wrong, but belongs to a
+    subject that is not repaired. The repaired ranges would contradict this current state.
     """
     # The lock that ``persist`` takes, and first as there. From here on no other transaction writes in the room.
-    cursor.execute(_LOCK, [room_id])
+    cursor.execute(LOCK_ROOM, [room_id])
     # A finds damage without the lock, B writes in the room and commits, A gets the lock. The mark differs then, and A
     # has to compute again, or it would undo what B wrote.
     if found is None or found.mark is None or found.mark != read_mark(cursor, room_id):
@@ -137,10 +203,12 @@ def repair_room(cursor: Any, room_id: str, subject: str, found: Found | None = N
     if found is None:
         return None
     wrong = found.report.of(subject)
-    return Mended(found.report, _Repair(found.computed, cursor).mend(subject) if wrong else None)
+    moved = _Repair(found.computed, cursor).mend(subject) if wrong else None
+    cursor.execute(_SUMMARIZE, [room_id])
+    return Mended(found.report, moved)
 
 
-def left_as_it_is(report: RoomReport, error: RangesDisagree) -> RoomReport:
+def _left_as_it_is(report: RoomReport, error: RangesDisagree) -> RoomReport:
     """Returns a copy of the report with the error as a doubt, for a room in which nothing was written."""
     found = replace(report, differences=[*report.differences], totals=Counter(report.totals), doubts=[*report.doubts])
     found.doubt(str(error))
@@ -215,7 +283,7 @@ class _Repair:
         self._announce_less_content(found.key)
 
     def _announce_less_content(self, event_id: str) -> None:
-        """Records that readers no longer get all of an event's content.
+        """Records that the event is served without part of its content from now on.
 
         Other processes are then notified as if the current state had changed.
         """
@@ -306,8 +374,8 @@ class _Groups:
     def _after(self, event_id: str) -> int:
         """Returns the builder's number of the right group after an event.
 
-        For a state event, that group is built on the group before the event, because readers take the group below as
-        the state before the event.
+        For a state event, that group is built on the group before the event, because the group below is read as the
+        state before the event.
         """
         after, before = self._states.after[event_id], self._states.before.get(event_id)
         event = self._computed.events[event_id]
@@ -320,7 +388,7 @@ class _Groups:
     def _number(self, group: int) -> int:
         """Returns the builder's number of a group with the same state as the computed group ``group``.
 
-        If a stored group has that state, it is used. Otherwise a new group is built, on top of a stored one if
+        If a stored group has that state, it is used. Otherwise a new group is built, on top of a stored group if
         possible.
         """
         line = []
@@ -338,7 +406,7 @@ class _Groups:
         return self._numbers[group]
 
     def _adopt(self, group: int) -> bool:
-        """Uses a stored group that has the state of the computed group. Returns false if no stored group has it."""
+        """Uses a stored group that has the state of the computed group. Returns false if no stored group has this state."""
         stored = self._right.get(self._states.digests.of(group))
         if stored is None:
             return False

@@ -1,4 +1,4 @@
-"""Reads all stored rows of a room once, for ``events.integrity.expected_rows`` (no Django).
+"""Reads all stored rows of a room once, for ``events.integrity.expected_rows``. Needs no Django.
 
 Reads through the given cursor in the caller's transaction, which should be a single snapshot. Memory grows with the
 room's events, edges and state changes. The text of the JSON is parsed some thousand events at a time, and dropped.
@@ -17,7 +17,7 @@ from events.integrity.expected_rows import Columns, RoomRows, StoredEvent
 from events.visibility.ranges import VisibilityRow, in_order
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["Mark", "read_mark", "read_room"]
+__all__ = ["EventParser", "Mark", "read_mark", "read_room"]
 
 Mark = Sequence[tuple[int, int | None]]
 """Number and row versions of a room's rows, by table. Equal marks mean that no row was written in between."""
@@ -70,7 +70,7 @@ def read_room(cursor: Any, room_id: str) -> RoomRows | None:
     room = cursor.fetchone()
     if room is None:
         return None
-    read = _Events(room_version(room[1])).event
+    read = EventParser(room_version(room[1])).event
     events = [read(*row) for row in _event_rows(cursor, room_id)]
     found: dict[str, list[Any]] = {}
     for name, query in _QUERIES.items():
@@ -90,16 +90,20 @@ def read_room(cursor: Any, room_id: str) -> RoomRows | None:
 
 
 def read_mark(cursor: Any, room_id: str) -> Mark:
-    """Returns the mark of a room. PostgreSQL visits each of the room's marked rows, but sends only sums."""
+    """Returns the mark of a room: for each table, the number of the room's rows and a sum over their row versions.
+
+    If two marks of a room are equal, no row of the room was written in between. PostgreSQL reads all of these rows, but
+    sends only the sums.
+    """
     cursor.execute(_MARK, {"room": room_id})
     return [(count, versions) for _, count, versions in sorted(cursor.fetchall())]
 
 
 def _event_rows(cursor: Any, room_id: str) -> Iterator[tuple[tuple[Any, ...], Any, Columns]]:
-    """Yields for each event the columns that do not follow from its JSON, the JSON, and the columns that do.
+    """Yields for each event: the columns that do not follow from its JSON, the JSON, and the columns that follow from it.
 
-    The JSON comes with the room version by which it was stored; null: no JSON is stored. The events are read in ranges
-    of stream orderings, so only a bounded part of the rows is in memory.
+    The JSON comes as a pair with the room version by which it was stored. It is null if no JSON is stored. The events are
+    read in ranges of stream orderings, so only a bounded part of the rows is in memory.
     """
     after = _BEFORE_ALL
     while True:
@@ -132,7 +136,7 @@ def _whole_rows(
         yield row[:_OWN], json.pop(event_id, None), columns
 
 
-class _Events:
+class EventParser:
     """The parser of one room's event rows.
 
     Equal values are kept in memory once, because events name each other, and share a few types, senders and auth
@@ -144,7 +148,11 @@ class _Events:
         self._kept: dict[Any, Any] = {}
 
     def event(self, own: tuple[Any, ...], stored: tuple[Any, str] | None, columns: Columns) -> StoredEvent:
-        """Returns the event for one item of ``_event_rows``."""
+        """Returns the event of a row.
+
+        ``own`` are the columns that do not follow from the event's JSON, from ``event_id`` to ``state_group``.
+        ``stored`` is the JSON with the room version by which it was stored, or null.
+        """
         parsed, problem = None, None
         if stored is None:
             problem = "its JSON is not stored"
@@ -160,9 +168,9 @@ class _Events:
     def _parsed(self, own: tuple[Any, ...], columns: Columns, json: bytes, told: str) -> ParsedEvent:
         """Parses the JSON of an event, and adds the stored verdict.
 
-        An event that waits for the state before it has no final verdict yet. ``told`` is the room version by which the
-        event was stored. For an outlier it may differ from the room's version, which was perhaps unknown when the
-        outlier was stored.
+        An event whose state before is not known yet has no final verdict. ``told`` is the room version by which the
+        event was stored. For an outlier this version may differ from the room's version, which was perhaps unknown when
+        the outlier was stored.
         """
         event_id, place, outlier, reason, soft_failed, _, unresolved, censored, group = own
         waits = unresolved and group is None and reason is None

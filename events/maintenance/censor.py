@@ -1,7 +1,7 @@
 """Censors redacted events: some time after the redaction, the stored JSON is replaced by its pruned form.
 
-Readers go by the flag ``redacted_by`` from the moment of the redaction. Censoring only removes the content from disk.
-Hashes and signatures stay, so event ID and signatures still verify.
+From the moment of the redaction, everything that serves events obeys the flag ``redacted_by``. Censoring only removes
+the content from disk. Hashes and signatures stay, so event ID and signatures still verify.
 
 Each transaction is small, concerns one room, and locks the room's row first, as every write to a room does. Censored
 events are marked (``Event.censored_at``), so a run that was killed is simply started again. Other processes are notified
@@ -24,9 +24,10 @@ from events.format.canonical_json import encode
 from events.format.parsing import parse_event
 from events.format.redaction import prune
 from events.format.strict_json import decode_event
+from events.room_lock_sql import CHANGE_ROOM
 from state.rules.room_versions import room_version
 from streams import registry
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 
 __all__ = ["Censored", "censor", "censored_json", "due"]
 
@@ -44,7 +45,6 @@ SELECT e.room_id, e.stream_ordering, e.event_id {_DUE}
   AND (e.room_id, e.stream_ordering) > (%(room)s, %(position)s)
 ORDER BY e.room_id, e.stream_ordering LIMIT %(limit)s
 """
-_LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
 _TEXTS = """
 SELECT event_id, j.room_version, j.json FROM events_event e JOIN events_eventjson j USING (event_id)
 WHERE event_id = ANY(%s) AND e.redacted_by IS NOT NULL AND e.censored_at IS NULL FOR UPDATE OF e, j
@@ -59,7 +59,10 @@ _MARK = "UPDATE events_event SET censored_at = clock_timestamp(), relates_to = N
 
 @dataclass(frozen=True, slots=True)
 class Censored:
-    """The progress of a run. ``failed`` are events whose pruned form would not verify; they stay as they are."""
+    """The progress of a run of ``censor``.
+
+    ``failed`` has events that were not censored, because their pruned form would not verify.
+    """
 
     events: int = 0
     rooms: int = 0
@@ -67,7 +70,7 @@ class Censored:
 
 
 def due(age: timedelta, using: str) -> int:
-    """Returns how many redacted events are not censored, where event and redaction were both received at least ``age`` ago."""
+    """Returns the number of events to censor: both the event and its redaction were received at least ``age`` ago."""
     with connections[using].cursor() as cursor:
         cursor.execute(_COUNT, {"age": _seconds(age)})
         return int(cursor.fetchone()[0])
@@ -93,8 +96,8 @@ def censor(age: timedelta, using: str, limit: int | None = None) -> Iterator[Cen
 def censored_json(json: bytes, version: str, event_id: str) -> bytes:
     """Returns the pruned form of an event's JSON as canonical JSON, which is stored instead.
 
-    ``version`` is the room version. Raises ``EventRefused`` or ``NotCanonical`` if the result would not be an event, or
-    would be another one.
+    ``version`` is the room version. Raises ``EventRefused`` or ``NotCanonical`` if the result would not be a valid event,
+    or would have another event ID.
     """
     pruned = encode(prune(decode_event(json), room_version(version)), strict=False)
     parse_event(pruned, decode_event(pruned), version, event_id)
@@ -102,7 +105,7 @@ def censored_json(json: bytes, version: str, event_id: str) -> bytes:
 
 
 def _seconds(age: timedelta) -> float:
-    """Returns an age in seconds, limited to what the database can subtract from the current time."""
+    """Returns an age in seconds. A very large age is reduced, so that the database can subtract it from the current time."""
     return min(age, _LONGEST).total_seconds()
 
 
@@ -113,7 +116,8 @@ def _size(limit: int | None, done: int) -> int:
 def _next(age: timedelta, place: tuple[str, int], limit: int, using: str) -> list[tuple[str, int, str]]:
     """Returns the next events to censor after ``place``, as (room, stream position, event ID).
 
-    ``place`` is a (room, stream position). Event and redaction were both received at least ``age`` ago.
+    ``place`` is the (room, stream position) of the last event before them. Each event and its redaction were received
+    at least ``age`` ago.
     """
     if not limit:
         return []
@@ -123,9 +127,9 @@ def _next(age: timedelta, place: tuple[str, int], limit: int, using: str) -> lis
 
 
 def _censor_room(room_id: str, event_ids: Sequence[str], using: str) -> tuple[int, list[str]]:
-    """Censors events of one room in one transaction. Returns the number censored, and the IDs of those that failed."""
+    """Censors events of one room in one transaction. Returns (number of censored events, IDs of events that failed)."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(_LOCK_ROOM, [room_id])
+        cursor.execute(CHANGE_ROOM, [room_id])
         # The events were found without the lock, so the query asks again which of them are redacted and not censored.
         cursor.execute(_TEXTS, [list(event_ids)])
         pruned, failed = _pruned(cursor.fetchall())

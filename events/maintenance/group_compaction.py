@@ -1,9 +1,9 @@
 """Rewrites the state groups of a room to fewer rows, by a plan of ``state.groups.compaction``.
 
-Writers and readers go on meanwhile. Stored groups are never changed, because processes cache them. New groups are
-written under new IDs, which no reader uses as long as no event has them. Then events move to them in small
+The room is read and written meanwhile. Stored groups are never changed, because processes cache them. New groups are
+written under new IDs. No query uses a new group as long as no event has it. Then events move to them in small
 transactions, each after the old and new states were read back and found equal. Further rounds handle groups that
-writers meanwhile built on old groups. At last the old groups are deleted, like all groups that no event needs
+writers meanwhile built on old groups. At the end the old groups are deleted, like all groups that no event needs
 (``events.maintenance.group_gc``).
 
 The work may be stopped after any transaction, because every event always has a group with its state. A later run makes
@@ -13,24 +13,25 @@ a new plan from what is stored then. Assumes that no purge of the room runs mean
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import groupby
-from operator import itemgetter
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
 
 from events.columns import INSERT_INTO
-from events.errors import CompressionRefused, CompressionWentWrong
-from events.maintenance.group_gc import GroupPurge, needed_groups, plan_groups
+from events.errors import CompressionWentWrong
+from events.maintenance.group_gc import GroupPurge, plan_groups
+from events.maintenance.group_plan import GroupPlan, PlannedRoom, live_groups, needed_groups, plan_room
+from events.room_lock import room_transaction
+from events.room_lock_sql import LOCK_ROOM
 from state.errors import StateError
-from state.groups.collection import GroupPlace
-from state.groups.compaction import Compression, Need, WrittenRows
+from state.groups.compaction import WrittenRows
 from state.store import full_states, reserve_group_ids
 from streams.db.consistent_read import read_only_snapshot
 
-__all__ = ["RoomCompaction", "group_rows"]
+__all__ = ["RoomCompaction", "group_rows", "plan_here"]
 
 _ROWS_PER_TRANSACTION = 5_000
 _EVENTS_PER_TRANSACTION = 1_000
@@ -41,16 +42,10 @@ _ENTRIES_PER_TRANSACTION = 200_000
 _MOST_ROUNDS = 8
 _MOST_PASSES = 3
 
-_READ = """
-SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup g
-LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
-WHERE g.room_id = %(room)s AND (%(groups)s::bigint[] IS NULL OR g.id = ANY(%(groups)s::bigint[])) ORDER BY g.id
-"""
 _COUNT = """
 SELECT count(DISTINCT g.id), count(d.chain) FROM state_stategroup g
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id WHERE g.room_id = %s
 """
-_COUNT_EVENTS = "SELECT count(*) FROM events_event WHERE room_id = %s AND state_group IS NOT NULL"
 _WRITE_GROUPS = f"""
 {INSERT_INTO["state_stategroup"]}
 SELECT id, %s, prev_group, chain, hops, keys, rows_to_read
@@ -61,7 +56,6 @@ _WRITE_DELTAS = f"""
 {INSERT_INTO["state_stategroupdelta"]}
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
-_LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 _HERE = "SELECT id FROM state_stategroup WHERE id = ANY(%s) ORDER BY id"
 _PREVS = "SELECT id, prev_group FROM state_stategroup WHERE id = ANY(%s)"
 _MOVE = """
@@ -74,45 +68,53 @@ UPDATE events_event e SET state_group = moved.new FROM moved WHERE e.stream_orde
 
 
 def group_rows(room_id: str, using: str) -> WrittenRows:
-    """Returns how many rows the state groups of a room take now."""
+    """Returns the number of rows that the state groups of a room take now."""
     with connections[using].cursor() as cursor:
         cursor.execute(_COUNT, [room_id])
         return WrittenRows(*cursor.fetchone())
 
 
+def plan_here(room_id: str, using: str) -> PlannedRoom:
+    """Returns the figures of a new compaction plan for the room.
+
+    If the room's groups are damaged, there is no plan, and ``refused`` in the result has the reason.
+    """
+    with read_only_snapshot(using, is_long=True) as cursor:
+        return plan_room(cursor, room_id, partial(_open_cursor, using))
+
+
+def _open_cursor(using: str) -> closing[Any]:
+    return closing(connections[using].chunked_cursor())
+
+
 class RoomCompaction:
-    """The compaction of one room's groups. Call ``plan`` first, and ``carry_out`` if the saving is worth it."""
+    """The compaction of one room's groups. Call ``plan`` first. Call ``carry_out`` if the saving is large enough."""
 
     def __init__(self, room_id: str, using: str) -> None:
         self.room_id, self._using = room_id, using
-        self.before = self.foreseen = WrittenRows(0, 0)
-        self.events = 0
-        """Events that have a state."""
+        self.planned = PlannedRoom(room_id)
+        """The figures of the last ``plan``."""
         self.moved = 0
         self.finished = True
         """False if old groups are still in use after ``carry_out``: writers stored events with them meanwhile."""
-        self._new = Compression()
+        self._plan = GroupPlan(room_id, partial(_open_cursor, using))
         self._ids: dict[int, int] = {}
         """The builder's number of a new group -> its ID, once it is stored."""
-        self._steps: set[int] = set()
-        self._highest = 0
 
-    def plan(self) -> None:
-        """Reads the room and computes its new groups, without a change. Raises ``CompressionRefused`` if groups are damaged."""
-        self.before = self._read_all()
-        self.foreseen = self._new.rows()
+    def plan(self) -> PlannedRoom:
+        """Reads the room and computes its new groups, without a change. Returns the figures.
 
-    def saving(self) -> float:
-        """Returns the share of rows that would be saved, in percent. It is negative if there would be more rows."""
-        before = self.before.total
-        return 100 * (before - self.foreseen.total) / before if before else 0.0
+        Raises ``CompressionRefused`` if groups are damaged.
+        """
+        self.planned = self._read_all()
+        return self.planned
 
     def carry_out(self) -> Iterator[int]:
         """Writes the new groups, moves the events, and deletes the old groups.
 
-        Yields the number of events moved so far after every transaction. Sets ``finished``: after ``_MOST_PASSES`` passes
-        some old groups may still be in use. Raises ``CompressionWentWrong``. After that, and after a stop, ``clean_up``
-        deletes new groups that no event has.
+        Yields the number of events moved so far after every transaction. If some old groups are still in use after
+        ``_MOST_PASSES`` passes, ``finished`` is false. Raises ``CompressionWentWrong``. After this error, and after a
+        stop, the caller should call ``clean_up``, which deletes the new groups that no event has.
         """
         for number in range(_MOST_PASSES):
             if number:
@@ -121,7 +123,7 @@ class RoomCompaction:
                 self._read_all()
             for _ in self._pass():
                 yield self.moved
-            old = sorted(self._new.numbers)
+            old = sorted(self._plan.new.numbers)
             for _ in self.clean_up():
                 yield self.moved
             self.finished = not self._are_here(old)
@@ -134,7 +136,7 @@ class RoomCompaction:
         Ends when no event has an old group and no needed group is built on an old group. Gives up after
         ``_MOST_ROUNDS`` rounds.
         """
-        moving = sorted(self._new.numbers)
+        moving = sorted(self._plan.new.numbers)
         for _ in range(_MOST_ROUNDS):
             yield from self._write()
             for batch in self._batches(moving):
@@ -149,79 +151,38 @@ class RoomCompaction:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def _read_all(self) -> WrittenRows:
-        """Starts a new plan from the groups that are stored now. Returns how many rows these groups take."""
-        self._new, self._ids, self._steps = Compression(), {}, set()
+    def _read_all(self) -> PlannedRoom:
+        """Starts a new plan from the groups that are stored now. Returns its figures."""
+        self._plan, self._ids = GroupPlan(self.room_id, partial(_open_cursor, self._using)), {}
         with read_only_snapshot(self._using, is_long=True) as cursor:
-            places, needed, steps = needed_groups(self.room_id, self._using)
-            self._highest = places[-1].group if places else 0
-            rows = self._take(places, needed, steps, None)
-            cursor.execute(_COUNT_EVENTS, [self.room_id])
-            (self.events,) = cursor.fetchone()
-        return WrittenRows(len(places), rows)
-
-    def _take(
-        self, places: Sequence[GroupPlace], needed: Collection[int], steps: Collection[int], only: Sequence[int] | None
-    ) -> int:
-        """Adds stored groups to the plan: all groups that are needed, or of these only the ones in ``only``.
-
-        ``places`` are all groups of the room, ``needed`` the groups that events need, and ``steps`` the groups of
-        accepted state events. Returns the number of delta rows that were read. Raises ``CompressionRefused`` if a group
-        is damaged.
-        """
-        live = _live(places, needed)
-        self._steps.update(steps)
-        count = 0
-        for group, prev, changes in self._stored(only):
-            count += len(changes)
-            if group not in live:
-                continue
-            need = Need.STEP if group in steps else Need.STATE if group in needed else Need.NOTHING
-            try:
-                self._new.take(group, prev, changes, need)
-            except (KeyError, StateError) as error:
-                why = f"it is built on {prev}, which is not stored" if isinstance(error, KeyError) else str(error)
-                raise CompressionRefused(
-                    f"{self.room_id}: state group {group} cannot be rewritten: {why}. Run manage.py check_room on the room."
-                ) from error
-        return count
-
-    def _stored(
-        self, only: Sequence[int] | None
-    ) -> Iterator[tuple[int, int | None, dict[tuple[str, str], str | None]]]:
-        """Yields (group, group below, delta) for all stored groups, or for those in ``only``, in ascending order."""
-        names: dict[str, Any] = {"room": self.room_id, "groups": only}
-        with closing(connections[self._using].chunked_cursor()) as cursor:
-            cursor.execute(_READ, names)
-            for (group, prev), rows in groupby(cursor, itemgetter(0, 1)):
-                yield group, prev, {(kind, key): event_id for *_, kind, key, event_id in rows if kind is not None}
+            return self._plan.read(cursor)
 
     def _left(self) -> list[int]:
-        """Returns the groups whose events still have to be moved.
+        """Returns the groups whose events have to be moved to new groups of the plan in the next round.
 
-        These are the old groups that events have again, and the groups that writers meanwhile built on old groups. The
-        latter are added to the plan.
+        These are groups of two kinds: groups that the plan replaces and that an event still needs, and groups that were
+        stored after the plan was made and are built on replaced groups. Adds the groups of the second kind to the plan.
         """
-        with read_only_snapshot(self._using, is_long=True):
-            places, needed, steps = needed_groups(self.room_id, self._using)
-            live = _live(places, needed)
+        with read_only_snapshot(self._using, is_long=True) as cursor:
+            places, needed, steps = needed_groups(cursor, self.room_id)
+            live = live_groups(places, needed)
             standing = set(self._ids.values())
             late = []
             # Writers may have stored groups since the plan was made. Those built on new groups, or on no group, may
             # stay. The others are late.
             for place in places:
-                if place.group <= self._highest or place.group in standing or place.group not in live:
+                if place.group <= self._plan.highest or place.group in standing or place.group not in live:
                     continue
                 begins_chain = place.chain == place.group
                 if place.prev is None or (place.prev in standing and (begins_chain or place.chain in standing)):
                     standing.add(place.group)
                 else:
                     late.append(place.group)
-            again = sorted(needed & self._new.numbers.keys())
-            if new := [group for group in late if group not in self._new.numbers]:
-                self._new.begin_round()
-                self._take(places, needed, steps, new)
-            return sorted({*again, *(group for group in new if group in self._new.numbers)})
+            again = sorted(needed & self._plan.new.numbers.keys())
+            if new := [group for group in late if group not in self._plan.new.numbers]:
+                self._plan.new.begin_round()
+                self._plan.take(places, needed, steps, new)
+            return sorted({*again, *(group for group in new if group in self._plan.new.numbers)})
 
     def _are_here(self, groups: list[int]) -> bool:
         with connections[self._using].cursor() as cursor:
@@ -233,23 +194,23 @@ class RoomCompaction:
     def _write(self) -> Iterator[None]:
         """Stores those new groups of the plan that are not stored yet. Yields after every transaction.
 
-        No event has these groups yet, so no reader uses them.
+        No event has these groups yet, so no query uses them.
         """
-        builder = self._new.builder
-        new = sorted(builder.kept(self._new.numbers.values()) - self._ids.keys())
+        builder = self._plan.new.builder
+        new = sorted(builder.kept(self._plan.new.numbers.values()) - self._ids.keys())
         if not new:
             return
         with connections[self._using].cursor() as cursor:
             ids = dict(zip(new, reserve_group_ids(cursor, len(new)), strict=True))
         self._ids |= ids
-        self._new.stored(ids)
+        self._plan.new.stored(ids)
         rows = {number: len(builder.step(number)[1]) for number in new}
         for part in _parts(new, rows, _ROWS_PER_TRANSACTION, _ROWS_PER_TRANSACTION):
             self._write_part(part)
             yield
 
     def _write_part(self, numbers: Sequence[int]) -> None:
-        builder, ids = self._new.builder, self._ids
+        builder, ids = self._plan.new.builder, self._ids
         groups = [
             (ids[number], None if prev is None else ids[prev], ids[chain], hops, keys, to_read)
             for number, prev, chain, hops, keys, to_read in builder.group_rows(numbers)
@@ -269,13 +230,13 @@ class RoomCompaction:
 
         Each list is so small that the states of its groups can be compared at once.
         """
-        keys = [row[4] for row in self._new.builder.group_rows()]
-        sizes = {group: 2 * keys[self._new.numbers[group]] for group in old}
+        keys = [row[4] for row in self._plan.new.builder.group_rows()]
+        sizes = {group: 2 * keys[self._plan.new.numbers[group]] for group in old}
         for part in _parts(old, sizes, _ENTRIES_PER_TRANSACTION, _PAIRS_PER_TRANSACTION):
-            yield [(group, self._ids[self._new.numbers[group]]) for group in part]
+            yield [(group, self._ids[self._plan.new.numbers[group]]) for group in part]
 
     def _move(self, pairs: Sequence[tuple[int, int]]) -> Iterator[None]:
-        """Moves the events of old groups to the new ones, after checking that the states are equal.
+        """Moves events from old groups to new groups, after checking that the two groups of each pair have equal states.
 
         Yields after every transaction. Raises ``CompressionWentWrong``.
         """
@@ -283,12 +244,12 @@ class RoomCompaction:
         names: dict[str, Any] = {"olds": olds, "news": news, "limit": _EVENTS_PER_TRANSACTION}
         is_compared = False
         while True:
-            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            with room_transaction(self._using), connections[self._using].cursor() as cursor:
                 if not is_compared:
                     # Before the lock, because reading takes long, and the state of a stored group never changes.
                     self._compare(cursor, pairs)
                     is_compared = True
-                cursor.execute(_LOCK_ROOM, [self.room_id])
+                cursor.execute(LOCK_ROOM, [self.room_id])
                 # No event has the new groups yet, so another job that deletes unneeded groups may have deleted them.
                 cursor.execute(_HERE, [sorted(set(news))])
                 if len(cursor.fetchall()) != len(set(news)):
@@ -306,13 +267,14 @@ class RoomCompaction:
     def _compare(self, cursor: Any, pairs: Sequence[tuple[int, int]]) -> None:
         """Raises ``CompressionWentWrong`` unless each pair of groups has equal states.
 
-        For groups of accepted state events, the groups below are compared, too: they are the states before the events.
+        If a group is the state after an accepted state event, the group below it is compared, too. This is the state
+        before the event.
         """
         wanted: set[tuple[int | None, int | None]] = set(pairs)
         cursor.execute(_PREVS, [sorted({group for pair in pairs for group in pair})])
         prevs = dict(cursor.fetchall())
         for old, new in pairs:
-            if old in self._steps and (prevs.get(old), prevs.get(new)) != (None, None):
+            if old in self._plan.steps and (prevs.get(old), prevs.get(new)) != (None, None):
                 wanted.add((prevs.get(old), prevs.get(new)))
         try:
             found = full_states({group for pair in wanted for group in pair if group is not None}, self._using)
@@ -328,20 +290,10 @@ class RoomCompaction:
                 )
 
 
-def _live(places: Sequence[GroupPlace], needed: Collection[int]) -> set[int]:
-    """Returns the needed groups and all groups on which they are built. ``places`` is in ascending order."""
-    live = set(needed)
-    # Downwards: a group is built on one with a lower ID.
-    for place in reversed(places):
-        if place.group in live and place.prev is not None:
-            live.add(place.prev)
-    return live
-
-
 def _parts(items: Sequence[int], sizes: Mapping[int, int], most: int, most_items: int) -> Iterator[list[int]]:
-    """Divides the items, in their order, into lists of at most ``most_items`` items and of the total size ``most``.
+    """Divides the items, in their order, into lists of at most ``most_items`` items whose sizes add up to at most ``most``.
 
-    An item that is larger than ``most`` gets a list of its own.
+    ``sizes`` has the size of each item. An item that is larger than ``most`` gets a list of its own.
     """
     part: list[int] = []
     size = 0

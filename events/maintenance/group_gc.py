@@ -2,8 +2,9 @@
 
 The plan lists groups to delete, and *runs*: unneeded neighbours in a chain, which are merged into one group. Rows are
 deleted or moved, and none is added. Transactions are small, and each locks the room's row first, as every write to a
-room does. Under that lock two things are checked: that no event or other group has come to need a planned group, and
-that the state above a merged run reads as before. The work may be stopped after any transaction and run again.
+room does. Under that lock two conditions are checked: no event or other group needs a planned group by now, and the
+state of the group above a merged run is the same as before. The work may be stopped after any transaction and run
+again.
 """
 
 from __future__ import annotations
@@ -16,28 +17,19 @@ from typing import Any
 from django.db import connections, transaction
 
 from events.errors import PurgeWentWrong
-from state.groups.collection import GroupCollection, GroupPlace, Run, collection_of
+from events.maintenance.group_plan import needed_groups
+from events.room_lock_sql import LOCK_ROOM
+from state.groups.collection import GroupCollection, Run, collection_of
 from state.store import StateDigest, state_digest
 
-__all__ = ["GroupPurge", "GroupsPurged", "needed_groups", "plan_groups", "rooms_with_groups"]
+__all__ = ["GroupPurge", "GroupsPurged", "plan_groups", "rooms_with_groups"]
 
 _GROUPS_PER_TRANSACTION = 500
 _MOST_GROUPS_PER_TRANSACTION = 5_000
 _PIECES_OF_A_STATE = 20
 _RUNS_PER_TRANSACTION = 20
 
-#: The groups of a room. ``needed``: an event has the group. ``changes_state``: an accepted state event has it, and the
-#: group below is the state before that event.
-_PLACES = """
-SELECT g.id, g.prev_group, g.chain, coalesce(used.needed, false), coalesce(used.changes_state, false)
-FROM state_stategroup g LEFT JOIN LATERAL (
-    SELECT true AS needed, bool_or(e.state_key IS NOT NULL AND e.rejected_reason IS NULL) AS changes_state
-    FROM events_event e WHERE e.state_group = g.id AND e.topological_ordering >= %(cut)s HAVING count(*) > 0
-) AS used ON true
-WHERE g.room_id = %(room)s ORDER BY g.id
-"""
 _ROOMS = "SELECT DISTINCT room_id FROM state_stategroup ORDER BY room_id"
-_LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 _RUNS = """
 WITH run AS (
     SELECT * FROM unnest(%(chains)s::bigint[], %(lows)s::bigint[], %(highs)s::bigint[], %(targets)s::bigint[])
@@ -57,7 +49,7 @@ SELECT target, count(*) FILTER (WHERE superseded), count(*) FILTER (WHERE NOT su
 FROM ranked GROUP BY target
 """
 )
-#: Compares the rows of a piece of a run with each other, and with the target's rows at the same keys. The target may
+#: Compares the rows of a part of a run with each other, and with the target's rows at the same keys. The target may
 #: have very many rows, so these are looked up key by key.
 _DROP_SUPERSEDED = """
 WITH piece AS MATERIALIZED (
@@ -116,7 +108,7 @@ WHERE g.id = ANY(%s)
 
 @dataclass(slots=True)
 class GroupsPurged:
-    """The progress of a deletion: groups, and rows of their deltas. ``moved`` are rows that now belong to another group."""
+    """The progress of a deletion: deleted groups, deleted rows of deltas, and rows that were moved to another group."""
 
     groups: int = 0
     rows: int = 0
@@ -133,34 +125,14 @@ def rooms_with_groups(using: str) -> list[str]:
 
 
 def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollection:
-    """Returns the plan for a room. A group is not needed if all events that have it are below depth ``cut``."""
-    groups, needed, _ = needed_groups(room_id, using, cut)
+    """Returns the deletion plan for a room. A group is not needed if all events that have it are below depth ``cut``."""
+    with connections[using].cursor() as cursor:
+        groups, needed, _ = needed_groups(cursor, room_id, cut)
     return collection_of(groups, needed)
 
 
-def needed_groups(room_id: str, using: str, cut: int | None = None) -> tuple[list[GroupPlace], set[int], set[int]]:
-    """Returns all groups of the room (ascending), the needed groups, and the groups of accepted state events.
-
-    Events below depth ``cut`` are ignored. A group is needed if an event has it. For a group of an accepted state
-    event, the group right below is needed, too, because it is the state before the event.
-    """
-    groups: list[GroupPlace] = []
-    needed: set[int] = set()
-    steps: set[int] = set()
-    with connections[using].cursor() as cursor:
-        cursor.execute(_PLACES, {"room": room_id, "cut": -(2**63) if cut is None else cut})
-        for group, prev, chain, has_event, changes_state in cursor.fetchall():
-            groups.append(GroupPlace(group, prev, chain))
-            if has_event:
-                needed.add(group)
-            if changes_state:
-                steps.add(group)
-                needed.update(() if prev is None else (prev,))
-    return groups, needed, steps
-
-
 class GroupPurge:
-    """The execution of the plan for one room. ``foresee`` only counts what would be deleted."""
+    """The execution of a deletion plan for one room. ``foresee`` only counts the groups and rows to delete."""
 
     def __init__(self, room_id: str, using: str, plan: GroupCollection) -> None:
         self.room_id, self._using, self._plan = room_id, using, plan
@@ -197,10 +169,13 @@ class GroupPurge:
                     merged = self._merge(cursor, piece, before)
                 yield self.done
                 if not merged:
-                    break  # the pieces of a run are merged in order, so the rest of it stays
+                    break  # the parts of a run are merged in order, so the rest of it stays
 
     def _worth_it(self, runs: Sequence[Run]) -> list[tuple[Run, tuple[int, int]]]:
-        """Returns the runs whose merging deletes at least as many rows as it moves, each with (rows deleted, rows moved)."""
+        """Returns pairs (run, (rows to delete, rows to move)).
+
+        A run is left out if merging it moves more rows than it deletes.
+        """
         found = []
         with connections[self._using].cursor() as cursor:
             for start in range(0, len(runs), _RUNS_PER_TRANSACTION):
@@ -216,7 +191,8 @@ class GroupPurge:
     def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
         """Deletes the planned groups, except those that an event or another group needs by now.
 
-        When the plan was made, every group that was built on one of these groups was planned, too.
+        If a group G is in the plan, all groups that were built on G at planning time are in the plan, too. So a group
+        outside of the plan can need G only if it was written later.
         """
         going = set(groups)
         # A group that stays needs the groups below it. So each round may find more that have to stay.
@@ -229,11 +205,11 @@ class GroupPurge:
         self.done.groups += cursor.rowcount
 
     def _merge(self, cursor: Any, run: Run, before: StateDigest | None) -> bool:
-        """Merges one piece of a run. Returns false, and changes nothing, if one of the piece's groups is needed now.
+        """Merges one part of a run. Returns false, and changes nothing, if one of the part's groups is needed now.
 
-        ``before`` is the digest of the state of ``Run.witness``, the nearest group above the run. If ``before`` is
-        null, that group is not stored any more, and nothing is merged. Raises ``PurgeWentWrong`` if the digest differs
-        after the merge.
+        ``before`` is the digest of the state of ``Run.witness``, the nearest group above the run. If ``before`` is null,
+        that group is not stored any more, and nothing is merged. Raises ``PurgeWentWrong`` if the digest differs after
+        the merge.
         """
         low, high = run.bounds
         # A plans without the lock, B stores an event with a group of the run and commits, A locks the room: the run has
@@ -268,8 +244,8 @@ class GroupPurge:
     def _is_needed(cursor: Any, run: Run) -> bool:
         """Returns true if the groups of a run must not be merged.
 
-        That is so if an event needs one of the groups, if another chain is built on one of them, or if one of them is
-        no longer stored.
+        That is so in three cases: an event needs one of the groups, another chain is built on one of the groups, or one
+        of the groups is no longer stored.
         """
         # A target below the run takes over the state of the highest group, so its own state must not be needed, either.
         loose = [*run.absorbed, *([run.target] if run.target < run.absorbed[0] else [])]
@@ -282,15 +258,15 @@ class GroupPurge:
 def _locked(room_id: str, using: str) -> Iterator[Any]:
     """Yields a cursor in a transaction that holds the room's lock."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(_LOCK_ROOM, [room_id])
+        cursor.execute(LOCK_ROOM, [room_id])
         yield cursor
 
 
 def _groups_at_once(state: StateDigest | None) -> int:
-    """Returns how many groups to merge in one transaction.
+    """Returns the number of groups to merge in one transaction.
 
-    Each transaction reads the state above the run (``state``), to compare it. The larger that state is, the more groups
-    are merged in one transaction.
+    Each transaction reads the state of the group above the run (``state``) to compare it. The larger this state is, the
+    more groups are merged in one transaction.
     """
     part = 0 if state is None else state.entries // _PIECES_OF_A_STATE
     return max(_GROUPS_PER_TRANSACTION, min(part, _MOST_GROUPS_PER_TRANSACTION))
@@ -307,6 +283,6 @@ def _columns(runs: Sequence[Run]) -> dict[str, list[int]]:
 
 
 def _needed(cursor: Any, groups: Sequence[int]) -> set[int]:
-    """Returns the groups among these that an event has, or on which a group outside ``groups`` is built."""
+    """Returns those of ``groups`` that an event has, or on which a group outside ``groups`` is built."""
     cursor.execute(_NEEDED_NOW, {"groups": groups})
     return {group for (group,) in cursor.fetchall()}

@@ -1,8 +1,8 @@
 """Carries out one transaction of a purge of history, for up to some thousand events.
 
-One statement finds the next events by depth and deletes all that belongs to them, so event IDs do not travel between the
-database and this process. All parts of the statement see the room as it was under the lock, before anything was deleted.
-``events.maintenance.purge_history`` has the rules.
+One statement finds the next events by depth and deletes all rows that belong to these events. So event IDs do not
+travel between the database and this process. All parts of the statement see the room as it was under the lock, before
+anything was deleted. ``events.maintenance.purge_history`` has the rules.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from events.errors import PurgeRefused
 from events.persist.lock_and_read import lock_and_read
 from events.persist.room_batch import RoomBatch
 from events.persist.write_rows import write_rooms
+from events.room_lock_sql import CHANGE_ROOM
 from streams import registry
 from streams.caching import invalidate_room_state
+from streams.catalog.models import CacheInvalidation
 from streams.conf import stream_settings
-from streams.models import CacheInvalidation
 
 __all__ = [
     "GOES",
@@ -45,7 +46,6 @@ PURGED = (
 )
 _BEHIND = "(e.topological_ordering, e.stream_ordering) > (%(topological)s, %(stream)s)"
 _IS_THERE_MORE = f"SELECT EXISTS (SELECT FROM events_event e WHERE {PURGED} AND {_BEHIND})"
-_LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
 #: All conditions have an index. Outdated statistics of a shrinking table may make the planner read it whole instead.
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
 _DEEPEST_LEAF = """
@@ -155,7 +155,7 @@ class HistoryPurged:
 
 
 def check_forward_extremities(cursor: Any, request: PurgeRequest) -> None:
-    """Raises ``PurgeRefused`` if even the deepest forward extremity of the room lies below the cut."""
+    """Raises ``PurgeRefused`` if even the deepest forward extremity of the room has a lower depth than ``request.cut``."""
     cursor.execute(_DEEPEST_LEAF, [request.room_id])
     deepest = cursor.fetchone()[0]
     if deepest is not None and deepest < request.cut:
@@ -168,18 +168,18 @@ def check_forward_extremities(cursor: Any, request: PurgeRequest) -> None:
 def purge_batch(
     cursor: Any, request: PurgeRequest, place: tuple[int, int], limit: int, done: HistoryPurged
 ) -> tuple[int, int] | None:
-    """Purges the next events after a place. Returns the place of the last one, or null if there are none left.
+    """Purges the next events after a place. Returns the place of the last purged event, or null if no event remained.
 
-    A place is (depth, stream position). Adds what was purged to ``done``. Assumes a transaction that the caller opens for
-    this call alone. Raises ``PurgeRefused``.
+    A place is the (depth, stream position) of an event. Adds the numbers of purged events to ``done``. The caller opens
+    a transaction for each call. Raises ``PurgeRefused``.
     """
     names: Mapping[str, Any] = {**request.names, "topological": place[0], "stream": place[1], "limit": limit}
-    # Without the lock: at the end of a purge the room is neither locked, nor does its content generation rise.
+    # Asked without the lock, so the last call of a purge neither locks the room nor raises its content generation.
     cursor.execute(_IS_THERE_MORE, names)
     if not cursor.fetchone()[0]:
         check_forward_extremities(cursor, request)
         return None
-    cursor.execute(f"{_USE_INDEXES}; {_LOCK_ROOM}", [request.room_id])
+    cursor.execute(f"{CHANGE_ROOM}; {_USE_INDEXES}", [request.room_id])
     check_forward_extremities(
         cursor, request
     )  # under the lock: the forward extremities may be others than at the caller's check
@@ -201,9 +201,8 @@ def purge_batch(
 def recompute_current_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = ()) -> None:
     """Computes the current state again, after events left the graph or came back into it. Notifies other processes.
 
-    The set of forward extremities may have changed, and with it the current state. The code is the same as for a filled
-    gap. ``freed`` are the prev events, still stored, of the events that left the graph. Assumes that the room is
-    locked.
+    The set of forward extremities may have changed, and with it the current state. ``freed`` has the stored prev events
+    of the events that left the graph. Assumes that the room is locked.
     """
     # Makes the batch compute the whole current state, instead of continuing the stored one.
     cursor.execute(_STATE_OPEN, [room_id])

@@ -1,4 +1,4 @@
-"""Purges the history of a room below a depth, beside live writers and readers.
+"""Purges the history of a room below a depth, while the room is read and written.
 
 Messages are deleted. State events stay as outliers, because event auth and states need them. Messages of this server
 stay as outliers, too, unless the request includes them. Events at exactly the given depth (the *cut*) stay in the
@@ -6,7 +6,7 @@ graph.
 
 Events go from the lowest depth up, some thousand in each transaction. Each transaction locks the room's row first, as
 every write to a room does, and notifies other processes by ``Room.content_generation`` and on the stream ``caches``.
-After each transaction, the room looks like one whose history begins a little higher. The missing prev events are
+After each transaction, the room looks like a room whose history begins a little higher. The missing prev events are
 backward extremities, so backfill may fetch them again, and a sync across them has a limited timeline. So a purge may be
 stopped after any transaction and run again.
 
@@ -33,8 +33,10 @@ from events.maintenance.purge_batch import (
     purge_batch,
 )
 from events.reading.timeline import timeline_place
+from events.room_lock import room_transaction
 from streams.db import driver
 from streams.db.schema_mark import marked_lock
+from streams.writing.lease import describe_lock_holder
 
 __all__ = [
     "HistoryPurged",
@@ -71,6 +73,7 @@ SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_e
 """
 _LOCK = marked_lock("'replsite.purge:' || %s")
 _ONLY_ONE = f"SELECT pg_try_advisory_lock({_LOCK})"
+_KEY = f"SELECT {_LOCK}"
 _GIVE_BACK = f"SELECT pg_advisory_unlock({_LOCK})"
 
 #: Counting a large room may take long, so it uses no parallel workers.
@@ -133,10 +136,11 @@ def cut_at_event(room_id: str, event_id: str, using: str) -> int:
 
 
 def cut_at_time(room_id: str, ms: int, using: str) -> int:
-    """Returns the depth of the last event before a time, or 0 if there is none. Raises ``UnknownRoom``.
+    """Returns the depth of the last event before a time, or 0 if there is no such event. Raises ``UnknownRoom``.
 
-    ``ms`` is compared with ``origin_server_ts``, in milliseconds since 1970. The last event is the last in stream order.
-    The depth is never higher than that of an event whose ``origin_server_ts`` is not before the time.
+    ``ms`` is compared with ``origin_server_ts``, in milliseconds since 1970. The last event is the last in stream
+    order. If an event at or after ``ms`` has a lower depth, returns this lower depth. So a purge below the result
+    deletes no event at or after ``ms``.
     """
     _check_room(room_id, using)
     found = _first(using, _AT_TIME, {"room": room_id, "ms": ms})
@@ -144,7 +148,7 @@ def cut_at_time(room_id: str, ms: int, using: str) -> int:
 
 
 def cut_at_token(room_id: str, token: str, using: str) -> int:
-    """Returns the depth in a timeline token. Raises ``UnknownRoom`` and ``BadToken``."""
+    """Returns the depth that a timeline token contains. Raises ``UnknownRoom`` and ``BadToken``."""
     _check_room(room_id, using)
     return timeline_place(token)[0]
 
@@ -166,14 +170,19 @@ def _first(using: str, statement: str, values: Any) -> Sequence[Any] | None:
 
 @contextmanager
 def purge_lock(room_id: str, using: str) -> Iterator[None]:
-    """Holds a lock within the block, so that no other session purges the room. Raises ``PurgeRefused`` if one does already."""
+    """Holds a lock within the block, so that no other session purges the room.
+
+    Raises ``PurgeRefused`` if another session holds the lock.
+    """
     with (
         closing(driver.direct_connection(using, application_name="replsite purge")) as connection,
         connection.cursor() as cursor,
     ):
         cursor.execute(_ONLY_ONE, [room_id])
         if not cursor.fetchone()[0]:
-            raise PurgeRefused(f"{room_id} is being purged already; see manage.py jobs.")
+            cursor.execute(_KEY, [room_id])
+            holder = describe_lock_holder(cursor, cursor.fetchone()[0])
+            raise PurgeRefused(f"{room_id} is being purged already{holder}; see manage.py jobs.")
         try:
             yield
         finally:
@@ -185,13 +194,13 @@ def purge_lock(room_id: str, using: str) -> Iterator[None]:
 
 
 def deepest_extremity(room_id: str, using: str) -> int | None:
-    """Returns the depth of the room's deepest forward extremity, or null if there is none."""
+    """Returns the depth of the room's deepest forward extremity, or null if the room has none."""
     found = _first(using, _DEEPEST_LEAF, [room_id])
     return None if found is None else found[0]
 
 
 def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int]]:
-    """Returns what a purge would delete, and the number of rows by table after it, without state groups.
+    """Returns (counts of what a purge would delete, number of rows by table after the purge). Leaves out state groups.
 
     Raises ``PurgeRefused``.
     """
@@ -214,7 +223,7 @@ def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int
 
 
 def count_purged(request: PurgeRequest) -> int:
-    """Returns how many events a purge would delete or make outliers. Raises ``PurgeRefused``."""
+    """Returns the number of events that a purge would delete or make outliers. Raises ``PurgeRefused``."""
     with connections[request.using].cursor() as cursor:
         check_forward_extremities(cursor, request)
         cursor.execute(_COUNT, request.names)
@@ -222,7 +231,7 @@ def count_purged(request: PurgeRequest) -> int:
 
 
 def room_figures(room_id: str, using: str) -> dict[str, int]:
-    """Returns the number of rows of a room by table, in one snapshot."""
+    """Returns the number of rows of a room by table, counted in one snapshot."""
     columns = ", ".join(f"(SELECT count(*) {source})" for source in _FIGURES.values())
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_ON_ONE_CORE)
@@ -239,7 +248,7 @@ def purge_events(request: PurgeRequest) -> Iterator[HistoryPurged]:
     """
     done, place = HistoryPurged(), LOWEST
     while True:
-        with transaction.atomic(using=request.using), connections[request.using].cursor() as cursor:
+        with room_transaction(request.using), connections[request.using].cursor() as cursor:
             found = purge_batch(cursor, request, place, _EVENTS_PER_TRANSACTION, done)
         if found is None:
             return

@@ -1,11 +1,12 @@
-"""Deletes a whole room: it vanishes for all readers and writers at once, then its rows are deleted in parts.
+"""Deletes a whole room. After the first transaction nobody can read or write the room. Then its rows are deleted in parts.
 
-The first transaction deletes the room's own row, its current state, extremities, gaps and ranges. It also records the
-room in ``PurgedRoom`` and notifies other processes. From then on the room does not exist, and a room of that name cannot
-be created until the rest is gone (``events.models.purged_rooms``).
+The first transaction deletes the room's own row, its current state, extremities, gaps and ranges. This transaction also
+records the room in ``PurgedRoom`` and notifies other processes. From then on the room does not exist. A room with the
+same ID cannot be created until all other rows are deleted (``events.models.purged_rooms``).
 
-The rest goes some thousand rows in each transaction: events with all that belongs to them, state groups, and the rows of
-every other table with a room ID. The purge may be stopped after any transaction and run again.
+The other rows are deleted some thousand at a time, each time in one transaction: events with all that belongs to them,
+state groups, and the rows of every other table with a room ID. The purge may be stopped after any transaction and run
+again.
 
 Assumes that the caller is within ``events.maintenance.purge_history.purge_lock``.
 """
@@ -25,11 +26,12 @@ from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused, UnknownRoom
 from events.maintenance.purge_history import room_figures
 from events.models.purged_rooms import PurgedRoom
+from events.room_lock_sql import LOCK_ROOM
 from streams import registry
 from streams.caching import invalidate_room_state
+from streams.catalog.models import CacheInvalidation
 from streams.conf import stream_settings
 from streams.db.consistent_read import read_only_snapshot
-from streams.models import CacheInvalidation
 
 __all__ = ["RoomPurge", "RoomPurged", "is_purging", "unblock_room"]
 
@@ -42,10 +44,9 @@ _KEPT = {"events_purgedroom", "pipeline_importedroom", "pipeline_mendedroom"}
 #: Tables whose rows go in the first transaction, or with the events and groups.
 _OWN = {
     "events_room", "events_event", "events_currentstate", "events_forwardextremity", "events_backwardextremity",
-    "events_timelinegap", "events_eventvisibility", "events_feedentry", "state_stategroup",
+    "events_timelinegap", "events_eventvisibility", "events_feedentry", "events_roomsummary", "state_stategroup",
 }  # fmt: skip
 
-_LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 _LOCAL = """
 SELECT state_key FROM events_currentstate WHERE room_id = %s AND type = 'm.room.member' AND membership = 'join'
   AND substr(state_key, strpos(state_key, ':') + 1) = %s ORDER BY state_key LIMIT %s
@@ -87,14 +88,15 @@ SELECT count(*), max(stream_ordering) FROM next
 """
 _GROUPS = """
 WITH next AS MATERIALIZED (
-    SELECT id, chain FROM state_stategroup WHERE room_id = %(room)s AND id <= %(group)s ORDER BY id LIMIT %(limit)s
+    SELECT id, chain FROM state_stategroup WHERE room_id = %(room)s AND id > %(after)s AND id <= %(group)s
+    ORDER BY id LIMIT %(limit)s
 ), rows AS (
     DELETE FROM state_stategroupdelta
     WHERE chain = ANY(ARRAY(SELECT DISTINCT chain FROM next)) AND state_group = ANY(ARRAY(SELECT id FROM next)) RETURNING 1
 ), gone AS (
     DELETE FROM state_stategroup WHERE id = ANY(ARRAY(SELECT id FROM next))
 )
-SELECT (SELECT count(*) FROM next), (SELECT count(*) FROM rows)
+SELECT (SELECT count(*) FROM next), (SELECT max(id) FROM next), (SELECT count(*) FROM rows)
 """
 _OTHER = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE room_id = %s LIMIT %s))"
 _COUNT_OTHER = "SELECT count(*) FROM {table} WHERE room_id = %s"
@@ -102,7 +104,7 @@ _COUNT_OTHER = "SELECT count(*) FROM {table} WHERE room_id = %s"
 
 @dataclass(slots=True)
 class RoomPurged:
-    """The progress of a purge, in rows."""
+    """The progress of the purge of a room, in deleted rows."""
 
     events: int = 0
     state_groups: int = 0
@@ -111,7 +113,7 @@ class RoomPurged:
 
 
 class RoomPurge:
-    """The deletion of one room. Raises ``UnknownRoom`` if there is no such room, and none of that name is being deleted."""
+    """The deletion of one room. Raises ``UnknownRoom`` if neither the room nor a begun deletion of it exists."""
 
     def __init__(self, room_id: str, using: str) -> None:
         self.room_id, self._using = room_id, using
@@ -120,7 +122,7 @@ class RoomPurge:
             raise UnknownRoom(f"There is no room {room_id!r:.300}.")
 
     def figures(self) -> dict[str, int]:
-        """Returns the number of rows to delete, by table. Empty tables are left out, except for that of events."""
+        """Returns the number of rows to delete, by table. Tables without such rows are left out, except the table of events."""
         with read_only_snapshot(self._using, is_long=True) as cursor:
             found = room_figures(self.room_id, self._using)
             for table in (*sorted(_OWN - found.keys()), *_other_tables()):
@@ -143,16 +145,17 @@ class RoomPurge:
             )
 
     def begin(self, by: str, *, block: bool, force: bool, positions: tuple[int, int] | None = None) -> None:
-        """Carries out the first transaction. If a stopped run has done so already, only ``block`` is stored.
+        """Carries out the first transaction. If an earlier run has done so already, only ``block`` is stored.
 
         ``by`` is recorded as the user who asked for the purge. ``block`` forbids that the room is created again
         afterwards. ``positions`` are the lowest and highest stream position in an archive of the room. Raises
-        ``PurgeRefused`` if users of this server are joined, unless ``force`` is true, or if the room has other
-        positions than the archive. Appends facts, so this process becomes a writer of the stream ``caches``.
+        ``PurgeRefused`` if the room's events have another lowest or highest position. Raises ``PurgeRefused`` also
+        while users of this server are joined, unless ``force`` is true. Appends facts, so this process becomes a writer
+        of the stream ``caches``.
         """
         with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
             # A writer that holds this lock commits first. One that waits for it finds no room afterwards.
-            cursor.execute(_LOCK_ROOM, [self.room_id])
+            cursor.execute(LOCK_ROOM, [self.room_id])
             if not self._is_here():  # a stopped run has committed this transaction
                 PurgedRoom.objects.using(self._using).filter(pk=self.room_id).update(blocked=block)
                 return
@@ -176,7 +179,7 @@ class RoomPurge:
             invalidate_room_state(self.room_id, users)
 
     def carry_out(self) -> Iterator[RoomPurged]:
-        """Deletes the room's rows that the first transaction left. Yields the progress after every transaction."""
+        """Deletes the rows of the room that the first transaction did not delete. Yields the progress after every transaction."""
         room = PurgedRoom.objects.using(self._using).get(pk=self.room_id)
         yield from self._events(room)
         yield from self._groups(room)
@@ -208,8 +211,10 @@ class RoomPurge:
 
     def _groups(self, room: PurgedRoom) -> Iterator[RoomPurged]:
         names = {"room": self.room_id, "group": room.highest_group, "limit": _GROUPS_PER_TRANSACTION}
+        last = 0
         while True:
-            groups, rows = self._step(_GROUPS, names)
+            # From the last group on. Otherwise each transaction would read the index entries of all groups deleted before.
+            groups, last, rows = self._step(_GROUPS, {**names, "after": last})
             if not groups:
                 return
             self.done.state_groups += groups
@@ -233,7 +238,7 @@ def is_purging(room_id: str, using: str) -> bool:
 
 
 def unblock_room(room_id: str, using: str) -> bool:
-    """Allows that a blocked room is created again. Returns false if it was not blocked."""
+    """Removes the block of a purged room, so that the room can be created again. Returns false if it was not blocked."""
     return bool(PurgedRoom.objects.using(using).filter(pk=room_id, blocked=True).update(blocked=False))
 
 

@@ -1,15 +1,15 @@
 """Restores archived events of a room at their old positions, some thousand in each transaction, from the latest down.
 
-The events come in a temporary table with the columns of an archive. They get their old stream positions, so readers do
-not take them for new ones, and the visibility ranges fit them as before. Their JSON is stored as archived, but redacted
-if it does not match its hash.
+The events come in a temporary table with the columns of an archive. They get their old stream positions, so clients and
+named readers do not take them for new events, and the stored visibility ranges still apply to them. Their JSON is
+stored as archived, but redacted if it does not match its hash.
 
 Stored events stay as they are, because they may have been redacted, censored or backfilled since. Only an outlier that
 had a place in the graph gets that place back. A redaction that came while its target was not stored is applied. After
-every transaction the room looks like one whose history begins a little lower.
+every transaction the room looks like a room whose history begins a little lower.
 
-State groups come first, under new IDs. An archive has all groups on which the groups of its events build, so no stored
-group is touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs
+State groups are stored first, under new IDs. An archive has all groups on which the groups of its events build, so no
+stored group is changed. Assumes that the caller opens a transaction for each call, and that no purge of the room runs
 meanwhile (``events.maintenance.purge_history.purge_lock``).
 """
 
@@ -31,13 +31,14 @@ from events.format.strict_json import decode_event
 from events.maintenance.purge_batch import recompute_current_state
 from events.models import Event, EventVisibility
 from events.persist.state_changes import users_of
+from events.room_lock_sql import CHANGE_ROOM
 from events.stored_states import StoredStates
 from events.visibility.rebuild import rebuild_visibility
 from state.rules.auth_rules import AuthRules
 from state.rules.room_versions import room_version
 from streams import registry
 from streams.caching import invalidate_room_state
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 
 __all__ = [
     "TEMPORARY",
@@ -93,7 +94,6 @@ SELECT chain.id, own.id, d.type, d.state_key, d.event_id
 FROM restored_delta d JOIN {{mapping}} own ON own.archived = d.state_group JOIN {{mapping}} chain ON chain.archived = d.chain
 """
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
-_LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
 _TAKEN = """
 SELECT e.event_id, e.stream_ordering FROM events_event e JOIN restored_event r USING (stream_ordering)
 WHERE e.stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM restored_event)) AND e.event_id <> r.event_id LIMIT 1
@@ -215,6 +215,8 @@ ORDER BY redaction.stream_ordering
 """
 _REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
 _REDACT = "UPDATE restored_event SET json = %s, redacts = %s, relates_to = %s WHERE event_id = %s"
+#: The room's row comes before its events, so its name could not be read then.
+_NAME = "SELECT events_name_rooms(ARRAY[%(room)s])"
 _OF_ANOTHER_EVENT = (Reason.WRONG_EVENT_ID, Reason.DUPLICATE_KEY)
 """Reasons that show that a text is not the JSON of the event. Its content may be anything."""
 _NO_VERDICT = Verdict(False, None, False, None, True, True)
@@ -270,7 +272,7 @@ class EventsRestored:
 def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
     """Stores the groups of ``restored_group`` and ``restored_delta`` under new IDs. Returns the number of groups.
 
-    Each old ID is recorded with its new one in the table ``mapping``, in the columns ``archived`` and ``id``.
+    Records the old and the new ID of each group in the table ``mapping``, in the columns ``archived`` and ``id``.
     """
     cursor.execute(_MAP_GROUPS.format(mapping=mapping))
     groups = cursor.rowcount
@@ -289,16 +291,16 @@ def restore_room(cursor: Any, room_id: str) -> None:
 
 
 def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored, *, whole: bool = False) -> None:
-    """Inserts the events of ``restored_event``, and adds the numbers to ``done``.
+    """Inserts the events of the table ``restored_event``, and counts them in ``done``.
 
-    ``whole``: the room itself was restored in this transaction, so its current state is known already. Raises
-    ``PositionsTaken`` if another event has one of the stream positions. Appends a fact to the stream ``caches``, except
-    for a ``whole`` room.
+    ``whole`` is true if the room itself was restored in this transaction, so that its current state is known already.
+    Raises ``PositionsTaken`` if another event has one of the stream positions. Appends a fact to the stream ``caches``,
+    except for a ``whole`` room.
     """
     names: dict[str, Any] = {"room": room_id}
     cursor: Any
     with connections[using].cursor() as cursor:
-        cursor.execute(f"{_USE_INDEXES}; {_LOCK_ROOM}", [room_id])
+        cursor.execute(f"{CHANGE_ROOM}; {_USE_INDEXES}", [room_id])
         _check_positions(cursor)
         cursor.execute("SELECT count(*) FROM restored_event")
         (given,) = cursor.fetchone()
@@ -329,6 +331,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         cursor.execute(_LEAF_BELOW, names)
         if (extremities or cursor.fetchone()[0]) and not whole:
             recompute_current_state(cursor, room_id, using)
+        cursor.execute(_NAME, names)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
     if not whole:  # after a whole room, the caller does this once for all batches
         invalidate_cached_events()
@@ -341,7 +344,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
 
 
 def _redact_misfits(cursor: Any) -> None:
-    """Replaces JSON in ``restored_event`` by its redacted form if it does not match its content hash.
+    """Replaces JSON in ``restored_event`` by the redacted form, if the JSON does not match its content hash.
 
     JSON of another event, or with a duplicate key, is removed.
     """
@@ -364,7 +367,8 @@ def _redact_misfits(cursor: Any) -> None:
 def invalidate_cached_events() -> None:
     """Appends a fact to the stream ``caches`` that makes other processes drop their cached events.
 
-    Call it late in a transaction: readers wait for the position until the transaction ends.
+    Call it late in a transaction. The fact's position is reserved until the transaction ends, and readers cannot pass a
+    reserved position.
     """
     registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
 
@@ -404,12 +408,12 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
 
 
 def restore_visibility(cursor: Any, room_id: str, using: str) -> bool:
-    """Computes the room's ranges again if those of restored events are lost, so that the events are visible as before.
+    """Computes the room's ranges again if the ranges of restored events are lost.
 
     A purge keeps the ranges of the events that it deletes. They are lost only if the room was resynced or created again
-    since. Returns true if the ranges were computed again, and are known.
+    after the purge. Returns true if the ranges were computed again and are known.
     """
-    cursor.execute(_LOCK_ROOM, [room_id])
+    cursor.execute(CHANGE_ROOM, [room_id])
     cursor.execute(_RANGES_LOST, {"room": room_id})
     if not cursor.fetchone()[0]:
         return False

@@ -1,7 +1,7 @@
 """Finds the depth below which each room may be purged, by ``m.room.retention`` and the site's settings.
 
-Expired messages are hidden from readers at once (``events.visibility.access``). A purge deletes them. Expired messages
-of this server are deleted only if the purge includes messages of this server.
+Expired messages are hidden from users at once (``events.visibility.access``). A later purge deletes the expired
+messages. Expired messages of this server are deleted only if the purge includes messages of this server.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WHERE room.room_id > %s ORDER BY room.room_id LIMIT %s
 def retention_cuts(now_ms: int, using: str) -> Iterator[tuple[str, int]]:
     """Yields (room, depth) for each room with events that have expired at ``now_ms``, in ascending order of room IDs.
 
-    The last expired event stays, like the event at the cut of any purge. The room's deepest forward extremity stays, too.
-    Rooms without forward extremities are left out.
+    A purge below this depth keeps the last expired event and the room's deepest forward extremity. Rooms without forward
+    extremities are left out.
     """
     after, configured = "", stream_settings()
     while True:

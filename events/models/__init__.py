@@ -2,8 +2,8 @@
 
 Every text column holds a Matrix identifier of at most 255 bytes, without NUL, ordered by code point.
 ``events.format.parsing`` refuses events with other identifiers. Content is in ``EventJson`` only, byte for byte. Stream
-orderings of live events are positive, those of backfilled events negative. Other services may import these models, and
-should only read them.
+orderings of live events are positive. Stream orderings of backfilled events are negative. Other services may import
+these models, and should only read them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -41,6 +42,7 @@ __all__ = [
     "PurgedRoom",
     "Room",
     "RoomAccess",
+    "RoomSummary",
     "TimelineGap",
     "VisibleEvent",
 ]
@@ -48,14 +50,14 @@ _MEMBER = "m.room.member"
 
 
 class RoomQuerySet(ReadOnlyQuerySet["Room"]):
-    """Rooms. Indexed by room ID."""
+    """A query set of rooms. An index has the room ID."""
 
     def of_user(self, user_id: str, membership: str = "join") -> RoomQuerySet:
         """Returns the rooms in which the user has that membership in the current state."""
         return self.filter(room_id__in=CurrentState.read.rooms_of(user_id, membership).values("room_id"))
 
     def with_gaps(self) -> RoomQuerySet:
-        """Returns rooms with backward extremities: some of their events refer to events that are not here."""
+        """Returns rooms with backward extremities: some of their events refer to events that are not stored."""
         return self.filter(room_id__in=BackwardExtremity.objects.values("room_id"))
 
 
@@ -82,13 +84,23 @@ class Room(models.Model):
 
     class Meta:
         db_table = "events_room"
+        indexes: ClassVar = [
+            models.Index(
+                fields=["room_id"],
+                name="events_room_unknown",
+                condition=models.Q(current_state_unresolved=True) | models.Q(visibility_unresolved=True),
+            )
+        ]
 
     def __str__(self) -> str:
         return self.room_id
 
 
 class EventQuerySet(ReadOnlyQuerySet["Event"]):
-    """Events. Indexed by stream ordering, event ID, (room, topological, stream), (room, stream), state group and redacts."""
+    """A query set of events.
+
+    Indexes have stream ordering, event ID, (room, topological, stream), (room, stream), state group and redacts.
+    """
 
     def in_room(self, room_id: str) -> EventQuerySet:
         """Returns all stored events of a room, with any verdict."""
@@ -208,7 +220,7 @@ class Event(Fact):
 
 
 class EventJson(models.Model):
-    """The exact bytes of an event. They may contain an escaped NUL, so the column is bytea, never jsonb."""
+    """The exact bytes of an event. The JSON may contain an escaped NUL, so the column is bytea, never jsonb."""
 
     event_id = IdentifierField(primary_key=True)
     room_version = models.TextField(help_text="tells the event's format")
@@ -226,7 +238,7 @@ class EventJson(models.Model):
 class EventEdge(models.Model):
     """An edge of the graph: the event ``event_id`` names ``prev_event_id`` as a prev event.
 
-    The prev event may be missing here. Outliers have no edges.
+    The prev event need not be stored. Outliers have no edges.
     """
 
     pk = models.CompositePrimaryKey("event_id", "prev_event_id")
@@ -244,7 +256,8 @@ class EventEdge(models.Model):
 class EventAuth(models.Model):
     """The auth events of a *state* event, in the order in which the event lists them.
 
-    Auth chains lead through state events only. In room version 12 the create event is implied and not listed.
+    Auth chains lead through state events only. In room version 12 the create event is implied and not listed. State
+    resolution uses the index to find the events that name an event (``events.persist.naming_sql``).
     """
 
     event_id = IdentifierField(primary_key=True)
@@ -253,6 +266,7 @@ class EventAuth(models.Model):
     class Meta:
         db_table = "events_eventauth"
         verbose_name_plural = "auth events"
+        indexes: ClassVar = [GinIndex(fields=["auth_event_ids"], name="events_eventauth_named", fastupdate=False)]
 
     def __str__(self) -> str:
         return self.event_id
@@ -276,7 +290,7 @@ class ForwardExtremity(models.Model):
 class BackwardExtremity(models.Model):
     """A backward extremity of a room: an event that a stored event refers to.
 
-    The event itself is not here, or only as an outlier.
+    The missing event itself is not stored, or is stored only as an outlier.
     """
 
     room_id = IdentifierField()
@@ -294,7 +308,10 @@ class BackwardExtremity(models.Model):
 
 
 class CurrentStateQuerySet(ReadOnlyQuerySet["CurrentState"]):
-    """Entries of rooms' current state. Indexed by (room, type, state key), members also by (user, membership, room)."""
+    """A query set of entries of rooms' current state.
+
+    Indexes have (room, type, state key), and for members (user, membership, room).
+    """
 
     def in_room(self, room_id: str, *types: str) -> CurrentStateQuerySet:
         """Returns the current state of a room, only of ``types`` if any are given, by type and state key."""
@@ -318,8 +335,8 @@ class CurrentStateQuerySet(ReadOnlyQuerySet["CurrentState"]):
 class CurrentState(models.Model):
     """One entry of a room's current state, which is the state at its forward extremities.
 
-    ``membership`` is set for m.room.member entries, whose ``state_key`` is the user. The index over both finds a user's
-    rooms.
+    ``membership`` is set for m.room.member entries, whose ``state_key`` is the user. An index over ``state_key`` and
+    ``membership`` finds a user's rooms.
     """
 
     room_id = IdentifierField()
@@ -353,7 +370,8 @@ class CurrentState(models.Model):
 class CurrentStateDelta(Fact):
     """A fact of the stream ``events``: an entry of a room's current state changed with the event of this position.
 
-    ``event_id`` is null if the entry was removed. ``prev_event_id`` is null if there was no entry before.
+    ``event_id`` is null if the entry was removed. ``prev_event_id`` is null if the current state had no such entry
+    before.
     """
 
     id_field: ClassVar[str] = "stream_ordering"
@@ -395,7 +413,7 @@ class ErasedUser(models.Model):
 
 
 class EventVisibilityQuerySet(ReadOnlyQuerySet["EventVisibility"]):
-    """Ranges of visibility. Indexed by (room, user, kind, first) and (user, room, kind, first)."""
+    """A query set of visibility ranges. Indexes have (room, user, kind, first) and (user, room, kind, first)."""
 
     def of_user(self, room_id: str, user_id: str) -> EventVisibilityQuerySet:
         """Returns the ranges of one user in a room, by first position. Room-wide ranges are left out."""
@@ -406,7 +424,7 @@ class EventVisibilityQuerySet(ReadOnlyQuerySet["EventVisibility"]):
         return self.filter(room_id=room_id, user_id=None).order_by("first", "kind")
 
     def covering(self, room_id: str, position: int) -> EventVisibilityQuerySet:
-        """Returns the ranges of a room that include a stream position, the room-wide ones first."""
+        """Returns the ranges of a room that include a stream position, room-wide ranges first."""
         not_before = Q(last__isnull=True) | Q(last__gte=position)
         found = self.filter(not_before, room_id=room_id, first__lte=position)
         return found.order_by(F("user_id").asc(nulls_first=True), "first", "kind")
@@ -419,14 +437,14 @@ class EventVisibility(models.Model):
     U``), or in a room-wide range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with
     a membership record.
 
-    The kinds ``shown`` and ``hidden`` are rows for single events (``first = last``). They overrule the user's own
-    ranges, not the room-wide ones. ``world_before`` and ``shared_before`` mark an event that changes the room to a less
-    open setting. This event is as visible as the part of the history that it ends, unless its sender is erased.
+    The kinds ``shown`` and ``hidden`` are rows for single events (``first = last``). These rows overrule the user's own
+    ranges, but not room-wide ranges. ``world_before`` and ``shared_before`` mark an event that changes the room to a
+    less open setting. This event is as visible as the part of the history that it ends, unless its sender is erased.
     ``withheld`` marks an event that nobody sees. ``cut`` ends a user's view: positions above its ``first`` are hidden.
     While a range ``peekable`` is open, the current state lets everyone read the room.
 
     Outliers, rejected and soft-failed events are never shown, whatever the ranges are.
-    ``events.visibility.predicate_sql`` is the predicate over all of this.
+    ``events.visibility.predicate_sql`` has the SQL condition that applies all these rules.
     """
 
     class Kind(models.TextChoices):
@@ -485,4 +503,5 @@ class EventVisibility(models.Model):
 from events.models.feeds import Feed, FeedEntry, FeedPosition  # noqa: E402 - after the tables
 from events.models.gaps import TimelineGap  # noqa: E402 - after the tables
 from events.models.purged_rooms import PurgedRoom  # noqa: E402 - after the tables
+from events.models.summaries import RoomSummary  # noqa: E402 - after the tables
 from events.models.visibility import ForgottenRoom, IgnoredUser, RoomAccess, VisibleEvent  # noqa: E402 - after the tables

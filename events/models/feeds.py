@@ -1,8 +1,8 @@
 """Tables of per-user feeds. A feed lists stream positions for one user of this server.
 
-At these positions are the newest events that may be new to the user. A feed is never the truth: it only tells a reader
-which rooms and positions to examine, and every row may be deleted. ``events.sync.feeds`` reads feeds, and
-``pipeline.feeds.write`` writes them. Import these models from ``events.models``.
+At these positions are the newest events that may be new to the user. A feed is only a hint: it lists rooms and
+positions to examine, and every row may be deleted. ``events.sync.feeds`` reads feeds, and ``pipeline.feeds.write``
+writes them. Import these models from ``events.models``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Feed(models.Model):
     """The length of a user's feed, and the position above which the feed is complete.
 
     All of the user's events above ``complete_from`` are listed, up to the position in ``FeedPosition``. For a token
-    below ``complete_from`` the rooms are queried instead.
+    below ``complete_from`` the feed is not used, and the rooms are queried.
     """
 
     user_id = IdentifierField(primary_key=True)
@@ -35,7 +35,7 @@ class Feed(models.Model):
 class FeedEntry(models.Model):
     """A stream position in a room that may have something new for the user.
 
-    The row does not name an event. It stands for the event that has this position at the time of reading.
+    The row does not name an event. Code that reads the row uses the event that has this position at that time.
     """
 
     pk = models.CompositePrimaryKey("user_id", "stream_ordering")

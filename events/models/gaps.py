@@ -12,7 +12,7 @@ __all__ = ["TimelineGap"]
 
 
 class TimelineGap(models.Model):
-    """The stream position of an event that was the first to refer to events that were not here.
+    """The stream position of an event that was the first to refer to events that were not stored.
 
     A sync from before this position to beyond it is ``limited``, and shows only what arrived with the event or after
     it. The row stays when the missing events are backfilled. Backfilled events are not new to any client, so clients

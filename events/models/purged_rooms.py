@@ -1,8 +1,8 @@
 """Rooms that were deleted as a whole, with what must be remembered about them.
 
-A trigger on ``events_room`` skips the insertion of a room that is still being deleted, or is blocked. It does so for
-every program that writes to the table. So the events of such a room are refused like those of an unknown room, and an
-import quarantines them.
+A trigger on ``events_room`` skips the insertion of a room that is still being deleted, or is blocked. The trigger does
+so for every program that writes to the table. So the events of such a room are refused like those of an unknown room,
+and an import quarantines them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["PurgedRoom"]
 
 
 class PurgedRoom(models.Model):
-    """A room that ``purge room`` has deleted or is deleting. ``finished_at`` is null while it is being deleted.
+    """A room that ``purge room`` has deleted or is deleting. ``finished_at`` is null while the room is being deleted.
 
     Rows of the room from ``lowest_position`` to ``highest_position``, and state groups of the room up to
     ``highest_group``, are from before the purge.

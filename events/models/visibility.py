@@ -14,7 +14,7 @@ __all__ = ["ForgottenRoom", "IgnoredUser", "RoomAccess", "VisibleEvent"]
 
 
 class ForgottenRoom(models.Model):
-    """A room that a user left and then forgot. The user reads it as if they had never been in it.
+    """A room that a user left and then forgot. The user has the same access as if they had never been in the room.
 
     The row applies to the membership event that it names. If the user has a later membership event, the room is no
     longer forgotten.
@@ -76,10 +76,10 @@ class RoomAccess(models.Model):
 class VisibleEvent(models.Model):
     """A database view: the events that users see. Each row is one event and one user who sees it.
 
-    It covers users with a membership in the current state of the room. Users without a membership may read
+    The view covers users with a membership in the current state of the room. Users without a membership may read
     world-readable rooms as well, but have no rows here. Retention is not applied, because it depends on the time and on
     settings (``events.visibility.access``). If ``redacted`` is true, serve the pruned form. Filter by user or by event,
-    best also by room or by a range of positions, because the view is computed when it is read.
+    best also by room or by a range of positions, because PostgreSQL computes the rows when they are read.
     """
 
     pk = models.CompositePrimaryKey("user_id", "event_id")

@@ -1,8 +1,8 @@
-"""Holds the notifier's memory of the streams, and the callers that wait. Answers questions about both.
+"""Holds the notifier's memory of the streams, and the callers that wait for changes of the streams.
 
 One lock protects everything, so all values that are read under the lock belong to the same moment. The lock is held for
 microseconds and never during a query. ``events.notifier.feed`` reads rows and adds them to the memory. A method that
-finds callers to wake returns them, and its caller wakes them after the lock is released.
+finds waiting callers returns them. The code that called the method wakes them after the lock is released.
 
 The position that a stream *shows* is the position in answers: all rows up to it were fed. Pure except for the lock.
 """
@@ -53,7 +53,7 @@ class UserChanges:
     rooms: frozenset[str]
     """The rooms that the user is joined to, exactly at ``now``."""
     changed: frozenset[str] | None
-    """Those of ``rooms`` in which something may have happened since; None: any of them."""
+    """Those of ``rooms`` in which something may have happened since, or None if it may be any of them."""
     memberships_changed: bool
     """True if the user's membership of any room may have changed since: join, leave, invite, also of rooms unknown here."""
 
@@ -66,7 +66,7 @@ class UserChanges:
 def rooms_of_users(most_users: int) -> CacheStore:
     """Returns an empty cache of the rooms of users.
 
-    It is bounded by the number of users, and by the number of all their rooms together.
+    The cache is bounded by the number of users, and by the number of all their rooms together.
     """
     return CacheStore(most_users * ROOMS_PER_USER, lambda rooms: max(ROOMS_PER_USER, len(rooms)))
 
@@ -93,7 +93,7 @@ class NotifierCache:
             return {name: stream.at for name, stream in self.streams.items()} if self.is_kept else {}
 
     def ask(self, user_id: str, since: VectorToken) -> UserChanges | tuple[VectorToken, Ticket] | None:
-        """Returns what may have changed for a user since the token, if the rooms of the user are known.
+        """Returns the possible changes for a user since the token, if the rooms of the user are known.
 
         If they are not known, returns a token and a ticket. The caller then reads the user's rooms at this token, and
         passes them with the ticket to ``keep_rooms``. Returns None while nothing is remembered.
@@ -127,12 +127,15 @@ class NotifierCache:
             return None if stream is None or not self.is_kept else stream.changes[kind].changed_since(since)
 
     def concerns(self, user_id: str, rooms: frozenset[str], since: Mapping[str, At], names: Iterable[str]) -> list[str]:
-        """Returns the streams among ``names`` that may have something for the user after the positions ``since``."""
+        """Returns the streams among ``names`` that may have news for the user since the positions ``since``.
+
+        ``rooms`` are the rooms of the user.
+        """
         with self._lock:
             return [name for name in names if self._may_concern(name, user_id, rooms, since.get(name))]
 
     def figures(self) -> NotifierFigures:
-        """Returns how much is remembered, how many callers wait, and what was counted."""
+        """Returns the figures for metrics: sizes, the number of waiting callers, and counters."""
         with self._lock:
             entries = {name: sum(map(len, stream.changes.values())) for name, stream in self.streams.items()}
             return NotifierFigures(len(self._waiters), len(self._rooms), entries, Counter(self._counts))
@@ -160,10 +163,11 @@ class NotifierCache:
     # --- waiting callers --------------------------------------------------------------------------------------------
 
     def wait(self, waiter: RoutedWaiter, since: Mapping[str, At]) -> bool | None:
-        """Registers a waiter and returns true. Returns false, without registering, if something may concern it already.
+        """Registers a waiter and returns true. Does not register, and returns false, if news may concern the waiter already.
 
-        ``since`` has the positions that the waiter knows. Returns None if too many wait already. While nothing is
-        remembered, it is not known what concerns the waiter. Then the waiter is registered, and ``begin`` wakes it.
+        ``since`` has the positions that the waiter knows. Returns None if too many callers wait already. While nothing
+        is remembered, it is not known what concerns the waiter. Then the waiter is registered, and ``begin`` wakes it
+        later.
         """
         # One lock for the question and the registration. A row added between them would be too late for the question,
         # and too early to wake the waiter.
@@ -178,7 +182,7 @@ class NotifierCache:
             return None
 
     def leave(self, waiter: RoutedWaiter) -> bool:
-        """Removes a waiter. Returns false if it was woken before."""
+        """Removes a waiter. Returns false if the waiter was woken before."""
         with self._lock:
             return self._waiters.leave(waiter)
 
@@ -215,6 +219,8 @@ class NotifierCache:
         streams are discarded.
         """
         with self._lock:
+            # A reads the rows, B loses the connection and clears the memory, A comes here. Notifications may be missing since A's
+            # reading, so A's streams must not be used.
             if life == self.life:
                 self.streams = dict(streams)
 
@@ -256,7 +262,7 @@ class NotifierCache:
         """Adds rows, then raises the positions that the streams show.
 
         Removes and returns the waiters that the rows concern. ``met`` has the rooms of each contact that the rows
-        concern. It is None if these rooms were not read, because no caller waited.
+        concern. ``met`` is None if these rooms were not read, because no caller waited.
         """
         with self._lock:
             concerns: set[Concern] = set()

@@ -1,16 +1,16 @@
 """Indexes the last change of each entity, for as many entities as fit (pure).
 
-The question "has it changed since p?" is answered *no* or *maybe*, and a *no* is certain. An entity is a room or a
-user. For each entity and writer the index has the position of the last change. If there are more than ``limit`` such
-entries, the oldest are dropped. The highest position that was dropped of a writer is the *floor* of that writer. If the
-token lies below a floor, the answer is that anything may have changed.
+An entity is a room or a user. The question "has the entity changed since position p?" is answered *no* or *maybe*, and
+a *no* is certain. For each entity and writer the index has the position of the last change. If there are more than
+``limit`` such entries, the entries with the lowest positions are dropped. The highest position that was dropped of a
+writer is the *floor* of that writer. If the token lies below a floor, the answer is that anything may have changed.
 
-A list has the same changes sorted by position. A query examines either the entries of the list that are newer than the
-token, or each entity that it asks about, whichever are fewer. If an entity changes again, its old entry stays in the
-list at first. Such entries are removed together, at the latest when the list is about twice as long as ``limit``.
+A list has the same changes sorted by position. A query examines either the entries of this list after the token, or the
+entities of the query, whichever are fewer. If an entity changes again, the old entry stays in the list at first. Old
+entries are removed together, at the latest when the list is about twice as long as ``limit``.
 
-Assumes that the changes of a writer are added before any higher position of that writer is shown, and that only one
-thread at a time calls.
+Assumes that only one thread at a time calls these methods. Assumes also that the changes of a writer are added before
+any higher position of that writer is shown.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LastChanges:
     def may_have_changed(self, entity: str, since: VectorToken) -> bool:
         """Returns false if the entity did not change after the token.
 
-        Returns true if it changed, or if the token lies below a floor.
+        Returns true if the entity changed after the token, or if the token lies below a floor.
         """
         if not self.is_complete_since(since):
             return True
@@ -100,7 +100,7 @@ class LastChanges:
         return self._exact(found, since)
 
     def changed_among(self, entities: AbstractSet[str], since: VectorToken) -> frozenset[str] | None:
-        """Returns which of the entities changed after the token, or None if the token lies below a floor."""
+        """Returns the entities of ``entities`` that changed after the token, or None if the token lies below a floor."""
         if not self.is_complete_since(since):
             return None
         if not self._log or self._log[-1][0] <= since.base:
@@ -114,7 +114,7 @@ class LastChanges:
         return self._exact(found, since) if found else NOTHING
 
     def _exact(self, found: AbstractSet[str], since: VectorToken) -> frozenset[str]:
-        """Returns which entities of ``found`` changed after the token.
+        """Returns the entities of ``found`` that changed after the token.
 
         Assumes that all entities of ``found`` changed after the token's base. If the token has an entry for a writer,
         only changes of this writer above the entry are after the token.
@@ -131,7 +131,7 @@ class LastChanges:
     def _make_room(self) -> None:
         """Removes entries of the list whose entity has changed again since.
 
-        Then drops the oldest changes if more than ``limit`` are left.
+        If more than ``limit`` changes remain, drops the oldest.
         """
         self._log = [entry for entry in self._log if self._of_writer[entry[2]].get(entry[1]) == entry[0]]
         excess = len(self._log) - self.limit

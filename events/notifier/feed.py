@@ -2,14 +2,14 @@
 
 There is one ``NotifierFeed`` for each process and database alias, started by the first question. The process's watcher
 (``streams.reading.watcher``) calls the feed with new positions, before anything in the process shows them. The feed
-reads the rows up to these positions from the tables. Only then it raises the position that its answers give out
+reads the rows up to these positions from the tables. Only then the feed raises the position that its answers give out
 (``events.notifier.cache``). Facts that this process wrote are fed as soon as the process knows that they are complete:
 by the next question or by the watcher's thread, whichever comes first.
 
 The memory is cleared, and filled again from the newest rows, in two cases: if the connection was lost (notifications
-may be missing), or if a stored position is lower than a known one (the database was restored). The memory of a single
-stream is replaced if its rows were trimmed before they were fed, if too many rows would have to be fed, or if a stream
-in memory was restarted at 0. Callers that wait are then woken, and ask again.
+may be missing), or if a stored position is lower than a known position (the database was restored). The memory of a
+single stream is replaced in three cases: its rows were trimmed before they were fed, too many rows would have to be
+fed, or it is a stream in memory that was restarted at 0. Waiting callers are then woken, and ask again.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class NotifierFeed(Subscriber):
         return self.memory.positions()
 
     def ask(self, user_id: str, since: VectorToken) -> UserChanges:
-        """Returns what may have changed for a user since a position of ``events``. All fields belong to the same ``now``."""
+        """Returns the possible changes for a user since a position of ``events``. All fields belong to the same ``now``."""
         self._see_own()
         # Thread A gets the token 7 and a ticket, and reads Alice's rooms. Meanwhile thread B feeds a membership at 8: the
         # ticket is spoiled, the rooms of 7 are not kept, and A asks again.
@@ -121,21 +121,21 @@ class NotifierFeed(Subscriber):
         return self.memory.changed(stream, kind, since)
 
     def concerns(self, user_id: str, since: Mapping[str, At], names: Iterable[str]) -> list[str]:
-        """Returns the streams among ``names`` that may have something for the user after the positions ``since``."""
+        """Returns the streams among ``names`` that may have news for the user since the positions ``since``."""
         return self.memory.concerns(user_id, self.ask(user_id, VectorToken(0)).rooms, since, names)
 
     def figures(self) -> NotifierFigures:
-        """Returns how much is remembered, how many callers wait, and what was counted."""
+        """Returns the figures for metrics: sizes, the number of waiting callers, and counters."""
         return self.memory.figures()
 
     def _read_rooms(self, user_id: str, now: VectorToken) -> frozenset[str]:
         return self._asked(lambda cursor: joined_rooms(cursor, user_id, now))
 
     def _ask_the_tables(self, user_id: str) -> UserChanges:
-        """Answers from the tables instead of the memory, by saying that any room of the user may have changed.
+        """Answers from the tables instead of the memory. The answer says that any room of the user may have changed.
 
-        Used while the memory is not filled, or if the user's rooms change faster than they can be read. The answer says
-        that the user's memberships may have changed, too.
+        Used while the memory is not filled, or if the user's rooms change faster than they can be read. The answer also
+        says that the user's memberships may have changed.
         """
 
         def look(cursor: Any) -> UserChanges:
@@ -147,7 +147,7 @@ class NotifierFeed(Subscriber):
     def _asked(self, question: Callable[[Any], T]) -> T:
         """Runs a query on the connection that is kept open, and returns the result.
 
-        If that connection was lost, runs the query on a new one.
+        If this connection was lost, runs the query on a new connection.
         """
         with self._asking:
             with suppress(*driver.connection_gone), self._asking_connection.cursor() as cursor:
@@ -156,9 +156,9 @@ class NotifierFeed(Subscriber):
                 return question(cursor)
 
     def _stored_position(self, cursor: Any) -> VectorToken:
-        """Returns the stored position of the stream ``events``.
+        """Returns the stored position of the stream ``events``, raised to cover the facts of this process.
 
-        The position is raised to cover facts of this process that may not be announced yet.
+        Facts of this process may not be announced yet.
         """
         found = possible_positions(cursor, ["events"], {"events": self.watcher.known("events")})
         # A caller continues from these positions, so no cached value that they make outdated may be served after this.
@@ -194,7 +194,7 @@ class NotifierFeed(Subscriber):
         return self.memory.leave(waiter)
 
     def waiting(self) -> int:
-        """Returns how many callers wait."""
+        """Returns the number of waiting callers."""
         return self.memory.waiting
 
     # --- feeding ----------------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class NotifierFeed(Subscriber):
     def prepare(self) -> None:
         """Reads the newest rows of all streams into the memory.
 
-        The next call of ``before`` adds rows that came meanwhile. Reading may take seconds. Positions wait for
-        ``before`` and not for this method.
+        The next call of ``before`` adds rows that came meanwhile. Reading may take seconds. Meanwhile the process can
+        show new positions, because these wait only for ``before``.
         """
         life = self.memory.life
         with (
@@ -299,6 +299,8 @@ class NotifierFeed(Subscriber):
         If a stream is not in the memory yet, or was restarted at 0, its memory is filled from the newest rows instead.
         """
         looked = list(filter(_is_fed, names))
+        # The order is: store the positions, read and add the rows up to them, show the positions. If a position showed
+        # before its rows, a client could ask for news since 4, get the answer "nothing up to 5", and never get the row at 5.
         reaches: Reaches = {}
         for name in looked:
             stored = found.get(name, {})

@@ -1,7 +1,8 @@
 """Reads which rooms users were joined to at a position of the stream ``events``.
 
-The table of current state changes with a commit, and positions cover the commit a moment later. So the table may be
-ahead of a position. One statement reads the table, and the changes after the position. Then these changes are undone.
+A commit changes the table of the current state at once, but positions cover the commit a moment later. So the table may
+be ahead of a position. One SQL statement reads the table and the changes after the position. Python code then undoes
+these changes.
 
 The functions accept a cursor of any connection.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 from streams.core.tokens import VectorToken
 
-__all__ = ["joined_rooms", "joined_rooms_of", "rooms_of_users"]
+__all__ = ["joined_rooms", "joined_rooms_between", "joined_rooms_of", "rooms_of_users", "users_met_between"]
 
 #: Rooms that the users are joined to now (without position), and changes of membership above the token's base: user,
 #: room, position, writer, membership after, membership before.
@@ -30,6 +31,28 @@ WHERE d.stream_ordering > %(base)s::bigint AND d.type = 'm.room.member' AND d.st
 """
 _ALL = _JOINED.format(among="")
 _AMONG = _JOINED.format(among="AND room_id = ANY(%(rooms)s::text[])")
+#: The same, only in rooms where the membership of one of the users, or of the user ``me``, changed above the base.
+_MOVED = _JOINED.format(
+    among="""AND room_id IN (
+    SELECT m.room_id FROM events_currentstatedelta m
+    WHERE m.type = 'm.room.member' AND m.state_key = ANY(%(users)s::text[] || %(me)s::text)
+    AND m.stream_ordering > %(base)s::bigint)"""
+)
+#: Those of the users who share no room with the user ``me`` in which both have been joined since the base. ``OFFSET 0``
+#: makes the plan walk through the rooms of the other user, up to the first shared one, and not through those of ``me``.
+_APART = """
+SELECT given.user_id FROM unnest(%(users)s::text[]) AS given (user_id) WHERE NOT EXISTS (
+  SELECT FROM events_currentstate theirs
+  WHERE theirs.type = 'm.room.member' AND theirs.state_key = given.user_id AND theirs.membership = 'join'
+  AND EXISTS (
+    SELECT FROM events_currentstate mine WHERE mine.room_id = theirs.room_id
+    AND mine.type = 'm.room.member' AND mine.state_key = %(me)s AND mine.membership = 'join' OFFSET 0)
+  AND NOT EXISTS (
+    SELECT FROM events_currentstatedelta d
+    WHERE d.type = 'm.room.member' AND d.state_key IN (given.user_id, %(me)s)
+    AND d.stream_ordering > %(base)s::bigint AND d.room_id = theirs.room_id OFFSET 0)
+  OFFSET 0)
+"""
 #: Users with the rooms that they are joined to, by the current state.
 _OF_USERS = """
 SELECT state_key, array_agg(room_id) FROM events_currentstate
@@ -38,7 +61,7 @@ WHERE type = 'm.room.member' AND state_key = ANY(%(users)s::text[]) AND membersh
 
 
 def joined_rooms(cursor: Any, user_id: str, at: VectorToken) -> frozenset[str]:
-    """Returns the rooms that the user is joined to according to exactly the facts that the token covers."""
+    """Returns the rooms to which the user is joined at the token. Only facts that the token covers count."""
     cursor.execute(_ALL, {"users": [user_id], "base": at.base})
     return frozenset(room_id for _, room_id in _joined(cursor.fetchall(), at))
 
@@ -58,16 +81,64 @@ def joined_rooms_of(
     return found
 
 
+def joined_rooms_between(
+    cursor: Any, user_id: str, since: VectorToken, now: VectorToken, later: frozenset[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns (rooms that the user was joined to at ``since``, rooms that the user was joined to at ``now``).
+
+    ``later`` are the rooms that the user is joined to at some position that is not below ``now``. In rooms where the
+    user's membership did not change after ``since``, ``later`` gives the answer. Only the other rooms are read.
+    """
+    cursor.execute(_MOVED, {"users": [user_id], "me": user_id, "base": since.base})
+    found = cursor.fetchall()
+    if not found:
+        return later, later
+    unmoved = later.difference(room_id for _, room_id, *_ in found)
+    then, at_now = (unmoved.union(room_id for _, room_id in _joined(found, at)) for at in (since, now))
+    return then, at_now
+
+
+def users_met_between(
+    cursor: Any,
+    user_id: str,
+    others: Collection[str],
+    then: tuple[VectorToken, Collection[str]],
+    now: tuple[VectorToken, Collection[str]],
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns two sets: users who shared a room with the user at the first position only, and at the second only.
+
+    ``then`` and ``now`` are pairs (position, rooms that the user was joined to at this position). Most users of
+    ``others`` share a room with the user in which neither membership changed. For these users no further query is
+    needed.
+    """
+    base = then[0].base
+    cursor.execute(_APART, {"users": list(others), "me": user_id, "base": base})
+    apart = [other for (other,) in cursor.fetchall()]
+    if not apart:
+        return frozenset(), frozenset()
+    cursor.execute(_MOVED, {"users": apart, "me": user_id, "base": base})
+    found = cursor.fetchall()
+    met_then, met_now = (
+        frozenset(other for other, room_id in _joined(found, at) if room_id in rooms) for at, rooms in (then, now)
+    )
+    return met_then - met_now, met_now - met_then
+
+
 def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, str]]:
     """Returns the pairs (user, room) where the user is joined at the token, from the rows of ``_JOINED``."""
-    joined: set[tuple[str, str]] = set()
+    current: list[tuple[str, str]] = []
+    changes: list[tuple[Any, ...]] = []
+    for row in rows:
+        if row[2] is None:
+            current.append((row[0], sys.intern(row[1])))
+        else:
+            changes.append(row)
+    joined = set(current)
     before: dict[tuple[str, str], bool] = {}
     covered: dict[tuple[str, str], bool] = {}
-    for user_id, room_id, position, writer, after, earlier in sorted(rows, key=lambda row: row[2] or 0):
+    for user_id, room_id, position, writer, after, earlier in sorted(changes, key=lambda row: row[2]):
         key = user_id, sys.intern(room_id)
-        if position is None:
-            joined.add(key)
-        elif at.covers(writer, position):  # the last covered change counts
+        if at.covers(writer, position):  # the last covered change counts
             covered[key] = after == "join"
         else:  # to be undone: the membership before the first such change counts
             before.setdefault(key, earlier == "join")
@@ -82,6 +153,6 @@ def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, 
 
 
 def rooms_of_users(cursor: Any, user_ids: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Returns the rooms of several users by the current state. Users who are joined to none are left out."""
+    """Returns the joined rooms of several users by the current state. Users without joined rooms are left out."""
     cursor.execute(_OF_USERS, {"users": list(user_ids)})
     return {user_id: frozenset(room_ids) for user_id, room_ids in cursor.fetchall()}

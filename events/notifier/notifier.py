@@ -4,10 +4,10 @@
     if found.nothing:            # no query was sent
         return nothing new, token found.now
 
-"Changed since p?" is answered *no* or *maybe*, and a *no* is never wrong. Rows of the streams are added to the memory
-of a process before a position that covers them is shown. This holds with several writer processes, too. Each answer
-includes everything that this process committed before (``events.notifier.feed``). An answer is valid up to its own
-``now`` and not beyond, so a client continues from the token ``now``.
+The question "changed since position p?" is answered *no* or *maybe*, and a *no* is never wrong. Rows of the streams are
+added to the memory of a process before a position that covers them is shown. So a *no* is right even with several
+writer processes. Each answer includes everything that this process committed before (``events.notifier.feed``). An
+answer is valid up to its own ``now`` and not beyond, so a client continues from the token ``now``.
 
 ``wait`` and ``await_news`` let a caller sleep until something may concern a user. After a fork the child process starts
 with an empty memory. The first call in a process raises ``OperationalError`` if the database does not answer.
@@ -53,7 +53,7 @@ _NOBODY = ""
 
 
 def look(user_id: str, since: VectorToken, using: str | None = None) -> UserChanges:
-    """Returns what may have changed for a user since a position of ``events``.
+    """Returns the possible changes for a user since a position of ``events``.
 
     The answer comes from memory. The first call for a user reads their rooms on a connection of the notifier's own, so it
     never sees uncommitted changes of the caller's transaction.
@@ -77,12 +77,12 @@ def rooms_of(user_id: str, using: str | None = None) -> frozenset[str]:
 
 
 def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """Returns which of the rooms may have changed since a position of ``events``, or None if all of them may.
+    """Returns the rooms of ``rooms`` that may have changed since a position of ``events``, or None if all may have changed.
 
     The answer is complete up to the position that ``now()`` returned before the call.
     """
     feed = _feeds.obtain(using)
-    feed.positions()  # feeds own facts
+    feed.positions()  # feeds the facts that this process wrote
     changed = feed.changed("events", Target.ROOM, since)
     return None if changed is None else changed & frozenset(rooms)
 
@@ -98,12 +98,12 @@ def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str]
     Returns None if this may be so for any user.
     """
     feed = _feeds.obtain(using)
-    feed.positions()  # feeds own facts
+    feed.positions()  # feeds the facts that this process wrote
     return feed.changed("events", Target.USER, since)
 
 
 def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
-    """Returns the token up to which the memory of a stream is complete. Returns None if nothing is remembered of it."""
+    """Returns the token up to which the memory of a stream is complete, or None if nothing of the stream is remembered."""
     at = positions(using).get(stream)
     return None if at is None else at.token
 
@@ -117,7 +117,7 @@ def positions(using: str | None = None) -> Mapping[str, At]:
 
 
 def news(user_id: str, since: Mapping[str, At], streams: Sequence[str], using: str | None = None) -> list[str]:
-    """Returns the streams that may have something new for the user after the positions ``since``.
+    """Returns the streams that may have news for the user since the positions ``since``.
 
     A stream that has no position in ``since`` is always included.
     """
@@ -160,7 +160,7 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
 
 
 def figures(using: str | None = None) -> NotifierFigures | None:
-    """Returns how much this process remembers, how many callers wait, and what was counted.
+    """Returns this process's figures for metrics: sizes, the number of waiting callers, and counters.
 
     Returns None before the first question.
     """
@@ -169,7 +169,7 @@ def figures(using: str | None = None) -> NotifierFigures | None:
 
 
 def waiting(using: str | None = None) -> int:
-    """Returns how many callers wait in this process."""
+    """Returns the number of callers that wait in this process."""
     feed = _feeds.get(using)
     return 0 if feed is None else feed.waiting()
 
@@ -181,7 +181,7 @@ _feeds = Subscriptions(NotifierFeed)
 
 
 def stop_feeds() -> None:
-    """Ends all feeds of this process. The next question starts a new one."""
+    """Ends all feeds of this process. The next query starts a new feed."""
     _feeds.stop()
 
 

@@ -2,13 +2,13 @@
 
 The notifier remembers these entities as changed, and wakes the callers that wait for them. A row concerns a *room* (all
 its joined users), a *user* (that user alone), or a *contact* (a user, and all who share a room with them). Streams that
-are not part of sync answers have no rule. ``NOT_ROUTED`` lists them with the reason. A new stream is added by
-``events.sync.providers.join_sync``.
+are not part of sync answers have no rule. ``NOT_ROUTED`` lists these streams, each with the reason. A new stream is
+added by ``events.sync.providers.join_sync``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -77,7 +77,7 @@ def _of_events(row: Any) -> Iterable[Concern]:
 def _of_caches(row: Any) -> Iterable[Concern]:
     """Yields the users that a row of the stream ``caches`` concerns.
 
-    These are users whose next answer has to be a full one, and users whose membership changed.
+    These are users whose next sync answer must be full, and users whose membership changed.
     """
     if row[0] == RESYNC_USER:
         yield from ((Target.USER, user) for user in row[1] or ())
@@ -85,8 +85,8 @@ def _of_caches(row: Any) -> Iterable[Concern]:
         yield from ((Target.USER, user) for user in (row[1] or ())[1:])  # the first key is the room
 
 
-def _by_place(kind: Target, place: int) -> Concerns:
-    def concerns(row: Sequence[Any]) -> Iterable[Concern]:
+def _by_place(kind: Target, place: Any) -> Concerns:
+    def concerns(row: Any) -> Iterable[Concern]:
         entity = row[place]
         if isinstance(entity, str) and (kind is Target.ROOM or entity.startswith("@")):
             yield kind, entity
@@ -94,21 +94,21 @@ def _by_place(kind: Target, place: int) -> Concerns:
     return concerns
 
 
-def room_in(place: int) -> Concerns:
-    """Returns the rule for rows that have a room ID at the index ``place``."""
+def room_in(place: Any) -> Concerns:
+    """Returns the rule for rows that have a room ID at ``place``, an index or a field name."""
     return _by_place(Target.ROOM, place)
 
 
-def user_in(place: int) -> Concerns:
-    """Returns the rule for rows that have a user ID at the index ``place``.
+def user_in(place: Any) -> Concerns:
+    """Returns the rule for rows that have a user ID at ``place``, an index or a field name.
 
     A value that is no user ID, such as a server, is ignored.
     """
     return _by_place(Target.USER, place)
 
 
-def contact_in(place: int) -> Concerns:
-    """Returns the rule for rows with a user ID at index ``place`` that concern all who share a room with the user.
+def contact_in(place: Any) -> Concerns:
+    """Returns the rule for rows with a user ID at ``place`` that concern all who share a room with the user.
 
     A value that is no user ID is ignored.
     """
@@ -141,7 +141,7 @@ def find_rule(stream: str) -> Concerns | None:
 
 
 def rule_of(stream: str) -> Concerns:
-    """Returns the rule of a stream that has one. Raises ``KeyError`` for another."""
+    """Returns the rule of a stream. Raises ``KeyError`` if the stream has none."""
     return _rules[stream]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from events.notifier.stream_cache import ONE_LANE, WriterChanges
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.core.positions import linear_position
-from streams.core.queries import FactRow, column_sql, order_sql, row_of, token_sql
+from streams.core.queries import FactRow, order_sql, row_of, selected_sql, token_sql
 from streams.core.watermarks import trim_mark
 from streams.reading.rows import StoredPosition, existing_rows, rows_between
 
@@ -26,14 +26,17 @@ MOST_ROWS = 20_000
 
 
 class TooFarBehind(Exception):
-    """An error: more than ``MOST_ROWS`` rows would have to be read. The stream's memory is then replaced."""
+    """An error: more than ``MOST_ROWS`` rows would have to be read.
+
+    The caller then replaces the notifier's memory of the stream.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
     """The rows with which the memory of a stream is filled at the start.
 
-    ``floors`` has for each lane the position up to which rows may be missing.
+    ``floors`` maps a lane to the position up to which rows of the lane may be missing.
     """
 
     rows: list[FactRow]
@@ -66,7 +69,7 @@ def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: WriterChanges) 
 def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, int], limit: int) -> Newest:
     """Returns the newest rows of a stream, at most ``limit`` from each table.
 
-    ``upto`` has for each lane the highest position that a row may have.
+    ``upto`` maps a lane to the highest position that a row of the lane may have.
     """
     rows: list[FactRow] = []
     below = 0
@@ -88,7 +91,7 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
 
 def _newest_sql(declaration: StreamDeclaration, table: FactTable) -> str:
     token = token_sql(declaration, table)
-    columns = ", ".join([token, table.writer_column, *map(column_sql, table.columns)])
+    columns = ", ".join([token, table.writer_column, *selected_sql(table)])
     where = f"{table.id_column} <= %(high)s::bigint" + (f" AND ({table.where})" if table.where else "")
     order = order_sql(declaration, table, newest_first=True)
     return f"SELECT {columns} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT %(limit)s::bigint"

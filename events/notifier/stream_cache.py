@@ -66,20 +66,20 @@ class StreamCache:
 
     @property
     def in_memory(self) -> bool:
-        """True for a stream in memory, which is fed as one lane."""
+        """True for a stream in memory. The rows of all its writers are fed together, as one lane."""
         return self.generation is not None
 
     def begin(self, floors: Mapping[str, int]) -> None:
         """Creates an empty index of changes, and computes ``token`` from the positions in ``fed``.
 
-        The index counts as complete above the positions ``floors``. So the caller then has to add all rows above them
-        with ``note``.
+        The index counts as complete above the positions ``floors``. So the caller has to add all rows above these
+        positions with ``note``.
         """
         self.changes = {kind: LastChanges(self.limit, floors) for kind in Target}
         self._show()
 
     def note(self, writer: str, position: int, row: Any) -> list[Concern]:
-        """Remembers which entities a row concerns, and returns them."""
+        """Remembers and returns the entities that a row concerns."""
         found = list(self.concerns(row))
         if found:
             lane = ONE_LANE if self.in_memory else writer
@@ -105,7 +105,7 @@ class StreamCache:
         self._show()
 
     def writes(self, writer: str) -> None:
-        """Adds the writer to those that take part in the linear position.
+        """Adds the writer to the writers that determine the linear position.
 
         The writer is this process. Call this before the facts of this process are fed.
         """

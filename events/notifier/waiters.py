@@ -1,7 +1,8 @@
 """Finds the waiting callers that a change concerns, among thousands (pure).
 
-A waiter is woken by a change of its user, or of a room that the user is joined to. The set of rooms is shared with the
-cache of rooms, so a waiter in a thousand rooms takes no more memory than one in none. The number of waiters is bounded.
+A waiter is woken by a change of its user, or of a room that the user is joined to. Waiters share the set of rooms with
+the cache of rooms. So a waiter whose user is in a thousand rooms takes no more memory than a waiter whose user is in no
+room. The number of waiters is bounded.
 
 Assumes that the caller holds a lock.
 """
@@ -20,7 +21,7 @@ __all__ = ["RoutedWaiter", "RoutedWaiters"]
 
 @dataclass(slots=True, eq=False)
 class RoutedWaiter:
-    """A caller that waits. ``rooms`` are the rooms that the user is joined to.
+    """A caller that waits for news about one user. ``rooms`` are the rooms that this user is joined to.
 
     ``wake`` is the caller's event or future.
     """
@@ -38,7 +39,7 @@ class RoutedWaiters(Waiters[RoutedWaiter, str]):
         self.limit = limit
 
     def add(self, waiter: RoutedWaiter) -> bool:
-        """Adds a waiter. Returns false if ``limit`` of them wait already."""
+        """Adds a waiter. Returns false, and adds nothing, if ``limit`` callers wait already."""
         return len(self) < self.limit and super().add(waiter)
 
     def take_concerned(self, users: Collection[str], rooms: AbstractSet[str]) -> list[RoutedWaiter]:

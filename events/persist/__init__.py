@@ -1,1 +1,1 @@
-"""Stores incoming events: one batch at a time, under the locks of its rooms."""
+"""Stores incoming events, one batch at a time, under the locks of the batch's rooms."""

@@ -1,12 +1,13 @@
 """Writes the visibility ranges of backfilled events, in whatever batches they arrive.
 
-The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, separate from those
-of live events. These ranges follow the state after each event, not the room's current state. A *run* is a sequence of
-neighbouring events with known states. Ranges continue within a run.
+The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, separate from the
+ranges of live events. These ranges follow the state after each event, not the room's current state. A *run* is a
+sequence of neighbouring events with known states. A range does not extend beyond its run.
 
-A batch extends and joins runs. Where a new run touches a stored run, the stored ranges are extended. The first event of
-the stored run was computed without an event before it, so it is computed again. The time is in proportion to the batch,
-not to the room. Assumes the caller's transaction with the room's row locked, and that the events are written.
+A batch extends and joins runs. Where a new run touches a stored run, the stored ranges are extended. The rows of the
+stored run's first event were computed without the event before, so they are computed again. The time is in proportion
+to the batch, not to the room. Assumes the caller's transaction with the room's row locked, and that the events are
+written.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, Visibi
 __all__ = ["write_backfill_ranges"]
 
 _RANGES = frozenset({"joined", "invited", "shared", "world"})
-"""Kinds that cover several events. Rows of other kinds are for single events."""
-#: Accepted backfilled events, from the nearest one below some positions to the nearest one above them, ascending.
+"""The kinds of rows that cover several events. Rows of other kinds are for single events."""
+#: Selects the accepted backfilled events around some positions, ascending: from the nearest event below all of them to the
+#: nearest event above all of them.
 _AROUND = """
 SELECT e.event_id, e.stream_ordering, e.state_group IS NOT NULL FROM events_event e
 WHERE e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL AND e.stream_ordering < 0
@@ -64,9 +66,9 @@ class _Placed(NamedTuple):
 
 
 def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
-    """Writes the changes of ranges around the given positions, at least one.
+    """Writes the changes of ranges around the positions in ``places``, which must not be empty.
 
-    The event at such a position is new, or now has a state, or now has another verdict.
+    The event at each of these positions is new, or now has a state, or now has another verdict.
     """
     changed = sorted(places)
     with connections[room.using].cursor() as cursor:
@@ -77,10 +79,11 @@ def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collecti
 
 
 def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_Placed]]:
-    """Divides the events into sequences whose ranges are computed together.
+    """Divides the events into sequences of neighbours with known states. The ranges of a sequence are computed together.
 
-    The events of a sequence became neighbours because of the positions in ``changed``, which are ascending. A sequence
-    includes the stored events at its two ends.
+    ``changed`` has ascending positions. Two neighbours are in one sequence if one of them is at a position of
+    ``changed``, or if such a position lies between them. So a sequence also includes the unchanged events next to the
+    changed ones.
     """
     part: list[_Placed] = []
     for event in events:
@@ -100,9 +103,10 @@ def _is_new(part: Sequence[_Placed], changed: Sequence[int]) -> bool:
 
 
 class _Part:
-    """Events whose ranges are computed together.
+    """Neighbouring backfilled events whose ranges are computed together.
 
-    The first event can be the last event of a stored run. The last event can be the first event of another stored run.
+    A *run* is a sequence of neighbours with known states whose ranges are stored already. The first event of the part may
+    be the last event of a run, and the last event of the part may be the first event of another run.
     """
 
     def __init__(
@@ -118,9 +122,11 @@ class _Part:
         self._gone: set[VisibilityRow] = set()
 
     def write(self) -> None:
-        """Computes the ranges of the events. Adds them, or extends and joins stored ranges."""
+        """Computes the ranges of the events. Adds new ranges to the stored ranges, or extends and joins stored ranges."""
         room = self._room
         room.adopt_after([event.event_id for event in self._events])
+        # Each event is computed with the one before it, so the order of positions counts here and not that of arrival. This is
+        # why the result is the same in whatever batches the events came.
         worked_out = self._worked_out(self._events)
         for row in worked_out.rows:
             self._put(row)
@@ -152,8 +158,8 @@ class _Part:
     def _put(self, row: VisibilityRow) -> None:
         """Adds a computed range that has ended, or a row for a single event.
 
-        If the range begins at the last event of a stored run, extends the stored range instead. A row for that event
-        alone is stored already, so it is not added.
+        If the range begins at the part's first event, and this event ends a stored run, extends the stored range
+        instead. A row for the first event alone is stored already, so no such row is added.
         """
         if row.kind in OF_THE_LINE:
             return
@@ -163,7 +169,10 @@ class _Part:
             self._lengthen(row)
 
     def _end(self, still_open: Iterable[VisibilityRow]) -> None:
-        """Ends the ranges that are open after the last event, or joins them with ranges of the stored run above."""
+        """Stores the ranges that are open after the part's last event: they end at this event, or join stored ranges above.
+
+        They join if the last event is the first of a stored run, and this run has a range of the same user and kind.
+        """
         above = self._running(self._above, above=True)
         for row in still_open:
             if row.kind in OF_THE_LINE:
@@ -178,9 +187,9 @@ class _Part:
                 self._new.add(whole)
 
     def _lengthen(self, row: VisibilityRow) -> None:
-        """Extends the stored range that ends with the first event, up to the end of ``row``.
+        """Extends the stored range that ends with the part's first event, up to the end of ``row``.
 
-        Adds ``row`` itself if there is no such stored range.
+        If there is no such stored range, adds ``row`` itself.
         """
         met = self._running(self._below, above=False).get((row.user_id, row.kind))
         if met is not None:
@@ -188,11 +197,11 @@ class _Part:
         self._new.add(row if met is None else replace(row, first=met.first))
 
     def _running(self, place: int | None, *, above: bool) -> dict[tuple[str | None, str], VisibilityRow]:
-        """Returns the stored ranges that cover the first or the last event, but not the event next to it.
+        """Returns the stored ranges that cover the event at ``place``, but not the neighbour of this event in the part.
 
-        The result is by user and kind. ``place`` is the position of that first or last event, or null if it is not
-        stored. ``above`` is true for the last event. If events were purged, a range may begin or end between two events
-        that are left.
+        ``place`` is the position of the part's last event if ``above`` is true, else of its first event. ``place`` is
+        null if this event is new or has changed. The keys of the result are (user, kind). If events were purged, a
+        range may begin or end between two events that are still stored.
         """
         if place is None:
             return {}
@@ -206,10 +215,10 @@ class _Part:
         return found
 
     def _write(self) -> None:
-        """Writes what differs from the stored rows. Unchanged rows are not touched.
+        """Writes the rows that differ from the stored rows, and no others.
 
-        If a new row has the same user, kind, and beginning or end as a stored row that it replaces, the stored row is
-        updated.
+        A stored row is updated, not replaced, if the new row has the same user, the same kind, and the same beginning
+        or end.
         """
         gone = self._gone & self._stored.keys() - self._new
         new = self._new - self._stored.keys()

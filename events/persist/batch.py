@@ -1,11 +1,11 @@
 """Stores batches of events: events of local users, events from other servers, and old events by backfill.
 
-``persist`` takes events in any order, of any rooms. Each event gets its own verdict: stored (accepted, rejected by the
-auth rules, or soft-failed), duplicate, or refused with a reason. A refused event does not affect the others. A batch is
-one transaction.
+``persist`` takes events in any order, of any rooms. An event is stored, or found to be a duplicate, or refused with a
+reason. A stored event is accepted, rejected by the auth rules, or soft-failed. A refused event does not affect the
+others. A batch is one transaction.
 
-The rooms are locked in the order of their IDs before any position is reserved. So two batches cannot deadlock, and
-within a room positions ascend in causal order.
+The rooms are locked in the order of their IDs before any position is reserved. So two batches cannot deadlock, and within
+a room positions ascend in causal order.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ from events.persist.state_changes import users_of
 from events.persist.write_rows import write_rooms
 from events.room.event_auth import as_seen_by
 from events.room.verification import KeysOf, check_signatures, proves_version
+from events.room_lock import begins_transaction, room_transaction
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams import registry
 from streams.caching import invalidate_room_states
+from streams.catalog.models import CacheInvalidation
 from streams.conf import stream_settings
-from streams.models import CacheInvalidation
 
 __all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist", "with_state"]
 
 _MOST_PREV_EVENTS, _MOST_AUTH_EVENTS = 20, 10
-"""Limits that other servers have too. The states of all prev events are resolved under the room's lock."""
+"""Limits that other servers have, too. Without them, resolving the states of prev events could hold the room's lock long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An incoming event: its exact bytes, and what is known about it.
+    """An incoming event: its exact bytes, and the caller's knowledge about it.
 
-    ``room_version`` is optional for stored rooms and for create events. ``outlier``: only the event is known, not its
-    place in the graph. ``backfilled``: the event is old and was requested.
+    ``room_version`` is optional for stored rooms and for create events. ``outlier`` means that the event's place in the graph
+    is not known. ``backfilled`` means that the event is old and was requested.
 
-    ``state_before`` has the IDs of the events that make up the room's state before the event, as given from outside. It
-    is used if prev events, or their states, are missing. The events that it names must be stored or be in the same
-    batch, normally as outliers. An entry is ignored if its auth chain is incomplete or does not allow it. A stored
-    event without a known state gets one if it arrives again with ``state_before``.
+    ``state_before`` is the room's state before the event as another server gave it: the IDs of state events. This state
+    is used if prev events, or their states, are missing. The state events must be stored or be in the same batch,
+    normally as outliers. A state event in ``state_before`` is ignored if its auth chain is incomplete or does not allow
+    it. A stored event without a known state gets a state if it arrives again with ``state_before``.
     """
 
     json: bytes
@@ -97,8 +98,13 @@ class PersistOutcome:
     duplicates: list[str] = field(default_factory=list)
     refused: list[RefusedEvent] = field(default_factory=list)
     bad_content_hashes: int = 0
+    waiting_for_auth: list[str] = field(default_factory=list)
+    """Stored events above a filled gap whose auth chains are incomplete.
+
+    Store the missing auth events, then call ``resolve_room``.
+    """
     unfinished_rooms: list[str] = field(default_factory=list)
-    """Rooms in which a gap was filled below too many events for one batch. Call ``resolve_room`` for them."""
+    """Rooms in which a gap was filled, with too many events above it for one batch. Call ``resolve_room`` for them."""
 
 
 def persist(
@@ -109,22 +115,23 @@ def persist(
     verified: bool = False,
     history_of: str | None = None,
 ) -> PersistOutcome:
-    """Stores a batch.
+    """Stores a batch, as the module describes.
 
-    The module describes how. Events that are stored already change nothing, so a batch may be repeated.
+    Events that are stored already change nothing, so a batch may be repeated.
 
     Signatures are checked with the keys that ``verifier`` returns (``events.room.verification``), before anything is
-    locked. An event without a needed signature is refused as ``bad-signature``. Alternatively the caller says that all
-    events are ``verified``, for instance because they were created here.
+    locked. An event without a needed signature is refused as ``bad-signature``. Instead of a verifier, the caller may state
+    that all events are ``verified``, for instance because they were created here.
 
-    ``history_of`` is the name of a server whose stored history this is. Events of its own users are never soft-failed
-    then, and any number of prev and auth events is accepted.
+    If the events are the stored history of a server, ``history_of`` is its name. Then events of this server's users are
+    never soft-failed, any number of prev and auth events is accepted, and auth events may be missing.
 
     ``using`` is a database alias, by default that of the settings.
 
-    Raises ``SignaturesUnchecked`` unless exactly one of ``verifier`` and ``verified`` is given. Exceptions of
-    ``verifier``, of the stream engine (``WriterFenced``, …) and of the database are passed on. Nothing is stored in these
-    cases, and a transaction of the caller can only be rolled back.
+    Raises ``SignaturesUnchecked`` unless exactly one of ``verifier`` and ``verified`` is given. Raises ``InTransaction`` if
+    the caller's transaction is at another isolation level than READ COMMITTED. Exceptions of ``verifier``, of the stream
+    engine (``WriterFenced``, …) and of the database are passed on. After an exception nothing is stored, and a transaction of
+    the caller can only be rolled back.
     """
     if (verifier is None) is not verified:
         raise SignaturesUnchecked(
@@ -137,10 +144,13 @@ def persist(
     parsed = _parse(batch, outcome, alias, verifier, known_elsewhere=history_of is not None)
     if history_of is not None:
         parsed = [replace_field(placed, event=as_seen_by(placed.event, history_of)) for placed in parsed]
+    # Everything above runs without a lock, because a verifier may fetch keys from other servers. What it read of rooms is only
+    # their version. ``_of_no_room`` compares the version again under the lock: A reads it, B's create event corrects it and
+    # commits, and A's events are refused instead of being stored by the rules of the wrong version.
     if parsed:
-        # No savepoint: after an error the caller's transaction can only be rolled back as a whole.
-        with transaction.atomic(using=alias, savepoint=False):
-            _store(parsed, outcome, alias)
+        by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
+        with room_transaction(alias):
+            _store(parsed, outcome, alias, takes_unproven=history_of is not None, by_index=by_index)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
 
@@ -148,9 +158,10 @@ def persist(
 def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[bytes] = ()) -> list[Incoming]:
     """Returns the batch that stores ``event`` on top of the given state.
 
-    ``state`` and ``auth_chain`` hold the exact bytes of events. Unreadable ones stay in the batch, so that ``persist``
-    refuses them with a reason, but they are no part of the state. An entry of the state is ignored unless every event
-    of its auth chain is stored or is given here. Raises ``ValueError`` if ``event.room_version`` is missing.
+    ``state`` and ``auth_chain`` hold the exact bytes of events. Unreadable events stay in the batch, so that
+    ``persist`` refuses them with a reason, but they are no part of the state. A state event is ignored unless every
+    event of its auth chain is stored or is in one of the arguments. Raises ``ValueError`` if ``event.room_version`` is
+    missing.
     """
     if event.room_version is None:
         raise ValueError("Give the room version: how to read the state depends on it.")
@@ -183,9 +194,9 @@ def _parse(
 ) -> list[_Placed]:
     """Returns the parsed events, each once. Adds refused events and duplicates to ``outcome``.
 
-    Copies with the same ID, room and room version become one event. The event gets the place in the graph of a copy
-    that is no outlier, if there is one. It gets the content of a copy that matches its hash, if there is one, because
-    pruned and tampered copies have the same ID.
+    Copies with the same ID, room and room version become one event. If a copy is no outlier, the event gets its place
+    in the graph. If the content of a copy matches its hash, the event gets this content. The contents of other copies
+    may be pruned or tampered with, which does not change the event ID.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
@@ -215,7 +226,7 @@ def _parse(
 
 def _decoded(json: bytes) -> dict[str, Any]:
     """Returns the decoded event. Raises ``EventRefused`` (``too-large``) before decoding if the text is too long."""
-    # First, because no other limit covers ``unsigned``, which is stored and read with the event.
+    # Checked first, because no other limit covers ``unsigned``, which is stored and read with the event.
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.TOO_LARGE, f"{len(json)} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
     return decode_event(json)
@@ -233,8 +244,12 @@ def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf
 
 
 def _of_both(first: _Placed, other: _Placed) -> _Placed:
-    """Merges two copies of an event. A place in the graph is preferred, and so is content that matches its hash."""
-    # The sort is stable: of two equal copies the first one stays.
+    """Merges two copies of an event.
+
+    If a copy has a place in the graph, the result has this place. If the content of a copy matches its hash, the result
+    has this content.
+    """
+    # The sort is stable: of two equal copies the first copy stays.
     copies = sorted((first, other), key=lambda copy: (copy.event.outlier, not copy.event.content_hash_matches))
     kept, left = copies
     if kept.event.content_hash_matches or not left.event.content_hash_matches:
@@ -243,7 +258,7 @@ def _of_both(first: _Placed, other: _Placed) -> _Placed:
 
 
 def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
-    """Returns the event ``content`` with the place of ``placed`` in the graph and in the stream."""
+    """Returns the event ``content`` with the place in the graph and in the stream that ``placed`` has."""
     return replace(
         content,
         outlier=placed.outlier,
@@ -253,7 +268,7 @@ def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
 
 
 def _is_same(event: ParsedEvent, other: ParsedEvent) -> bool:
-    """Returns true if two events with one ID are the same event.
+    """Returns true if two events with the same event ID are the same event.
 
     Before room version 3 senders choose the IDs, so different events may have the same ID.
     """
@@ -268,7 +283,7 @@ def _reference_hash(event: ParsedEvent, version: RoomVersion) -> str:
 def _versions(
     decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str, verifier: KeysOf | None
 ) -> dict[str, str]:
-    """Returns the room version by room ID: of stored rooms, and of rooms whose version the batch states."""
+    """Returns the room version by room ID, for stored rooms and for rooms whose version the batch states."""
     untold = [event for _, incoming, event in decoded if incoming.room_version is None]
     if not untold:
         return {}
@@ -290,7 +305,7 @@ def _versions(
 
 
 def _announcing(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
-    """Returns the parsed create event if it proves the version of its room (``proves_version``), else null.
+    """Returns the parsed create event if it proves the room version that it states (``proves_version``), else null.
 
     Does not check the event's signatures.
     """
@@ -347,7 +362,7 @@ def _check_references(event: ParsedEvent) -> None:
 
 
 def _check_given(event_ids: Any) -> None:
-    """Raises ``EventRefused`` if ``state_before`` is not a list of identifiers. Another server may send anything there."""
+    """Raises ``EventRefused`` if ``state_before`` is not a list of identifiers. Another server may have sent anything."""
     if event_ids is None:
         return
     if isinstance(event_ids, str | bytes) or not isinstance(event_ids, Sequence):
@@ -361,33 +376,45 @@ def _check_given(event_ids: Any) -> None:
 
 @dataclass(slots=True)
 class _Work:
-    """The events of a batch that have to be processed, and the states given with them, by room.
+    """The events of a batch that have to be processed, and the states before them that other servers gave, by room.
 
-    ``places`` maps event IDs to indexes in the batch. ``rooms`` maps event IDs to rooms.
+    ``again`` has the IDs of stored events that have no state although their prev events have one. Auth events that
+    these events lacked may be stored now. ``places`` maps event IDs to indexes in the batch. ``rooms`` maps event IDs
+    to rooms.
 
-    Before room version 3 senders choose the IDs of events, so two rooms may claim one ID.
+    Events and given states are kept by room, because before room version 3 senders choose the IDs of events. So two rooms
+    may have events with the same ID.
     """
 
     by_room: dict[str, list[ParsedEvent]] = field(default_factory=dict)
     given: dict[str, dict[str, Sequence[str]]] = field(default_factory=dict)
+    again: dict[str, list[str]] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     rooms: dict[str, str] = field(default_factory=dict)
 
     def add(self, placed: _Placed, *, stored: bool) -> None:
-        """Adds an event. If the event is ``stored`` already, adds only the state that was given with it."""
+        """Adds an event that is to be processed.
+
+        ``stored`` is true if the event's row exists already, but has no state yet. Then only the event's ID, and the
+        state in ``placed`` that another server gave, are added.
+        """
         event = placed.event
         self.places.setdefault(event.event_id, placed.place)
         self.rooms[event.event_id] = event.room_id
         events = self.by_room.setdefault(event.room_id, [])
-        if not stored:
+        if stored:
+            self.again.setdefault(event.room_id, []).append(event.event_id)
+        else:
             events.append(event)
         if placed.state_before is not None and not event.outlier:
             self.given.setdefault(event.room_id, {})[event.event_id] = placed.state_before
 
 
-def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> None:
+def _store(
+    parsed: Sequence[_Placed], outcome: PersistOutcome, using: str, *, takes_unproven: bool, by_index: bool
+) -> None:
     building = any(_may_build(placed) for placed in parsed)
-    reading = lock_and_read([placed.event for placed in parsed], using, building=building)
+    reading = lock_and_read([placed.event for placed in parsed], using, building=building, by_index=by_index)
     parsed, whole = _with_stored_content(parsed, reading, outcome, using)
     work, rooms, known = _work(parsed, reading, outcome), reading.rooms, reading.events
     # Sorted by room ID, as the rows were locked. Positions are reserved in this order in ``write_rooms``, under all locks.
@@ -395,6 +422,8 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
         (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
         for room_id in sorted(work.by_room)
     ]
+    for room, batch in batches:
+        batch.again, batch.takes_unproven = work.again.get(room.room_id, ()), takes_unproven
     worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
     positions = write_rooms(
         worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
@@ -404,6 +433,7 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
     # After the commit only: events of a rolled-back batch must neither be kept by this process nor be counted.
     transaction.on_commit(lambda: _keep(worked_out), using=using)
     for room, _, changes in worked_out:
+        outcome.waiting_for_auth += changes.filled.waiting
         if changes.filled.more:
             outcome.unfinished_rooms.append(room.room_id)
         outcome.refused += [RefusedEvent(work.places[event.event_id], error) for event, error in changes.refused]
@@ -423,9 +453,9 @@ def _with_stored_content(
 
     Returns the batch, and the events whose JSON has to replace the stored JSON.
 
-    The stored content is kept, unless it does not match its hash and the new content does. An outlier that was stored
-    under another room version, before the room's own was known, is parsed again. The stored JSON of a redacted event is
-    not replaced.
+    The new content replaces the stored content only if the new content matches its hash and the stored content does
+    not. An outlier that was stored under another room version, before the room's version was known, is parsed again.
+    The stored JSON of a redacted event is not replaced.
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
@@ -455,7 +485,7 @@ def _with_stored_content(
 
 
 def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
-    """Returns ``event``. It gets the content of ``kept``, the stored copy, if only that content matches its hash."""
+    """Returns ``event``, with the content of the stored copy ``kept`` if only this content matches its hash."""
     if event.content_hash_matches:
         return event
     try:
@@ -466,7 +496,7 @@ def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
 
 
 def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
-    """Replaces the stored JSON of these events by their own.
+    """Replaces the stored JSON of these events by their ``json``.
 
     The stored JSON was pruned because of its hash, or belongs to another room version.
     """
@@ -497,15 +527,22 @@ def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutco
             detail = f"{event.event_id} is the ID of an event of {owner}"
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
         elif facts is not None and (event.outlier or not facts.outlier):
-            # Stored already. Only a stored outlier that arrives with its place in the graph is processed as a new event.
+            # Stored already, perhaps by a transaction for which this one waited: A and B get the same event, A locks the room and
+            # stores it, and B finds it in what it reads under the lock. Only a stored outlier that arrives with its place in the
+            # graph is processed as a new event.
             outcome.duplicates.append(event.event_id)
-            if facts.state_unresolved and placed.state_before is not None:
+            if facts.state_unresolved and (placed.state_before is not None or _has_states_below(event, reading)):
                 work.add(placed, stored=True)
         elif (error := _of_no_room(event, reading.rooms.get(event.room_id))) is not None:
             outcome.refused.append(RefusedEvent(placed.place, error))
         else:
             work.add(placed, stored=False)
     return work
+
+
+def _has_states_below(event: ParsedEvent, reading: RoomReading) -> bool:
+    below = [reading.events.get(prev) for prev in event.prev_event_ids]
+    return bool(below) and all(facts is not None and facts.state_group is not None for facts in below)
 
 
 def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
@@ -518,9 +555,9 @@ def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
 
 
 def _may_build(placed: _Placed) -> bool:
-    """Returns true if a new state group may be needed because of this event.
+    """Returns true if this event may need a new state group.
 
-    A live message with exactly one prev event and without a given state needs none.
+    A live message with exactly one prev event and without a given state needs no new state group.
     """
     event = placed.event
     return (

@@ -1,13 +1,13 @@
 """Finds events of a batch that would close a cycle over stored events.
 
-This is possible before room version 3, where senders choose the IDs. A is stored and refers to B, which is missing.
-Then B arrives and refers to A. No event on a cycle has a place in the graph, and the room would lose all forward
-extremities.
+Such events are possible before room version 3, where senders choose the IDs. Example: A is stored and refers to B,
+which is missing. Then B arrives and refers to A. An event on a cycle has no place in the graph, and the room would lose
+all forward extremities.
 
 Only an event to which stored events refer can close a cycle. Most batches have no such event, but a batch that fills a
-gap has one. From such events, the edges to prev events are searched upwards. The time is in proportion to the events
-above them. The edges to auth events are searched downwards, because auth chains are short. Assumes the caller's
-transaction with the room's row locked.
+gap has some. From such an event, edges to prev events are followed upwards, to newer events. The time is in proportion
+to the number of events above the event. Edges to auth events are followed downwards, because auth chains are short.
+Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from events.room.graph import causal_order, cycles, refers_to
 
 __all__ = ["closing_a_cycle"]
 
-#: Stored events of the room above some events, along prev events, each with the prev events on the way.
+#: Selects the stored events of the room above some events, along prev events. A row is (event, prev event on the path to it).
 _UP = """
 WITH RECURSIVE up AS (
     SELECT edge.event_id, edge.prev_event_id FROM events_eventedge edge JOIN events_event e USING (event_id)
@@ -37,7 +37,7 @@ WITH RECURSIVE up AS (
 """
 _IS_REACHED = f"{_UP} SELECT EXISTS (SELECT FROM up WHERE event_id = ANY(%(named)s))"
 _REACHED = f"{_UP} SELECT event_id, prev_event_id FROM up"
-#: All events that some events lead to, along the auth events of state events.
+#: Selects the edges of auth chains: (event, auth event), for some state events and all events in their chains.
 _CHAIN = """
 WITH RECURSIVE chain AS (
     SELECT auth.event_id, named.id FROM events_eventauth auth, unnest(auth.auth_event_ids) AS named (id)
@@ -53,7 +53,7 @@ _CHAINS = f"{_CHAIN} SELECT event_id, id FROM chain"
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """An event and all event IDs that it refers to."""
+    """An event's ID and the IDs of all events to which it refers."""
 
     event_id: str
     prev_event_ids: tuple[str, ...]
@@ -70,7 +70,7 @@ def closing_a_cycle(
     stored: Mapping[str, ParsedEvent],
     using: str,
 ) -> set[str]:
-    """Returns the IDs of batch events that lie on a cycle with stored ones.
+    """Returns the IDs of the batch's events that lie on a cycle which stored events close.
 
     ``above`` has the pairs (event of the batch, stored event that refers to it). ``stored`` maps IDs to stored events.
     """

@@ -34,7 +34,7 @@ HOPS = Histogram(
 )
 MEASURES = (EVENTS, EVENTS_BY_TYPE, GROUPS, HOPS)
 
-#: Types that become labels. Senders may use any others.
+#: Types that become labels. Senders may use any other type.
 _KNOWN_TYPES = frozenset(
     {
         "m.call.answer", "m.call.candidates", "m.call.hangup", "m.call.invite", "m.key.verification.request",
@@ -48,7 +48,7 @@ _KNOWN_TYPES = frozenset(
 
 
 def count_stored(changes: RoomChanges, server_name: str) -> None:
-    """Counts what a committed batch stored in one room. Senders of ``server_name`` are local."""
+    """Counts the events that a committed batch stored in one room. Senders of ``server_name`` are local."""
     for event in changes.events:
         origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
         EVENTS.labels(origin).inc()

@@ -1,9 +1,10 @@
 """Computes the states that are still unknown above a filled gap, for some thousand events at a time.
 
-A backfilled event may be stored before the events that it builds on. It has no state then and is shown to nobody. When
-the missing events arrive, or the state is given from outside, ``persist`` authorises the events above again in the same
-transaction. ``persist`` handles at most ``MOST_FILLED`` of them. If more are left, it returns the room as unfinished,
-and the caller continues with ``resolve_room``. ``resolve_room`` is idempotent and may be called at any time.
+A backfilled event may be stored before its prev events. It then has no state and is shown to no user. When the missing
+events arrive, or another server gives the state, ``persist`` authorises the events above the gap again, in the same
+transaction. ``persist`` handles at most ``MOST_FILLED`` of these events. If there are more, the result of ``persist``
+lists the room as unfinished, and the caller continues with ``resolve_room``. ``resolve_room`` is idempotent and may be
+called at any time.
 """
 
 from __future__ import annotations
@@ -14,54 +15,69 @@ from events.errors import UnknownRoom
 from events.persist import room_batch
 from events.persist.lock_and_read import lock_and_read
 from events.persist.write_rows import write_rooms
+from events.room_lock import begins_transaction
 from streams.conf import stream_settings
 
 __all__ = ["resolve_room"]
 
-#: Events without state whose prev events all have one: the starting points.
+#: Selects events without a state whose prev events all have one. ``resolve_room`` starts from these.
 _RESOLVABLE = """
 SELECT e.event_id FROM events_event e
 WHERE e.room_id = %(room)s AND e.state_unresolved AND NOT EXISTS (
     SELECT FROM events_eventedge edge
     LEFT JOIN events_event prev ON prev.event_id = edge.prev_event_id AND prev.room_id = %(room)s
     WHERE edge.event_id = e.event_id AND prev.state_group IS NULL
-) AND EXISTS (SELECT FROM events_eventedge edge WHERE edge.event_id = e.event_id)
-LIMIT %(most)s
+) AND EXISTS (SELECT FROM events_eventedge edge WHERE edge.event_id = e.event_id) AND e.event_id > %(after)s
+ORDER BY e.event_id LIMIT %(most)s
 """
 
 
-def resolve_room(room_id: str, using: str | None = None) -> int:
-    """Computes the state of all events of a room that can have one, and returns their number.
+def resolve_room(room_id: str, using: str | None = None, *, imported: bool = False) -> int:
+    """Computes the unknown states of a room's events as far as possible. Returns the number of events that got a state.
 
-    Each transaction handles a few thousand events. Raises ``UnknownRoom``.
+    Each transaction handles a few thousand events. If the room's events are ``imported``, auth events may be missing.
+    Raises ``UnknownRoom``.
     """
     alias = using or stream_settings().database
-    total = 0
+    total, before, after = 0, 0, ""
     while True:
+        by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
         with transaction.atomic(using=alias):  # one for each round, so that writers get the room's lock in between
-            found = _resolve(room_id, alias)
-        if not found:
-            return total
+            found, last = _resolve(room_id, alias, after, imported=imported, by_index=by_index)
         total += found
+        if last is None and total == before:
+            return total
+        # Events whose auth chains are incomplete stay. So a round without result goes on behind them, and a pass through
+        # all events with a result is followed by another one.
+        if last is None:
+            before, after = total, ""
+        elif not found:
+            after = last
 
 
-def _resolve(room_id: str, using: str) -> int:
-    reading = lock_and_read([], using, rooms=[room_id])
+def _resolve(room_id: str, using: str, after: str, *, imported: bool, by_index: bool) -> tuple[int, str | None]:
+    """Computes the states of some events whose IDs follow ``after``, and of events above them.
+
+    Returns (number of events that got a state, the ID for ``after`` of the next call). The ID is null if no events are
+    left.
+    """
+    reading = lock_and_read([], using, rooms=[room_id], by_index=by_index)
     room = reading.rooms.get(room_id)
     if room is None:
         raise UnknownRoom(f"There is no room {room_id}.")
-    seeds = _resolvable(room_id, using)
+    # Searched under the lock, so that no other transaction gives these events a state in the meantime.
+    seeds = _resolvable(room_id, using, after)
     if not seeds:
-        return 0
+        return 0, None
     batch = room_batch.RoomBatch(reading, room, [], using)
-    batch.again = seeds
+    batch.again, batch.takes_unproven = seeds, imported
     changes = batch.work_out()
     write_rooms([(room, batch.stored, changes)], set(), using)
-    return len(changes.filled.events)
+    return len(changes.filled.events), seeds[-1]
 
 
-def _resolvable(room_id: str, using: str) -> list[str]:
-    """Returns the IDs of events that have no state although all their prev events have one."""
+def _resolvable(room_id: str, using: str, after: str) -> list[str]:
+    """Returns the IDs of events that have no state although all their prev events have one. The IDs follow ``after``."""
     with connections[using].cursor() as cursor:
-        cursor.execute(_RESOLVABLE, {"room": room_id, "most": room_batch.MOST_FILLED})
+        cursor.execute(_RESOLVABLE, {"room": room_id, "after": after, "most": room_batch.MOST_FILLED})
         return [event_id for (event_id,) in cursor.fetchall()]

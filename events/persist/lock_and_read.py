@@ -1,6 +1,6 @@
-"""Locks the rooms of a batch and reads what the batch refers to, in one message to the server.
+"""Locks the rooms of a batch and reads the rows to which the batch refers, in one message to the database server.
 
-What only few batches need is not read here. It is read later under the same lock (``events.persist.room_cache``).
+Rows that only few batches need are not read here, but later under the same lock (``events.persist.room_cache``).
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from events.format.parsing import ParsedEvent
 from events.models import Room
 from events.room.state_assignment import is_create
 from events.room.verification import proves_version
+from events.room_lock_sql import BY_INDEX, READ_COMMITTED
 from streams.db.driver import Statement, send_together
 
 __all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
 
-#: Two transactions may create one room: A inserts the row, B waits here for the end of A. The content generation is the
-#: time. So a room that was deleted and is created again has another generation, and no process uses what it cached of
-#: the old room.
+#: Two transactions may create the same room: A inserts the row, and B waits here for the end of A. The first content generation
+#: is the present time. So a room that was deleted and is created again has another generation, and no process uses cached
+#: values of the old room.
 _MAKE_ROOM = """
 INSERT INTO events_room (room_id, room_version, content_generation)
 SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
 ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
 """
-#: If only outliers of a room are known, any server may have stated its version. The room's own create event corrects
-#: it.
+#: As long as only outliers of a room are stored, its version is what any server has stated. The room's own create event
+#: corrects it.
 _CORRECT_VERSIONS = """
 UPDATE events_room r SET room_version = own.version, content_generation = content_generation + 1
 FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, version)
@@ -82,7 +83,7 @@ SELECT json_build_array(
 
 @dataclass(frozen=True, slots=True)
 class EventFacts:
-    """The columns of a stored event that processing needs, without its content."""
+    """The columns of a stored event that the processing of a batch needs, without the event's content."""
 
     outlier: bool
     rejected_reason: str | None
@@ -98,7 +99,7 @@ class EventFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """The columns of a stored state group. ``is_tip``: no later group is on its chain."""
+    """The columns of a stored state group. ``is_tip`` is true if the group is the last group of its chain."""
 
     chain: int
     hops: int
@@ -110,10 +111,10 @@ class GroupFacts:
 class RoomReading:
     """The rooms of a batch as they are under the lock.
 
-    ``own`` are the IDs of the batch's events. ``asked`` are all IDs that were looked up: those of ``own``, of their
-    prev and auth events, of the forward extremities and of the latest events. ``events`` has the stored ones among
-    them. ``groups`` has the state groups after prev events, forward extremities and latest events. ``extremities`` has
-    the forward extremities by room.
+    ``own`` has the IDs of the batch's events. ``asked`` has all IDs that were looked up: the IDs in ``own``, and the
+    IDs of prev and auth events, forward extremities and latest events. ``events`` has the stored events among them.
+    ``groups`` has the state groups after prev events, forward extremities and latest events. ``extremities`` has the
+    forward extremities by room.
     """
 
     rooms: dict[str, Room] = field(default_factory=dict)
@@ -125,21 +126,28 @@ class RoomReading:
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     above: list[tuple[str, str]] = field(default_factory=list)
-    """(event of the batch, stored event that names it among its prev events)."""
+    """Pairs (event of the batch, stored event that has it as a prev event)."""
     redactions: list[tuple[str, str, str]] = field(default_factory=list)
-    """(room, stored redaction, event of the batch that it redacts), in the order of the redactions' positions."""
+    """Triples (room, stored redaction, event of the batch that it redacts), in the order of the redactions' positions."""
     gaps: frozenset[str] = frozenset()
     """Events of the batch that are backward extremities."""
 
 
 def lock_and_read(
-    events: Collection[ParsedEvent], using: str, rooms: Collection[str] = (), *, building: bool = True
+    events: Collection[ParsedEvent],
+    using: str,
+    rooms: Collection[str] = (),
+    *,
+    building: bool = True,
+    by_index: bool = False,
 ) -> RoomReading:
-    """Locks the rooms of the events and the rooms in ``rooms``, and reads what the batch refers to.
+    """Locks the rooms of the events and the rooms in ``rooms``, and reads the rows to which the batch refers.
 
     A create event or an outlier of an unknown room creates the room's row, unless the auth rules refuse the create
-    event. If ``building`` is false, no state groups will be written. The statement then does not look up which groups
-    are the last of their chains.
+    event. If ``building`` is false, no state groups will be written. So the statement does not look up which groups are
+    the last of their chains. ``by_index`` switches sequential scans off for the rest of the transaction. Use
+    ``by_index`` only in a transaction that ``persist`` or ``resolve_room`` has begun itself, because it would also
+    affect later queries of a caller's transaction.
     """
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]
@@ -159,12 +167,13 @@ def lock_and_read(
         "auths": sorted(auths),
         "building": building,
     }
+    fresh = [Statement(text, values, again=False) for text in (READ_COMMITTED, *([BY_INDEX] if by_index else []))]
     made = [Statement(_MAKE_ROOM, values)] if begun else []
     corrected = [Statement(_CORRECT_VERSIONS, values)] if told else []
     locked = Statement(_LOCK_ROOMS, values)
     # The lock and the reading are two statements, each with its own snapshot (READ COMMITTED). A holds the lock and commits, B
     # gets the lock and takes the snapshot of its reading after that. In one statement B would miss what A committed.
-    found = send_together(connections[using], [*made, locked, *corrected, Statement(_READ, values)])
+    found = send_together(connections[using], [*fresh, *made, locked, *corrected, Statement(_READ, values)])
     return _reading(found[0][0], own, {*own, *prevs, *auths})
 
 

@@ -1,6 +1,6 @@
-"""Computes what a batch of new events changes in one room: the rows to add, change and delete in each table.
+"""Computes the changes of a batch of new events in one room: the rows to add, change and delete in each table.
 
-The rules are those of a whole history (``events.room.state_assignment``, ``events.room.extremities``,
+The rules are the same as for a whole history (``events.room.state_assignment``, ``events.room.extremities``,
 ``events.visibility.ranges``). Assumes the caller's transaction with the room's row locked.
 
 Events are numbered from 0 in the order of their positions. ``events.persist.write_rows`` maps these numbers to stream
@@ -41,7 +41,8 @@ SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id =
 """
 MOST_FILLED = 2_000
 """The largest number of stored events that get a state with one batch. ``events.persist.gap_filling`` does the rest."""
-#: Events without state above some events, nearest first. It uses the edges' index, so its time is in proportion to the result.
+#: Selects events without a state above some events, nearest first. It uses the index of edges, so the time is in proportion to
+#: the result.
 _ABOVE = """
 WITH RECURSIVE above AS (
     SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
@@ -57,34 +58,36 @@ _PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = A
 _JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
 """Types whose auth rules read content that a redaction removes."""
 _BASES = 3
-"""The number of groups of forward extremities with which a given state is compared, to store it as a small delta."""
+"""The most groups of forward extremities with which a given state is compared, so that it is stored as a small delta."""
 
 
 @dataclass(slots=True)
 class Filled:
-    """Stored events whose state has become known. They are authorised again. ``places`` has their stream positions.
+    """Stored events whose state has become known, and which were authorised again. ``places`` has their stream positions.
 
-    ``rejected`` are the events that were accepted before and are rejected now. ``more`` is true if events are left.
+    ``rejected`` has the events that were accepted before and are rejected now. ``waiting`` has events that got no
+    state, because their auth chains are incomplete. ``more`` is true if there are more events than one batch handles.
     """
 
     events: list[ParsedEvent] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
     rejected: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
     more: bool = False
 
     @property
     def live(self) -> bool:
-        """True if some of the events are live. The visibility ranges of live events have to be recomputed then."""
+        """True if some of the events are live. Then the visibility ranges of the room's live events have to be recomputed."""
         return any(place > 0 for place in self.places.values())
 
 
 @dataclass(slots=True)
 class RoomChanges:
-    """The changes of a batch in one room. Numbers are indexes in ``events``."""
+    """The changes that a batch makes in one room. Events are numbered by their indexes in ``events``."""
 
     events: list[ParsedEvent] = field(default_factory=list)
     backfilled: int = 0
-    """The number of backfilled events in the graph, which come first. Outliers that are backfilled are not included."""
+    """The number of backfilled events in the graph, which are the first of ``events``. Outliers are not among them."""
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
     create: ParsedEvent | None = None
     new_extremities: list[str] = field(default_factory=list)
@@ -108,6 +111,11 @@ class RoomChanges:
     """Stored events whose state has become known."""
     old_states: RoomStates | None = None
     """The states from which ranges of backfilled events are computed after the rows are written. Null: no such ranges."""
+    is_late: bool = False
+    """True if states that were resolved before may now be resolved to other states.
+
+    This is so if stored events may have state events of the batch as auth events: outliers, events that were outliers,
+    backfilled events. It is also so if the batch rejects stored events."""
     own_place: bool = False
     """True if the current state changes without a live event.
 
@@ -117,7 +125,7 @@ class RoomChanges:
 
     All ranges of the room are then recomputed after the rows are written."""
     new_groups: list[tuple[bool, int]] = field(default_factory=list)
-    """(is full, hops) of each state group that was written."""
+    """(true if stored in full, hops) of each state group that was written."""
     reused_groups: int = 0
     """The number of events that needed no new state group."""
 
@@ -125,9 +133,8 @@ class RoomChanges:
 class RoomBatch:
     """The computation for one room.
 
-    ``events`` are parsed events of that room, none of them stored or listed twice. ``given`` has the states before
-    events that came from outside. It maps the ID of an event to the IDs of the state events. Its keys may also be
-    stored events that have no state yet.
+    ``events`` are parsed events of that room, none of them stored or listed twice. ``given`` has states before events that
+    other servers gave: the ID of an event -> the IDs of state events. A key may also be a stored event that has no state yet.
     """
 
     def __init__(
@@ -143,7 +150,9 @@ class RoomBatch:
         self._version = room_version(room.room_version)
         self._given = given or {}
         self.again: Sequence[str] = ()
-        """Stored events that have no state yet, and for which it can be computed now."""
+        """Stored events that have no state yet, and whose state can be computed now."""
+        self.takes_unproven = False
+        """As in ``RoomStates``: true if the events are imported."""
         self.freed: Sequence[str] | None = None
         """The prev events of stored events that left the graph.
 
@@ -160,13 +169,17 @@ class RoomBatch:
     def work_out(self) -> RoomChanges:
         """Computes all changes of the batch. Called once."""
         self.stored.read(self._batch)
+        self.changes.is_late = self.stored.resolves_anew = any(map(self._is_late, self._batch))
         given = self._read_given()
         self._refuse_what_closes_a_cycle(given)
         self._refuse_what_has_no_place(given)
         self.states = self._room_states(given)
         self.states.assign(self._batch)
+        # Before events without a state are refused. Example: the batch has G, which fills a gap below the stored event S, and
+        # N above S. N gets a state only after S has got one.
         self._fill()
         self._refuse_cycles()
+        self._refuse_what_is_unproven()
         self._refuse_what_has_no_state()
         if self._row.create_event_id is None and self.states.create is not None:
             self.changes.create = self.states.events[self.states.create.event_id]
@@ -174,6 +187,8 @@ class RoomBatch:
         graph = [event for event in self._batch if not event.outlier]
         old = [event for event in graph if event.backfilled]
         live = [event for event in graph if not event.backfilled] if old else graph
+        # Ranges and redactions come after the arrival, which decides on soft failure: a soft-failed event has no range, and a
+        # soft-failed redaction has no effect.
         steps = self._arrive(old, live, outliers)
         self._see(steps)
         self._redact()
@@ -200,18 +215,16 @@ class RoomBatch:
 
     def _room_states(self, given: Mapping[str, Mapping[StateKey, str]]) -> RoomStates:
         stored = self.stored.as_stored(self._row.create_event_id)
-        if stored.create is None and given:  # a room known only from outside
+        if stored.create is None and given:  # so take the create event of the given state
             create_id = next(iter(given.values()))[CREATE]
             batch = {event.event_id: event for event in self._batch}
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
         states = RoomStates(self._version, self._batch, stored)
+        states.takes_unproven = self.takes_unproven
         states.given.update(given)
         self._note_redacted(states, self._batch)
         if given:
-            batch_ids = {event.event_id for event in self._batch}
-            named = {event_id for state in given.values() for event_id in state.values()}
-            named |= {other for event in self._batch for other in event.auth_event_ids}
-            states.unplaced = batch_ids | self.stored.without_state(named - batch_ids)
+            states.look_up(event_id for state in given.values() for event_id in state.values())
             groups = {
                 self.stored.after[extremity] for extremity in self.stored.extremities if extremity in self.stored.after
             }
@@ -219,7 +232,7 @@ class RoomBatch:
         return states
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
-        """Looks up which of the power levels and third-party invites that authorise these events are redacted."""
+        """Looks up which power levels and third-party invites that authorise events of ``events`` are redacted."""
         judged = [event for event in events if event.type in _JUDGED_BY_PRUNED]
         if not judged:
             return
@@ -232,7 +245,7 @@ class RoomBatch:
     def _fill(self) -> None:
         """Assigns the states that become known with this batch.
 
-        Stored events above new ones may get a state. So may new events above those stored events.
+        Stored events above new events may get a state, and so may new events above these stored events.
         """
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
@@ -247,9 +260,15 @@ class RoomBatch:
             self._note_redacted(states, found)
             waiting = [event for event in self._batch if event.event_id not in states.after]
             self.changes.filled = _judge_again(states, found, waiting)
+            if self.changes.filled.rejected:
+                self.changes.is_late = self.stored.resolves_anew = True
+                self.stored.resolved.clear()
 
     def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
-        """Loads stored events and what event auth needs for them. Returns the events with their stream positions."""
+        """Returns the stored events with the IDs and positions in ``places``.
+
+        Also loads the events and groups that are needed to authorise them.
+        """
         stored = self.stored
         stored.events.load(places)
         found = [structs.replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
@@ -259,9 +278,9 @@ class RoomBatch:
 
     # --- refusals ----------------------------------------------------------------------------------
     def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
-        """Refuses new events that lie on a cycle with stored ones.
+        """Refuses new events that lie on a cycle with stored events.
 
-        The events above the refused ones then lack a prev event.
+        The events above the refused events then lack a prev event.
         """
         if not self._batch or self._version.ids_are_hashes:
             return
@@ -275,7 +294,7 @@ class RoomBatch:
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
         """Refuses live events whose prev events are missing, and puts the batch into causal order.
 
-        The prev events of a backfilled event may be missing. Only a create event may name no prev events at all.
+        The prev events of a backfilled event may be missing. Only a create event may have no prev events at all.
         """
         order, left = causal_order(self._batch)
         inside: set[str] = set()
@@ -296,13 +315,26 @@ class RoomBatch:
             if event.type == "m.room.create":
                 return None
             return EventRefused(Reason.NO_PREV_EVENTS, "only a create event may stand on nothing")
-        if event.backfilled or event.event_id in given:  # these may stand above a gap
+        if event.backfilled or event.event_id in given:  # these may be above a gap
             return None
         missing = [prev for prev in event.prev_event_ids if prev not in inside and not self.stored.in_graph(prev)]
         if missing:
             shown = ", ".join(missing[:3])
             return EventRefused(Reason.MISSING_PREV_EVENTS, f"{shown} must be stored first, or come in the same batch")
         return None
+
+    def _refuse_what_is_unproven(self) -> None:
+        """Refuses events whose auth chains are incomplete or not allowed, and live events above them."""
+        bad = []
+        for event in self._batch:
+            lacking = self.states.unproven.get(event.event_id)
+            if lacking and event.event_id not in self.states.after:
+                detail = (
+                    f"{', '.join(lacking[:3])}, or an auth event below, is missing or was not allowed: store it first"
+                )
+                bad.append((event, EventRefused(Reason.MISSING_AUTH_EVENTS, detail)))
+        self._refuse_each(bad)
+        self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
 
     def _refuse_what_has_no_state(self) -> None:
         """Refuses live events without a known state in a room whose current state is known."""
@@ -328,7 +360,7 @@ class RoomBatch:
         self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
 
     def _live_above(self, refused: Collection[str]) -> list[tuple[ParsedEvent, EventRefused]]:
-        """Returns the live events of the batch above refused events, each with the error that refuses it, too."""
+        """Returns the live events of the batch above refused events, each with the error for its own refusal."""
         gone, above = set(refused), []
         for event in self._batch:
             below = gone.intersection(event.prev_event_ids)
@@ -353,23 +385,26 @@ class RoomBatch:
     def _arrive(
         self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
     ) -> list[Step]:
-        """Lets backfilled events (``old``) arrive, then live events, then outliers. Numbers them in this order.
+        """Processes the arrival of backfilled events (``old``), then live events, then outliers. Numbers them in this order.
 
         Returns one ``Step`` for each accepted live event with a known state.
         """
         changes, states = self.changes, self.states
-        # In two cases the stored forward extremities have to be checked again. A filled event may now be reached by
-        # live events. And a stored event E with a given state may name an event of the batch and another event X: if
-        # the given state is the one that both together lead to, E now reaches X, too.
+        # In two cases the stored forward extremities have to be checked again. First: live events may now reach a stored
+        # event that has got its state. Second: a stored event E has a given state, and its prev events are an event of the
+        # batch and another event X. If the states of both resolve to the given state, E now reaches X, too.
         again = changes.filled.events or self._is_below_a_merge()
         freed = () if self.freed is None and again else self.freed
         extremities = self.stored.extremities_below([*old, *live], states, changes.filled.rejected, freed)
         arrivals = EventExtremityTracker(
             states, extremities, here=[prev for event in live for prev in event.prev_event_ids]
         )
-        known = arrivals.current if not self._row.current_state_unresolved else None
+        self._line_before = known = arrivals.current if not self._row.current_state_unresolved else None
+        # Batch A resolves the states of two forward extremities. Batch B stores an auth event of theirs, and resolves the same
+        # states to another state. So B compares its state with the stored rows, not with the earlier resolution.
+        if changes.is_late and len({states.after.get(event_id) for event_id in self.stored.extremities}) > 1:
+            known = None
         steps: list[Step] = []
-        self._line_before = known
         # Backfilled events come first. They may connect a forward extremity to a live event, which changes the current
         # state before any live event of the batch. That change gets the number of the first live event.
         for event in old:
@@ -391,37 +426,47 @@ class RoomBatch:
         return steps
 
     def _is_below_a_merge(self) -> bool:
-        """Returns true if a stored event names an event of the batch and other events as its prev events."""
+        """Returns true if a stored event has an event of the batch and another event as prev events."""
         above = {event_id for _, event_id in self._reading.above}
         self.stored.events.load(above)
         return any(len(self.stored.events[event_id].prev_event_ids) > 1 for event_id in above)
 
     def _finish(self, arrivals: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
-        """Determines the current state and the forward extremities after all events. ``live`` is the number of live events."""
+        """Determines the room's current state and forward extremities after all events of the batch, and the changes to store.
+
+        ``known`` is the state group that was last recorded for the current state, or null. ``live`` is the number of
+        live events in the batch.
+        """
         changes = self.changes
         current = arrivals.finish()
         if steps and current is not None and current != steps[-1].line:  # the next batch continues from this state
             steps[-1] = structs.replace(steps[-1], line=current)
         if current is not None and current != known:
-            changes.own_place = not live
+            noted = len(changes.state_changes)
             number = changes.backfilled + live - 1 if live else len(changes.events)
             self._note_changes(number, known, current, between=not steps)
+            # Without a live event, a position of its own is also needed if the state is merely known again.
+            changes.own_place = not live and (self._row.current_state_unresolved or len(changes.state_changes) > noted)
         changes.current_unresolved = current is None and bool(arrivals.extremities.current)
         before = set(self.stored.extremities)
         changes.new_extremities = [event_id for event_id in arrivals.extremities.current if event_id not in before]
         after = arrivals.extremities.current
         changes.gone_extremities = [event_id for event_id in self.stored.extremities if event_id not in after]
 
+    def _is_late(self, event: ParsedEvent) -> bool:
+        known = self._reading.events.get(event.event_id)
+        return event.state_key is not None and (not self._is_live(event) or (known is not None and known.outlier))
+
     @staticmethod
     def _is_live(event: ParsedEvent) -> bool:
         return not event.outlier and not event.backfilled
 
     def _note_changes(self, number: int, known: int | None, current: int, *, between: bool) -> None:
-        """Records how the current state changes with the event of this number.
+        """Records how the current state changes with the event that has the number ``number``.
 
         ``known`` and ``current`` are the groups of the current state before and after the event. If ``known`` is null,
-        the stored rows of the current state are compared instead. ``between`` is true if no accepted live event made
-        the change.
+        ``current`` is compared with the stored rows of the current state. ``between`` is true if the change was not made by
+        an accepted live event.
         """
         found: Mapping[StateKey, tuple[str | None, str | None]]
         if known is None:
@@ -440,7 +485,7 @@ class RoomBatch:
         if not is_accepted(event):
             return
         after = self.states.after.get(event.event_id)
-        if after is None:  # without a state nobody can be shown the event, and the ranges cannot continue past it
+        if after is None:  # without a state no user can be shown the event, and the ranges cannot continue past it
             self.changes.visibility_unresolved = True
             return
         before = self.states.before.get(event.event_id)
@@ -453,8 +498,8 @@ class RoomBatch:
         The ranges of backfilled events are written later, when the positions of these events are known.
         """
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        # Ranges can only be continued after the room's last event. All are recomputed if something changed before it:
-        # stored live events were filled, or the current state changed without an accepted live event.
+        # Ranges can only be continued after the room's last event. All are recomputed if something changed before it: stored
+        # live events have got their state, or the current state changed without an accepted live event.
         moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
@@ -472,7 +517,7 @@ class RoomBatch:
     def _group_before(self) -> int | None:
         """Returns the state group after the last stored accepted live event.
 
-        Null: there is no such event, or the current state is not known.
+        Returns null if no such event is stored, or if the current state is not known.
         """
         event_id, self.changes.last_position = self._reading.latest.get(self._row.room_id, (None, None))
         if event_id is None or self._line_before is None:
@@ -482,7 +527,7 @@ class RoomBatch:
         return self.stored.after[event_id]
 
     def _stored_ranges(self, group: int | None) -> StoredRanges:
-        """Returns which stored ranges are open after the last accepted event.
+        """Returns the stored ranges that are open after the last accepted event.
 
         ``group`` is the state group after that event. The open ranges follow from its state and from the current state.
         """
@@ -524,7 +569,7 @@ class RoomBatch:
     def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:
         """Decides which redactions have an effect. Adds their targets to ``changes.redacted``.
 
-        Returns the IDs of the redactions that have an effect, and the IDs of the stored redactions that were examined.
+        Returns (IDs of the redactions that have an effect, IDs of the stored redactions that were examined).
         """
         freed = [new[event_id].redacts or "" for event_id in self.changes.filled.rejected]
         earlier = self._redactions_of({*new, *freed})
@@ -546,7 +591,7 @@ class RoomBatch:
     def _redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
         """Returns the stored redactions of these events as (redaction, target), in the order of stream positions."""
         found = [(one, target) for room_id, one, target in self._reading.redactions if room_id == self._row.room_id]
-        if self.changes.filled.events:  # the reading under the lock did not cover them
+        if self.changes.filled.events:  # ``lock_and_read`` did not look for their redactions
             with connections[self._using].cursor() as cursor:
                 cursor.execute(_EARLIER_REDACTIONS, [list(event_ids), self._row.room_id])
                 found = cursor.fetchall()
@@ -566,9 +611,9 @@ class RoomBatch:
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
     """Returns the state given with ``event`` as a map. ``named`` are the IDs of the events in that state.
 
-    ``events`` has stored events and those of the batch. The map may contain rejected events, and events whose auth
-    chains are incomplete. ``RoomStates`` leaves them out once all events are authorised. Raises ``EventRefused``
-    (``bad-state``) if the named events cannot be a state of the event's room.
+    ``events`` has stored events and the events of the batch. The map may contain rejected events, and events whose auth
+    chains are incomplete. ``RoomStates`` leaves these events out once all events are authorised. Raises
+    ``EventRefused`` (``bad-state``) if the named events cannot be a state of the event's room.
     """
     found: dict[StateKey, str] = {}
     for event_id in dict.fromkeys(named):
@@ -597,9 +642,10 @@ def _bad_state(detail: str) -> EventRefused:
 
 
 def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
-    """Returns stored events without a state: all above ``below`` and ``seeds``, and those of ``seeds`` themselves.
+    """Returns stored events without a state, as a map of event IDs to positions.
 
-    The result maps event IDs to positions. At most ``MOST_FILLED`` events above are returned.
+    These are the events of ``seeds`` that have no state, and at most ``MOST_FILLED`` others. The others lie above an
+    event of ``below`` or ``seeds``, on a path of events without a state.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(_ABOVE, {"below": [*below, *seeds], "room": room_id, "most": MOST_FILLED})
@@ -611,17 +657,18 @@ def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[st
 
 
 def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
-    """Authorises stored events again with the states of the events below, and assigns states to new events above them.
+    """Authorises stored events again, now that the states of their prev events are known. Also assigns states.
 
-    ``found`` are the stored events, with their positions. ``waiting`` are the new events that have no state so far.
+    ``found`` has the stored events, with their positions. ``waiting`` has the new events that have no state so far.
+    They may be above events of ``found``.
     """
     # A rejection is final. Only events that were accepted so far are authorised again.
     again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]
     states.events.update((event.event_id, event) for event in again)
     states.assign([*again, *waiting])
     judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
-    # ``assign`` authorised all of them. Auth events that arrived since may change a verdict, but an event without state
-    # keeps its stored one for now.
+    # ``assign`` has authorised all of them, and auth events that arrived since may have changed verdicts. But an event that still
+    # has no state keeps its stored verdict for now.
     for event in found:
         if event.event_id not in states.after:
             states.events[event.event_id] = event
@@ -629,5 +676,6 @@ def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequ
         judged,
         {event.event_id: event.stream_ordering for event in judged if event.stream_ordering is not None},
         [e.event_id for e in found if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
+        waiting=[event.event_id for event in found if event.event_id in states.unproven],
         more=len(found) >= MOST_FILLED,
     )

@@ -1,14 +1,15 @@
 """Reads the stored part of a room that a batch of new events needs, once, under the room's lock.
 
-The content of events and the states of groups never change, so every process caches the most recently used of them.
-Everything that can change is read under the lock: which events exist, their verdicts, and the group of each. So no
-other process can make the cached values wrong. Assumes the caller's transaction with the room's row locked.
+The content of an event and the state of a group never change. So every process caches the contents and states that it
+used last. Everything that can change is read under the lock: which events exist, their verdicts, and their groups. So
+no other process can make the cached values wrong. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from django.db import connections
@@ -16,12 +17,16 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
+from events.persist.naming_sql import NAMING_PER_EVENT
+from events.persist.state_cache import StateCache
 from events.room.extremities import ForwardExtremities
 from events.room.graph import Node
 from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
-from state.store import full_state
+from state.groups.layered import beside
+from state.resolution.local_difference import Naming
+from state.store import changes_from, full_state
 from streams.core.bounded import SharedCache
 
 __all__ = ["StoredEvents", "StoredRoom", "clear_caches"]
@@ -29,13 +34,15 @@ __all__ = ["StoredEvents", "StoredRoom", "clear_caches"]
 _EVENTS_KEPT = 20_000
 _ENTRIES_KEPT = 500_000
 _RESOLVED_KEPT = 20_000
+_ROOMS_KEPT = 20_000
 
 _Changed = tuple[int, Mapping[StateKey, "str | None"]]
 _events: SharedCache[object, ParsedEvent] = SharedCache(_EVENTS_KEPT)
-_states: SharedCache[object, Mapping[StateKey, str]] = SharedCache(_ENTRIES_KEPT, len)
-#: Set of group IDs -> the ID of the stored group that they resolve to. If no event has the resolved state, no group of
-#: it is stored. The value is then the ID of one group of the set, with the changes from its state to the resolved
-#: state.
+_states = StateCache(_ENTRIES_KEPT)
+#: Room -> its group whose state was added last to ``_states``. Other states of the room are read as differences to it.
+_latest: SharedCache[object, int] = SharedCache(_ROOMS_KEPT)
+#: Set of group IDs -> the ID of the stored group to which they resolve. If no event has the resolved state, there is no such
+#: group. Then the value has the ID of one group of the set, and the changes from its state to the resolved state.
 _resolved: SharedCache[object, int | _Changed] = SharedCache(
     _RESOLVED_KEPT, lambda found: 1 if isinstance(found, int) else 1 + len(found[1])
 )
@@ -45,6 +52,7 @@ def clear_caches() -> None:
     """Clears the caches of this process: for tests, and after rows were changed from outside."""
     _events.clear()
     _states.clear()
+    _latest.clear()
     _resolved.clear()
 
 
@@ -52,8 +60,8 @@ _FACTS = """
 SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
 """
 _NO_CHANGE = "e.state_key IS NULL OR e.rejected_reason IS NOT NULL"
-#: The groups after events, with the columns that a builder needs. Every group has delta rows, so the delta rows show
-#: which group is the last of its chain.
+#: Selects the groups after events, with the columns that a builder needs. Every group has delta rows, so these rows show which
+#: group is the last of its chain.
 _GROUPS = """
 SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
@@ -67,8 +75,8 @@ SELECT g.chain, hops, rows_to_read, NOT EXISTS (
 )
 FROM state_stategroup g WHERE g.id = %s
 """
-#: The group before an event. For an accepted state event it is the group below its own group (``prev_group``). For any
-#: other event it is its own group.
+#: Selects the group before an event. For an accepted state event this is the group to which its own group is a delta
+#: (``prev_group``). For any other event it is its own group.
 _BEFORE = f"""
 SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
@@ -77,7 +85,7 @@ FROM events_event e JOIN state_stategroup own ON own.id = e.state_group
 JOIN state_stategroup g ON g.id = CASE WHEN {_NO_CHANGE} THEN own.id ELSE own.prev_group END
 WHERE e.event_id = %s
 """
-#: State events that these events lead to along auth events, without the events themselves.
+#: Selects the state events in the auth chains of some events, without these events themselves.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain AS (
     SELECT unnest(auth_event_ids) AS event_id FROM events_eventauth WHERE event_id = ANY(%s)
@@ -85,8 +93,10 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
-#: Events without a known state of their own, with their auth events. They are searched among some events and, through
-#: the events found, in the auth chains of those.
+#: Selects the state events, of any room, that have one of some events as auth event (``events.persist.naming_sql``).
+_NAMING = "SELECT named, naming, naming_type, naming_key, naming_room FROM events_naming(%s)"
+#: Selects events without a known state of their own, with their auth events: among some events, and among the auth events of
+#: those that were found.
 _WITHOUT_STATE = """
 WITH RECURSIVE found AS (
     SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND state_group IS NULL
@@ -94,10 +104,10 @@ WITH RECURSIVE found AS (
     SELECT e.event_id FROM found JOIN events_eventauth auth USING (event_id)
     CROSS JOIN unnest(auth.auth_event_ids) AS named (id) JOIN events_event e ON e.event_id = named.id
     WHERE e.state_group IS NULL
-) SELECT event_id, auth_event_ids FROM found LEFT JOIN events_eventauth USING (event_id)
+) SELECT event_id, auth_event_ids FROM (SELECT event_id FROM found LIMIT %s) AS found LEFT JOIN events_eventauth USING (event_id)
 """
-#: The edges above some events, and above the transparent events met on the way. Each edge has three flags: the upper
-#: event is accepted, it is live, and it certainly reaches the lower event (``RoomStates.reached``).
+#: Selects the edges from some events upwards, which continue through transparent events. An edge has three flags: the upper
+#: event is accepted; it is live; it certainly reaches the lower event (``RoomStates.reached``).
 _EDGE = f"""
 SELECT edge.prev_event_id, edge.event_id,
     NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live,
@@ -130,10 +140,10 @@ SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NO
 
 
 class StoredEvents(dict[str, ParsedEvent]):
-    """A map of all stored events by ID, each read on first use. An event set in the map overrides the stored one.
+    """A map of all stored events by ID, each read on first use. An event set in the map overrides the stored event.
 
-    Cached content is used only in its own room and with the same ``generation``. Rewriting the stored content of a room
-    changes that number.
+    Cached content is used only in its own room and with the same ``generation``. ``generation`` is the room's content
+    generation, which changes when stored content of the room is rewritten.
     """
 
     def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
@@ -183,7 +193,7 @@ class StoredEvents(dict[str, ParsedEvent]):
             self._keep(event)
 
     def keep_new(self, event: ParsedEvent) -> None:
-        """Caches a new event, because later events are likely to refer to it. Called after its commit."""
+        """Caches a new event, because later events are likely to refer to it. Called after the event was committed."""
         self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
 
     def _keep(self, event: ParsedEvent) -> None:
@@ -220,8 +230,8 @@ def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
 class StoredRoom:
     """One room: its events, its forward extremities (``extremities``), and the groups that a batch builds on.
 
-    Groups have numbers in ``builder``. ``after`` maps event IDs to such numbers, and ``ids`` maps the numbers of stored
-    groups to their IDs. A group is *adopted* when it was read and has a number.
+    Groups have numbers in ``builder``. ``after`` maps an event ID to the number of the group after the event. ``ids``
+    maps the number of a stored group to its ID. A group is *adopted* when it was read and has a number.
     """
 
     room_id: str
@@ -236,10 +246,17 @@ class StoredRoom:
     """Number of an adopted group -> ID of its chain."""
     resolved: dict[frozenset[int], int] = field(default_factory=dict)
     """Numbers of groups -> number of the group that they resolve to."""
+    resolves_anew: bool = False
+    """True if cached resolutions may be outdated."""
+    batch: Sequence[ParsedEvent] = ()
+    """The new events."""
     _numbers: dict[int, int] = field(default_factory=dict)
+    _loaded: dict[int, Mapping[StateKey, str]] = field(default_factory=dict)
+    """ID of a group -> its state."""
 
     def read(self, batch: Sequence[ParsedEvent]) -> None:
         """Loads the events that the batch refers to, and the groups after its prev events and after the forward extremities."""
+        self.batch = batch
         self.extremities = list(self.reading.extremities.get(self.room_id, ()))
         own = {event.event_id for event in batch}
         prevs = {prev for event in batch for prev in event.prev_event_ids} - own
@@ -248,8 +265,9 @@ class StoredRoom:
         self.events.load([*prevs, *auths])
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
-        """Adopts the groups after these events. Skips events of other rooms."""
+        """Reads the state groups after these events, and adds them to ``builder`` and ``after``. Skips events of other rooms."""
         missing = []
+        found: list[tuple[str, int, GroupFacts]] = []
         for event_id in event_ids:
             if event_id in self.after:
                 continue
@@ -257,18 +275,19 @@ class StoredRoom:
             if facts is not None and facts.room_id != self.room_id:
                 continue
             if facts is not None and facts.state_group in self.reading.groups:
-                self._adopt(event_id, facts.state_group, self.reading.groups[facts.state_group])
+                found.append((event_id, facts.state_group, self.reading.groups[facts.state_group]))
             elif event_id not in self.reading.asked or (facts is not None and facts.state_group is not None):
                 missing.append(event_id)
-        if not missing:
-            return
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(_GROUPS, [missing, self.room_id])
-            for event_id, group, *facts in cursor.fetchall():
-                self._adopt(event_id, group, GroupFacts(*facts))
+        if missing:
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(_GROUPS, [missing, self.room_id])
+                found += [(event_id, group, GroupFacts(*columns)) for event_id, group, *columns in cursor.fetchall()]
+        self._load_states({group for _, group, _ in found if group not in self._numbers})
+        for event_id, group, columns in found:
+            self.after[event_id] = self._number(group, columns)
 
     def adopt_before(self, event_id: str) -> int | None:
-        """Returns the builder's number of the state group before a stored event, or null if there is no such group."""
+        """Returns the builder's number for the state group before a stored event, or null if the event has no state group."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_BEFORE, [event_id])
             found = cursor.fetchone()
@@ -277,32 +296,52 @@ class StoredRoom:
             group, *facts = found
         return self._number(group, GroupFacts(*facts))
 
-    def _adopt(self, event_id: str, group: int, facts: GroupFacts) -> None:
-        self.after[event_id] = self._number(group, facts)
-
     def _number(self, group: int, facts: GroupFacts) -> int:
         """Returns the builder's number of the stored group with the ID ``group``.
 
         Reads the group and adds it to the builder on first use.
         """
         if group not in self._numbers:
-            stored = StoredGroup(self._state(group), facts.hops, facts.rows_to_read, facts.is_tip)
+            self._load_states([group])
+            stored = StoredGroup(self._loaded[group], facts.hops, facts.rows_to_read, facts.is_tip)
             number = self._numbers[group] = self.builder.adopt(stored)
             self.ids[number], self.chains[number] = group, facts.chain
         return self._numbers[group]
 
-    def _state(self, group: int) -> Mapping[StateKey, str]:
+    def _load_states(self, groups: Collection[int]) -> None:
+        """Loads the states of these groups together, from the cache or from the database.
+
+        States are read from the database as differences to a cached state of the room. So states that differ little
+        share their entries. Otherwise many forks of a large room would fill the memory.
+        """
+        wanted = sorted(group for group in groups if group not in self._loaded)
         # The key needs no generation: a stored group never changes its state, and its ID is never used again.
-        kept = _states.get((self.using, group))
-        if kept is None:
-            kept = full_state(group, self.using)
-            _states.put((self.using, group), kept)
-        return kept
+        cached = _states.get_all([(self.using, group) for group in wanted])
+        self._loaded.update((group, state) for group, state in zip(wanted, cached, strict=True) if state is not None)
+        missing = [group for group in wanted if group not in self._loaded]
+        if not missing:
+            return
+        known, near = next(iter(self._loaded.items()), (_latest.get((self.using, self.room_id)), None))
+        near = _states.get((self.using, known)) if near is None else near
+        if known is None or near is None:
+            known = missing.pop()
+            near = full_state(known, self.using)
+            self._keep(known, near)
+        changes = changes_from(known, missing, self.using) if missing else {}
+        for group in missing:
+            self._keep(group, beside(near, changes[group]) if group in changes else full_state(group, self.using))
+
+    def _keep(self, group: int, state: Mapping[StateKey, str]) -> None:
+        self._loaded[group] = state
+        _states.put((self.using, group), state)
+        _latest.put((self.using, self.room_id), group)
 
     def keep_state(self, group: int, number: int) -> None:
         """Caches the state of a new group, because the next batch is likely to need it."""
-        state = self.builder.expand(number)
-        _states.put((self.using, group), state)
+        # This is before the commit. If the transaction is rolled back, the state stays in the cache, but no event gets this
+        # group: its ID is never used again. Differences to it are not found either, so other states are then read in full.
+        _states.put((self.using, group), self.builder.shared(number))
+        _latest.put((self.using, self.room_id), group)
 
     def in_graph(self, event_id: str) -> bool:
         """Returns true for an event of the room that has a place in its graph."""
@@ -310,17 +349,27 @@ class StoredRoom:
         return found is not None and not found.outlier and found.room_id == self.room_id
 
     def as_stored(self, create_event_id: str | None) -> Stored:
-        """Returns the room in the form that ``RoomStates`` continues."""
+        """Returns the room in the form from which ``RoomStates`` continues."""
         create = self.events.get(create_event_id) if create_event_id is not None else None
-        return Stored(self.events, create, self.builder, self.after, self._prepare, self._recall, self.resolved)
+        return Stored(
+            self.events,
+            create,
+            self.builder,
+            self.after,
+            self._prepare,
+            self._recall,
+            self.resolved,
+            reads=_NearbyEvents(self),
+            without_state=self._without_state,
+        )
 
     def _recall(self, groups: frozenset[int]) -> int | None:
-        """Returns the number of the group to which these groups were resolved before, or null if that is not cached.
+        """Returns the number of the group to which these groups were resolved before. Returns null if no resolution is cached.
 
-        Events above the same merge share the resolved group, even if they arrive in different batches. In a room with
-        several forward extremities, each batch begins with the current state with which the previous batch ended.
+        So events with the same prev events share the resolved group, even if they arrive in different batches. And in a
+        room with several forward extremities, a batch begins with the current state with which the batch before ended.
         """
-        if not groups <= self.ids.keys():
+        if self.resolves_anew or not groups <= self.ids.keys():
             return None
         # The cache is filled before the commit. If that transaction was rolled back, the query below does not find its group.
         group = _resolved.get((self.events.kept_under, frozenset(self.ids[number] for number in groups)))
@@ -335,11 +384,13 @@ class StoredRoom:
         return None if facts is None else self._number(group, GroupFacts(*facts))
 
     def keep_resolved(self, ids: Mapping[int, int]) -> None:
-        """Caches to which groups this batch resolved others.
+        """Caches the resolutions of groups that this batch has computed.
 
         ``ids`` maps the builder's numbers of stored and new groups to their IDs.
         """
-        for groups, outcome in self.resolved.items():
+        # If older resolutions are outdated, nothing is cached. The batch raises the room's content generation, which is part of
+        # the key, so no later batch would find what is cached under the present one.
+        for groups, outcome in self.resolved.items() if not self.resolves_anew else ():
             if not groups <= ids.keys():
                 continue
             key = self.events.kept_under, frozenset(ids[number] for number in groups)
@@ -350,32 +401,45 @@ class StoredRoom:
                 _resolved.put(key, (ids[base], changes))
 
     def _prepare(self, states: Sequence[Mapping[StateKey, str]]) -> None:
-        """Loads the events of states that are going to be resolved, and their auth chains, together."""
-        named = {event_id for state in states for event_id in state.values()}
+        """Loads together the events of states that are going to be resolved, and the auth chains of these events."""
+        self.load_chains({event_id for state in states for event_id in state.values()})
+
+    def load_chains(self, event_ids: Collection[str]) -> None:
+        """Loads these events and their auth chains together."""
+        named = set(event_ids)
+        below = list(named)
+        while below:  # events of the batch are not stored yet, so the query does not find their auth events
+            event = dict.get(self.events, below.pop())
+            new = set(event.auth_event_ids) - named if event is not None else ()
+            named.update(new)
+            below += new
         with connections[self.using].cursor() as cursor:
             cursor.execute(_AUTH_CHAIN, [sorted(named)])
             named.update(row[0] for row in cursor.fetchall())
         self.events.load(sorted(named))
 
-    def without_state(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the stored events without a known state, among these events and in their auth chains.
+    def _without_state(self, event_ids: Collection[str], most: int | None) -> set[str] | None:
+        """Returns the events, among ``event_ids`` and in their auth chains, that are stored without a known state.
 
-        Also loads the returned events and their auth events, all at once.
+        Returns null if there are more than ``most`` such events. Also loads the returned events and their auth events,
+        all at once.
         """
         with connections[self.using].cursor() as cursor:
-            cursor.execute(_WITHOUT_STATE, [sorted(event_ids)])
+            cursor.execute(_WITHOUT_STATE, [sorted(event_ids), None if most is None else most + 1])
             found: dict[str, Sequence[str] | None] = dict(cursor.fetchall())
+        if most is not None and len(found) > most:
+            return None
         self.events.load(sorted({*found, *(other for named in found.values() for other in named or ())}))
         return set(found)
 
     def live_ones(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the events among these that are stored as live events of the room."""
+        """Returns the events of ``event_ids`` that are stored as live events of the room."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_LIVE, [list(event_ids), self.room_id])
             return {event_id for (event_id,) in cursor.fetchall()}
 
     def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
-        """Returns the events among these that are redacted and have one of the types."""
+        """Returns the events of ``event_ids`` that are redacted and have one of the types."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_REDACTED, [list(event_ids), list(types)])
             return {event_id for (event_id,) in cursor.fetchall()}
@@ -388,21 +452,59 @@ class StoredRoom:
         rejected: Collection[str] = (),
         freed: Collection[str] | None = None,
     ) -> ForwardExtremities[str]:
-        """Returns the forward extremities before a batch of events in the graph, whose states are assigned.
+        """Returns the forward extremities as they are before the events of a batch arrive.
 
-        ``rejected`` are stored events that the batch rejects. ``freed`` is null unless stored events left the graph or
-        came back into it. It has the prev events of those that left, because they may become forward extremities. If it
-        is not null, stored forward extremities that are no longer any are removed.
+        ``batch`` has events of the graph, whose states are assigned already. ``rejected`` has stored events that the
+        batch rejects. ``freed`` is null unless stored events left the graph or came back into it. Then ``freed`` has
+        the prev events of the events that left, because these prev events may become forward extremities. In this case
+        all stored forward extremities are checked, and the extremities that are reached now are removed.
         """
         found = _StoredExtremities(self, {event.event_id for event in batch}, states, set(rejected))
         found.give_way(freed)
         return found.extremities
 
 
-class _StoredExtremities:
-    """Finds the stored events that ``ForwardExtremities`` needs, by a search upwards from the forward extremities.
+class _NearbyEvents:
+    """A reader of the stored events that state resolution needs if it compares only the differences of groups (``Reads``)."""
 
-    The docstring of ``ForwardExtremities`` explains when an event *counts* and when it is *reached*.
+    def __init__(self, room: StoredRoom) -> None:
+        self._room = room
+        self.load = room.events.load
+        self.load_chains = room.load_chains
+
+    @cached_property
+    def _naming_here(self) -> dict[str, list[str]]:
+        """Returns the state events of the batch, by the IDs of their auth events. These state events are not stored yet."""
+        found: dict[str, list[str]] = {}
+        for event in self._room.batch:
+            for other in event.auth_event_ids if event.state_key is not None else ():
+                found.setdefault(other, []).append(event.event_id)
+        return found
+
+    def naming(self, event_ids: Collection[str]) -> dict[str, Naming]:
+        """Returns for each event of ``event_ids`` the state events of the room that name it as an auth event."""
+        room = self._room
+        rows: dict[str, list[tuple[str, StateKey, str | None]]] = {}
+        with connections[room.using].cursor() as cursor:
+            cursor.execute(_NAMING, [sorted(event_ids)])
+            for named, event_id, event_type, state_key, room_id in cursor.fetchall():
+                rows.setdefault(named, []).append((event_id, (event_type, state_key), room_id))
+        found = {}
+        for named in event_ids:
+            stored = rows.get(named, ())
+            events = {event_id: key for event_id, key, room_id in stored if room_id == room.room_id}
+            for event_id in self._naming_here.get(named, ()):
+                if (event := room.events.get(event_id)) is not None:  # null: refused in the meantime
+                    events[event_id] = event.type, event.state_key
+            found[named] = Naming(list(events.items()), len(stored) < NAMING_PER_EVENT)
+        return found
+
+
+class _StoredExtremities:
+    """A search for the stored events that ``ForwardExtremities`` needs, upwards from the forward extremities.
+
+    An event *counts* if it is accepted and live. An event that counts *reaches* its prev events: these are no forward
+    extremities. ``ForwardExtremities`` has the full rule.
     """
 
     def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
@@ -411,21 +513,22 @@ class _StoredExtremities:
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
         """``extremities.live`` -> transparent events by ID. If ``live`` is true, they include backfilled events."""
+        # ``ForwardExtremities`` keeps this set object, so what is added to it below counts there.
         reached: set[str] = set()
         self._reached_by: dict[str, Sequence[str]] = {}
         self.extremities = ForwardExtremities(
             room.extremities, reached, self._find, live=self._begins_live, reaches=self._reaches
         )
-        # Stored events may reach new ones already. ``above`` shows that for the events of the reading. For others, the
-        # stored events above them are searched in any case.
+        # Stored events may already reach events of the batch. ``above`` shows this for the events that were read under the
+        # lock. For others, the stored events above them are always searched.
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 
     def give_way(self, freed: Collection[str] | None) -> None:
         """Removes forward extremities that the batch rejects.
 
-        The nearest events below that can be forward extremities take their place, unless other events still remove
-        (*reach*) them. ``freed`` is as in ``StoredRoom.extremities_below``.
+        Each removed event is replaced by the nearest events below it that can be forward extremities and that no other
+        event *reaches*. ``freed`` is as in ``StoredRoom.extremities_below``.
         """
         extremities = self.extremities
         below = [event_id for event_id in extremities.current if event_id in self._rejected]
@@ -434,8 +537,8 @@ class _StoredExtremities:
             del extremities.current[event_id]
         seen = set(below)
         prevs = {*(freed or ()), *self._below(below)} - seen
-        # The walk goes down through events that are not reached. One that counts becomes a forward extremity. Below one
-        # that does not count, the walk continues.
+        # The walk goes down through events that are not reached. An event that counts becomes a forward extremity, and the walk
+        # ends there. Otherwise it continues with the prev events.
         while prevs:
             seen |= prevs
             reached = self._reached(prevs)
@@ -452,17 +555,19 @@ class _StoredExtremities:
         return {prev for event_id in found for prev in self._room.events[event_id].prev_event_ids}
 
     def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
-        """Returns those of the events that are in the graph, each with true if it can be a forward extremity."""
+        """Returns pairs (event ID, true if the event can be a forward extremity) for the events that are in the graph."""
         with connections[self._room.using].cursor() as cursor:
             cursor.execute(_VERDICTS, [sorted(event_ids), self._room.room_id])
             rows = cursor.fetchall()
         return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
 
     def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
-        """Returns those of the given events that are in the batch, and those that are stored and *transparent*.
+        """Returns the events of ``event_ids`` through which prev events may be reached.
 
-        A transparent event is rejected, soft-failed or (in a room with a live event) backfilled. A stored one is
-        returned only if a forward extremity or an event of the batch is below it.
+        These are new events, and *transparent* stored events.
+
+        A transparent event is rejected, soft-failed or (in a room with a live event) backfilled. A stored transparent
+        event is returned only if a forward extremity or an event of the batch is below it.
         """
         found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
         live = self.extremities.live
@@ -486,8 +591,8 @@ class _StoredExtremities:
     def _reached(self, event_ids: Collection[str]) -> set[str]:
         """Returns the events that stored events above them remove from the forward extremities (*reach*).
 
-        The search begins at ``event_ids`` and goes upwards. The result has some of these events, and events on the
-        paths between.
+        The search begins at ``event_ids`` and goes upwards. The result has the reached events of ``event_ids``, and
+        reached events on the paths above them.
         """
         below: dict[str, set[str]] = {}
         stack = []
@@ -503,7 +608,7 @@ class _StoredExtremities:
         return found
 
     def _reaches(self, node: Node[str]) -> Sequence[str]:
-        """Returns those prev events of ``node`` that it removes from the forward extremities (*reaches*).
+        """Returns the prev events of ``node`` that ``node`` removes from the forward extremities (*reaches*).
 
         ``node`` is an event of the batch or a stored transparent event. If no state was given with the event, these are
         all its prev events.
@@ -515,7 +620,7 @@ class _StoredExtremities:
         return self._states.reached(node, self._states.before.get(node.event_id), earlier)
 
     def _reached_of(self, event_id: str) -> Sequence[str]:
-        """Returns those prev events of a stored event that it removes from the forward extremities (*reaches*).
+        """Returns the prev events that a stored event removes from the forward extremities (*reaches*).
 
         Called if the query of ``_above`` cannot tell (its column ``surely`` is false), or if the batch gives the state
         before the event.
@@ -531,9 +636,9 @@ class _StoredExtremities:
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
         """Returns the edges of all paths upwards from these events.
 
-        A path ends at an event that can be a forward extremity. An edge is (lower event, stored upper event, true if
-        the upper event is accepted, true if it is live). An edge is left out if the upper event does not *reach* the
-        lower event (``RoomStates.reached``).
+        A path ends at an event that can be a forward extremity. An edge has a lower event and a stored upper event, and
+        says whether the upper event is accepted, and whether it is live. If the upper event does not *reach* the lower
+        event (``RoomStates.reached``), the edge is left out.
         """
         values: dict[str, Any] = {
             "below": sorted(event_ids),
@@ -557,7 +662,7 @@ class _StoredExtremities:
 
 @dataclass(frozen=True, slots=True)
 class _Through:
-    """A stored event that cannot be a forward extremity, and is on a path to an event that is searched for.
+    """A stored event that cannot be a forward extremity, and lies on a path down to one of the searched events.
 
     ``prev_event_ids`` has only the prev events on such paths.
     """

@@ -1,8 +1,9 @@
 """Finds rows of ``events`` and ``backfill`` that change the current state of rooms.
 
-Cached values that depend on the state are dropped because of such rows. A row ``["state", …]`` changes an entry. A
-redaction of a state event changes the content of its entry. The row of a redaction has only the ID of its target, so
-the stored target is looked up. A redaction of a message changes nothing.
+A process that reads such a row drops cached values that depend on the state. The rows are of two kinds. A row
+``["state", …]`` changes an entry of the current state. A redaction changes the content of an entry, if it redacts a
+state event. The row of a redaction has only the ID of its target, so the stored target is looked up. A redaction of a
+message changes nothing.
 
 Some changes have no row: state that becomes unknown, redactions that take effect late or lose their effect, purge,
 restore and repair. The code that makes such a change calls ``streams.caching.invalidate_room_state`` itself.
@@ -22,15 +23,15 @@ SELECT room_id, type, state_key FROM events_event WHERE event_id = ANY(%s::text[
 
 
 class EventsStateChanges:
-    """The state changes in rows of ``events``."""
+    """The rule that finds state changes in rows of the stream ``events``."""
 
     def may_change(self, row: Sequence[Any]) -> bool:
-        """Returns true for a state change or a redaction."""
+        """Returns true if the row is a change of the current state, or an event that is a redaction."""
         kind, values = row
         return kind == "state" or values[4] is not None
 
     def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
-        """Yields pairs of a room and the users whose membership changed."""
+        """Yields pairs (room, users whose membership changed) for the rooms whose current state the rows change."""
         for kind, values in rows:
             if kind == "state":
                 yield values[0], users_of(values[1], values[2])
@@ -38,19 +39,19 @@ class EventsStateChanges:
 
 
 class BackfillStateChanges:
-    """The state changes in rows of ``backfill``: a backfilled redaction may redact an entry of the current state."""
+    """The rule that finds state changes in rows of ``backfill``: a redaction may redact an entry of the current state."""
 
     def may_change(self, row: Sequence[Any]) -> bool:
-        """Returns true for a redaction."""
+        """Returns true if the row's event is a redaction."""
         return row[4] is not None
 
     def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
-        """Yields pairs of a room and the user whose membership event was redacted."""
+        """Yields pairs (room, users whose membership event was redacted) for rooms whose current state the rows change."""
         return _redacted(cursor, [row[4] for row in rows])
 
 
 def users_of(event_type: str, state_key: str) -> list[str]:
-    """Returns the user of a membership entry, as a list of one, and an empty list for other entries."""
+    """Returns a list with the user of a membership entry. Returns an empty list for any other entry."""
     return [state_key] if event_type == _MEMBER else []
 
 

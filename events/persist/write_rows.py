@@ -47,14 +47,14 @@ from streams.writing.reservation import Reservation
 __all__ = ["write_rooms"]
 
 _FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
-#: A forward extremity that is replaced by another: one updated row instead of a deleted and an inserted one.
+#: Replaces forward extremities by others. An updated row takes the place of a deleted row and an inserted row.
 _MOVE_LEAVES = """
 UPDATE events_forwardextremity leaf SET event_id = moved.new
 FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = moved.old
 """
 _DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
-#: Runs after the events of the batch are inserted, so that none of them is stored as a gap.
+#: Inserts backward extremities. Runs after the events of the batch are inserted, so that none of them becomes one.
 _OPEN_GAPS = f"""
 {INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
@@ -81,7 +81,7 @@ _PUT_STATE = f"""
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
-#: ``greatest``: if events were purged, a range may begin above the last event that is left.
+#: Ends ranges. ``greatest`` is needed because, after a purge, a range may begin above the last event that is left.
 _CLOSE_RANGES = """
 UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
 FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS ended (user_id, kind, last)
@@ -120,7 +120,7 @@ class _Statements:
         self.rows.setdefault(model, []).append(values)
 
     def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
-        """Sends everything in one message. Facts are written through their reservations."""
+        """Sends all rows and statements to the database server in one message. Facts are written through their reservations."""
         if reservations:
             # The reservations are nested: each ``write_with`` calls ``insert``, which goes on with the next one. The
             # innermost call sends the message, so an error reaches all of them.
@@ -138,7 +138,7 @@ class _Statements:
             send_together(connections[using], statements)
 
     def statements(self) -> list[Statement]:
-        """Returns all statements except those that insert facts."""
+        """Returns all statements except the inserts of facts."""
         return [*self.before, *self._inserts(), *self.after]
 
     def _inserts(self) -> Iterator[Statement]:
@@ -156,10 +156,10 @@ def write_rooms(
 ) -> dict[str, int]:
     """Writes the changes of all rooms. Returns the stream ordering of every stored event, by event ID.
 
-    ``stored_outliers`` are events of the batch that are stored as outliers. They move to a new stream position.
+    ``stored_outliers`` are events of the batch that are stored as outliers. These events move to a new stream position.
     """
-    # Both ways of writing reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B
-    # get the lock first and store 6, and A then build on 6 with 5: positions would not ascend in causal order.
+    # Both ways of writing reserve positions under the locks of all rooms. Without the lock: A reserves 5 and B reserves 6 for one
+    # room. B gets the lock first and stores 6. A then stores 5 on top of 6, and positions do not ascend in causal order.
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
     if not any(_is_something(changes) for _, _, changes in rooms):
@@ -174,7 +174,7 @@ def write_rooms(
         ]
         for writer in writers:
             writer.collect(stored_outliers)
-        # Before the rows are sent, because some of these users are read from the stored current state.
+        # Computed before the rows are sent, because some of these users are read from the stored current state.
         told = [(writer.room_id, users) for writer in writers if (users := writer.changed_members()) is not None]
         writing.send(_shares(writing.facts, lives, olds), using)
         for writer in writers:
@@ -197,7 +197,7 @@ def _is_something(changes: RoomChanges) -> bool:
 def _shares(
     facts: Sequence[Event | CurrentStateDelta], lives: Reservation | None, olds: Reservation | None
 ) -> list[tuple[Reservation, Sequence[Fact]]]:
-    """Divides the facts between the two reservations.
+    """Divides the facts between the reservations ``lives`` and ``olds``.
 
     Facts with positive positions are written through ``lives``, and facts with negative positions through ``olds``.
     """
@@ -210,7 +210,7 @@ def _shares(
 
 
 def _needs_no_position(changes: RoomChanges) -> bool:
-    """Returns true if there is one new event, it is live, and no other row contains its position.
+    """Returns true if there is only one new event, which is live, and no other row contains its position.
 
     Most messages are such events.
     """
@@ -222,7 +222,7 @@ def _needs_no_position(changes: RoomChanges) -> bool:
 def _write_lone(
     room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
-    """Writes an event for which ``_needs_no_position`` is true.
+    """Writes the only event of a batch, if ``_needs_no_position`` is true. Returns its position by event ID.
 
     The message that sends the rows also reserves the position.
     """
@@ -230,6 +230,8 @@ def _write_lone(
     writing = _Statements()
     writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
     writer.collect(stored_outliers)
+    # The message is sent under the room's lock, so no other transaction stores an event in this room between the reservation and
+    # the commit.
     (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
     positions[changes.events[0].event_id] = position
     writer.finish(using)
@@ -241,7 +243,7 @@ def _reserve(
 ) -> tuple[Reservation | None, Reservation | None]:
     """Reserves positions for live events, for state changes without a live event, and for backfilled events.
 
-    Returns the reservation of the stream ``events``, and that of the stream ``backfill``. Each is null if not needed.
+    Returns (reservation of the stream ``events``, reservation of the stream ``backfill``). Each is null if not needed.
     """
     backward = sum(event.backfilled for changes in rooms for event in changes.events)
     forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
@@ -262,8 +264,8 @@ def _all_positions(
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Assigns the reserved IDs. Returns the stream position of each event, by event ID.
 
-    Live events get ascending positions in their order. The oldest backfilled event gets the position furthest from
-    zero. The position of a state change without a live event is returned under the room ID.
+    Live events get ascending positions in their order. The oldest backfilled event gets the lowest position. If the state
+    changes without a live event, the position of the change is returned under the room ID.
     """
     old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]
@@ -273,7 +275,7 @@ def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: 
 
 
 def _fact(position: int | None, row: Sequence[object]) -> Event:
-    """Returns the ``Event`` with these values, which are in the order of ``EVENT_COLUMNS``."""
+    """Returns an ``Event`` at ``position`` with the values in ``row``, which are in the order of ``EVENT_COLUMNS``."""
     given: dict[str, Any] = {"stream_ordering": position, **dict(zip(EVENT_COLUMNS, row, strict=True))}
     # Positional values take Django half the time of keyword arguments.
     fields = Event._meta.concrete_fields
@@ -297,6 +299,9 @@ class _Groups:
         self._new = sorted(stored.builder.kept(needed) - stored.ids.keys()) if needed else []
         changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self._new))
         self._ids = dict(stored.ids)
+        # IDs are reserved under the room's lock, under which also the last group of each chain was read (``is_tip``). Without the
+        # lock: A and B both find group 5 to be the last of its chain, A appends group 6 to the chain and B group 7. Readers of 7
+        # would then apply the delta of 6, too.
         if self._new:
             with connections[using].cursor() as cursor:
                 self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
@@ -306,7 +311,9 @@ class _Groups:
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
     def add_rows(self, writing: _Statements, room_id: str) -> list[tuple[bool, int]]:
-        """Adds the rows of the new groups to ``writing``. Returns (true if stored in full, hops) of each group.
+        """Adds the rows of the new groups to ``writing``.
+
+        Returns for each group (true if the group is stored in full, its number of hops).
 
         The state of the last group is cached, because the next batch is likely to need it.
         """
@@ -330,7 +337,7 @@ class _Groups:
 
 
 class _RoomWriter:
-    """The writer of the changes in one room."""
+    """A helper that writes the changes of one room."""
 
     def __init__(
         self,
@@ -378,7 +385,7 @@ class _RoomWriter:
     def changed_members(self) -> list[str] | None:
         """Returns the users whose membership in the current state changes, or None if that state does not change.
 
-        Processes of this version find most changes in the rows of ``events``. Workers of version 1.43 go by the row of
+        Processes of this version find most changes in the rows of ``events``. Workers of version 1.43 read the row of
         ``caches`` that is written with every change. Must be called before the rows are written.
         """
         changes, known = self._changes, self._stored.events
@@ -399,9 +406,9 @@ class _RoomWriter:
 
     # --- removed and added rows ----------------------------------------------------------------------
     def _make_way(self, stored_outliers: Collection[str]) -> None:
-        """Removes or moves rows that the new rows replace."""
+        """Adds the statements that run before the inserts: for stored outliers, forward extremities and ended ranges."""
         moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
-        if moved:
+        if moved:  # first: the outlier's row and the new row of the event have the same event ID, which is unique
             self._run_before(_FORGET_OUTLIERS, moved)
         gone, new = self._changes.gone_extremities, self._changes.new_extremities
         both = min(len(gone), len(new))
@@ -439,7 +446,7 @@ class _RoomWriter:
             cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
 
     def _state_changes(self) -> None:
-        """Adds the changes of the current state as facts."""
+        """Adds the changes of the current state as facts of the stream ``events``."""
         self._writing.facts += [
             CurrentStateDelta(
                 stream_ordering=self._positions[self._key(number)],
@@ -453,9 +460,9 @@ class _RoomWriter:
         ]
 
     def _key(self, number: int) -> str:
-        """Returns the key in ``_positions`` for an event's number. The key is the event's ID.
+        """Returns the key under which ``_positions`` has the position for a number: the ID of the event with this number.
 
-        For a state change without a live event, the key is the room ID.
+        If there is no such event, the number stands for a state change without a live event, and the key is the room ID.
         """
         return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
 
@@ -466,11 +473,12 @@ class _RoomWriter:
             self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
-        """Writes the rows that can be computed only after the others are stored.
+        """Writes the rows that can be computed only after all other rows are stored.
 
-        They are the gaps, the recomputed ranges, and the ranges of backfilled events.
+        These are the backward extremities, the timeline gaps, the recomputed ranges, and the ranges of backfilled events.
         """
         self._open_gaps(using)
+        # After the rows were sent: a rebuild reads events, groups and the current state from the tables, in this transaction.
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
         elif self._changes.old_states is not None and (self._changes.backfilled or self._changes.filled.events):
@@ -492,7 +500,7 @@ class _RoomWriter:
     def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
         """Stores a timeline gap at the first live event of the batch above each new backward extremity (``new``).
 
-        A sync that comes from below meets the gap at that event.
+        A sync with a token below that event then reports the gap.
         """
         above: set[int] = set()
         for event in self._graph[self._changes.backfilled :]:
@@ -545,7 +553,7 @@ class _RoomWriter:
             self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
 
     def _place(self, number: int) -> int:
-        """Returns the stream position for an event's number. -1 stands for the last accepted event before the batch."""
+        """Returns the stream position for an event's number. The number -1 means the last accepted event before the batch."""
         if number >= 0:
             return self._positions[self._changes.events[number].event_id]
         before = self._changes.last_position
@@ -561,7 +569,7 @@ class _RoomWriter:
         }
         if changes.create is not None and changes.create.rejected_reason is None:
             new |= {"creator": changes.create.sender, "create_event_id": changes.create.event_id}
-        if changes.filled.rejected:  # processes keep events of the room with the old verdict
+        if changes.is_late:  # so that processes drop resolutions and verdicts that they cached
             new["content_generation"] = room.content_generation + 1
         new = {name: value for name, value in new.items() if getattr(room, name) != value}
         if new:

@@ -1,8 +1,8 @@
-"""Loads stored events in the form that all readers give out: timelines, sync and federation.
+"""Loads stored events in the form that timelines, sync and federation give out.
 
-Each reader has a query of its own that finds the rows. ``SERVED`` and ``SERVED_JSON`` add the columns that are given
-out, so a page needs a single query, redactions included. Nothing here checks who may see an event. The reader's query
-does that (``events.visibility.predicate_sql``).
+Timelines, sync and federation each find the rows by a query of their own. ``SERVED`` and ``SERVED_JSON`` add the
+columns that are given out, so a page needs a single query, redactions included. Nothing here checks who may see an
+event. The query that finds the rows must check this (``events.visibility.predicate_sql``).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _EVENTS_PER_QUERY = 1_000
 
 # A struct of msgspec, because a page builds a hundred of them and a dataclass takes four times as long.
 class ServedEvent(msgspec.Struct, frozen=True):
-    """A stored event as it is given out.
+    """A stored event with the values that clients and servers get.
 
     ``json`` has the stored bytes. ``writer`` and ``stream_ordering`` are the event's position in the stream.
     (``topological_ordering``, ``stream_ordering``) is its place in the room, by which clients can sort.
 
-    If ``redacted_by`` is set, a redaction applies, and all readers get the pruned form. If ``pruned`` is true, this
-    reader gets the pruned form. That is so if the sender is erased, or if the reader is a server that may not see the
+    If ``redacted_by`` is set, a redaction applies, and every user and server gets the pruned form. If ``pruned`` is
+    true, the user or server of the query gets the pruned form: the sender is erased, or the server may not see the
     content.
     """
 
@@ -90,7 +90,7 @@ class ServedEvent(msgspec.Struct, frozen=True):
         return self.json
 
     def as_pruned(self) -> ServedEvent:
-        """Returns the event for a reader who gets only the pruned form."""
+        """Returns the event for a user or server that gets only its pruned form."""
         return msgspec.structs.replace(self, pruned=True)
 
 

@@ -1,13 +1,13 @@
 """The database functions that read a page of a room as one user sees it (pure: they are text).
 
-One call reads events in timeline order (index ``events_event_timeline``), beginning at a given place. It returns the
-events that ``events.visibility.predicate_sql.sees`` accepts, with the columns that are given out. It examines at most
-``ROWS_READ`` rows. So a page may have fewer events than wanted, or none, without being the last. The result then says
-where reading ended.
+One call reads events in timeline order (index ``events_event_timeline``), beginning at a given place. The call returns
+the events that ``events.visibility.predicate_sql.sees`` accepts, with the columns that are given out. It examines at
+most ``ROWS_READ`` rows. So a page may have fewer events than wanted, or none, without being the last. The result then
+has the place at which reading ended.
 
-These are functions because a page is read often, and its query takes longer to plan than to run. PostgreSQL keeps the
-plan of a function for the connection. This plan must fit all values, so the limit of rows is a literal, and JSON is
-looked up event by event.
+Functions are used because pages are read often, and the query of a page takes longer to plan than to run. PostgreSQL
+keeps the plan of a function for the connection. This plan must fit all values, so the limit of rows is a literal, and
+JSON is looked up event by event.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ import re
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.visibility.predicate_sql import pruned, sees
 
-__all__ = ["DROP_PAGES", "FOR_USER", "FROM_LEAVE", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ", "UNFILTERED"]
+__all__ = [
+    "DROP_PAGES",
+    "FOR_USER",
+    "FROM_LEAVE",
+    "LARGEST",
+    "PAGE_AFTER",
+    "PAGE_BEFORE",
+    "ROWS_READ",
+    "SIDES",
+    "UNFILTERED",
+]
 
 LARGEST = 2**63 - 1
 """A number above every position."""
@@ -45,8 +55,8 @@ _AT_WRITER = "coalesce((%(positions)s)[array_position(%(writers)s, e.instance_na
 def _page(*, back: bool, sees: str, pruned: str) -> str:
     """Returns the query of a page: events, the pruned flag of each, and the place at which the next page begins.
 
-    The place is that of the last row that was examined. It is null if the page is full, or if reading ended before
-    ``ROWS_READ`` rows because there were no more.
+    The place is that of the last row that was examined. It is null if the page is full, or if the room had fewer than
+    ``ROWS_READ`` rows left to read.
 
     The parameters ``topological`` and ``stream`` are the place beyond which the page begins. ``base``, ``writers`` and
     ``positions`` are a vector token. This token covers everything up to the base, and everything of each of the writers
@@ -98,19 +108,29 @@ def _for_user(function: str, *, from_leave: bool = False) -> str:
     """Returns a query that calls the page function ``function`` with the user's access to the room.
 
     The access is read in the same query, so access and page come from one snapshot. Use ``from_leave`` only with the
-    function that reads back in time. The page of a user who has left then begins at the leave or below. It skips events
-    on another branch of the graph that are deeper than the leave, even if they arrived before the leave.
+    function that reads back in time. The page of a user who has left then begins at the leave or below. The page skips
+    events on another branch of the graph that are deeper than the leave, even if they arrived before the leave.
     """
-    access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
-    wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
-    values = {name: f"%({name})s" for name in _PARAMETERS} | access | {"wanted": wanted}
+    values = {}
     if from_leave:
         values["topological"] = f"CASE WHEN {_FROM_LEAVE} THEN access.out_cut_depth ELSE %(topological)s END"
         values["stream"] = f"CASE WHEN {_FROM_LEAVE} THEN access.out_cut + 1 ELSE %(stream)s END"
-    return f"""SELECT access.*, page.* FROM events_access(%(user_id)s, ARRAY[%(room)s]) AS access
-LEFT JOIN LATERAL {function}({", ".join(values.values())}) AS page ON true"""
+    return f"{_ACCESS_AND} {_call(function, values)} AS page ON true"
 
 
+def _call(function: str, values: dict[str, str]) -> str:
+    """Returns SQL that calls a page function with the access in the row ``access``.
+
+    ``values`` maps names of the function's parameters to SQL that replaces the usual value.
+    """
+    access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
+    wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
+    given = {name: f"%({name})s" for name in _PARAMETERS} | access | {"wanted": wanted} | values
+    return f"{function}({', '.join(given.values())})"
+
+
+_ACCESS_AND = """SELECT access.*, page.* FROM events_access(%(user_id)s, ARRAY[%(room)s]) AS access
+LEFT JOIN LATERAL"""
 _SHOWN_AT_ALL = "NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL"
 
 PAGE_BEFORE = _function("events_page_before", _page(back=True, sees=sees(), pruned=pruned()))
@@ -121,6 +141,12 @@ DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
 
 FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
 """The queries of a page as a user sees it; ``True`` reads back in time. The columns of ``events_access`` come first."""
+SIDES = f"""{_ACCESS_AND} (
+  SELECT page.*, true FROM {_call("events_page_before", {"base": str(LARGEST)})} AS page
+  UNION ALL
+  SELECT page.*, false FROM {_call("events_page_after", {"base": str(-LARGEST)})} AS page
+) AS page ON true"""
+"""The query of two pages that begin at one place. The last column is true for the page that reads back in time."""
 FROM_LEAVE = _for_user("events_page_before", from_leave=True)
 """The query for reading back in time, which begins at the user's own leave or below."""
 UNFILTERED = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}

@@ -1,8 +1,8 @@
-"""Reads the tokens at which a page of a room begins: those of timelines and those of sync.
+"""Reads the tokens at which a page of a room begins: tokens of timelines and tokens of sync.
 
-A token ``t412-90321`` is an event's place in its room, and a page begins beyond it. A token of sync (``s90321``,
-``m90321~2.90400``, or the whole sync token) covers what a client had received. A page that goes back has only events
-that the token covers. A page that goes forward has only later events.
+A token ``t412-90321`` is an event's place in its room, and a page begins beyond this event. A token of sync
+(``s90321``, ``m90321~2.90400``, or the whole sync token) covers what a client had received. A page that goes back has
+only events that the token covers. A page that goes forward has only later events.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _parsed(token: str, using: str) -> VectorToken:
 def _names(token: str, using: str) -> dict[int, str]:
     """Returns the names of the writers of ``events`` by the numbers that stand for them in tokens.
 
-    Returns nothing if the token names no writer.
+    Returns an empty dictionary if the token names no writer.
     """
     if "~" not in token:
         return {}

@@ -2,8 +2,8 @@
 
 ``SERVED`` belongs in the select list of a query whose events have the alias ``e``, and ``SERVED_JSON`` at the end of
 its ``FROM``. JSON and redactions are looked up event by event, whatever number of rows the planner expects. A redaction
-is looked up only if there is one. Stored JSON was checked to be UTF-8, so it is sent as text. Text is half as long as
-the hex digits of bytes, and encoding the text gives the same bytes again.
+is looked up only for redacted events. Stored JSON was checked to be UTF-8, so PostgreSQL sends it as text. As text the
+JSON takes half the bytes of the hex digits of ``bytea``. Encoding the text gives the stored bytes again.
 """
 
 from __future__ import annotations

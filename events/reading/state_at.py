@@ -18,9 +18,9 @@ from events.errors import StateUnresolved, UnknownEvent
 from state.errors import UnknownStateGroup
 from state.groups.deltas import StateKey
 from state.groups.filters import EVERYTHING, StateFilter
-from state.store import full_states
+from state.store import full_state, full_states
 
-__all__ = ["State", "StateAt", "state_at", "states_at"]
+__all__ = ["State", "StateAt", "state_after", "state_at", "states_at"]
 
 State = dict[StateKey, str]
 
@@ -34,7 +34,7 @@ _ENTRIES_PER_ROUND = 200_000
 class StateAt:
     """The state before and after an event. Both are null for an outlier, which has no place in the graph.
 
-    If the event changed nothing, both are the same object. The caller must not modify either.
+    If the event changed nothing, the two states are the same object. The caller must not modify the states.
     """
 
     event_id: str
@@ -43,7 +43,10 @@ class StateAt:
 
     @property
     def changes(self) -> dict[StateKey, tuple[str | None, str | None]]:
-        """Returns the entries that the event changed: key -> (event before, event after); null: no entry."""
+        """Returns the entries that the event changed, as state key -> (event ID before, event ID after).
+
+        An event ID is null if that state has no such entry.
+        """
         before, after = self.before or {}, self.after or {}
         keys = {**before, **after} if before is not after else {}
         pairs = {key: (before.get(key), after.get(key)) for key in keys}
@@ -51,17 +54,37 @@ class StateAt:
 
 
 def state_at(event_id: str, using: str = "default", only: StateFilter = EVERYTHING) -> StateAt:
-    """Returns the room's state around an event. Raises ``UnknownEvent`` and ``StateUnresolved``."""
+    """Returns the room's states before and after an event. Raises ``UnknownEvent`` and ``StateUnresolved``."""
     (found,) = states_at([event_id], using, only)
     if isinstance(found, StateAt):
         return found
     raise found
 
 
+def state_after(event_id: str, using: str = "default", only: StateFilter = EVERYTHING) -> State:
+    """Returns the room's state after an event, which is empty for an outlier.
+
+    Takes half the time of ``state_at``, which also returns the state before. Raises ``UnknownEvent`` and
+    ``StateUnresolved``.
+    """
+    for tries_left in reversed(range(_MOST_TRIES)):
+        place = _places([event_id], using).get(event_id)
+        if place is None or not (place.outlier or place.after):
+            break
+        try:
+            return {} if place.outlier else full_state(place.after, using, only)
+        except UnknownStateGroup:  # as in ``_states``
+            if not tries_left:
+                raise
+    raise _unknown(event_id) if place is None else _unresolved(event_id)
+
+
 def states_at(
     event_ids: Iterable[str], using: str = "default", only: StateFilter = EVERYTHING
 ) -> Iterator[StateAt | UnknownEvent | StateUnresolved]:
-    """Yields for each event, in the order given, the answer or the reason why there is none. Events may be of any rooms.
+    """Yields for each event, in the given order, its states or the error that says why they are not known.
+
+    The events may be of any rooms.
 
     Raises ``InvalidQuery`` for an ID that is not a string.
     """
@@ -123,7 +146,8 @@ def _states(
 ) -> tuple[dict[str, _Place], dict[int, State]]:
     """Returns the state groups of the events, and the states of these groups.
 
-    The groups are normally those in ``places``. If one of them was deleted meanwhile, they are read again.
+    The groups are normally those in ``places``. If one of these groups was deleted meanwhile, the groups of all these
+    events are read again.
     """
     for _ in range(_MOST_TRIES - 1):
         groups = {group for event_id in event_ids if event_id in places for group in places[event_id].groups}
@@ -153,11 +177,19 @@ def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list
 
 def _answer(event_id: str, place: _Place | None, states: dict[int, State]) -> StateAt | UnknownEvent | StateUnresolved:
     if place is None:
-        return UnknownEvent(f"There is no event {event_id:.300}.")
+        return _unknown(event_id)
     if place.outlier:
         return StateAt(event_id, None, None)
     if not place.after:
-        return StateUnresolved(f"The state at {event_id} is not known: events that it builds on are not here.")
+        return _unresolved(event_id)
     if not place.before and not place.begins_room:
         return StateUnresolved(f"The state before {event_id} is not known: it is no longer stored.")
     return StateAt(event_id, states[place.before] if place.before else {}, states[place.after])
+
+
+def _unknown(event_id: str) -> UnknownEvent:
+    return UnknownEvent(f"There is no event {event_id:.300}.")
+
+
+def _unresolved(event_id: str) -> StateUnresolved:
+    return StateUnresolved(f"The state at {event_id} is not known: events that it builds on are not here.")

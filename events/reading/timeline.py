@@ -1,6 +1,7 @@
 """Reads a room without any filter for users: the state at an event, and the room's timeline.
 
-If the state is not known, ``StateUnresolved`` is raised; it is never guessed. Reads use the given database alias.
+If the state is not known, ``StateUnresolved`` is raised; the state is never guessed. Reads use the given database
+alias.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a room as one user sees it, as one list: pages of ``events.reading.pages`` joined together."""
+"""Reads a room as one user sees it, as a single list: the pages of ``events.reading.pages``, one after the other."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def timeline_of(
 ) -> Sequence[ServedEvent]:
     """Returns the last ``limit`` events of a room that the user sees, newest first, below the token ``before``.
 
-    It reads pages until there are enough events or no more. It is meant for commands and tests; services read page by
-    page. Raises what ``timeline`` raises.
+    Reads pages until it has ``limit`` events or the room has no more. Meant for commands and tests; services read page
+    by page. Raises the errors of ``timeline``.
     """
     found: list[ServedEvent] = []
     while len(found) < limit:

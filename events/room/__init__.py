@@ -1,1 +1,1 @@
-"""Applies the rules of one room: graph, event auth, extremities, state at every event."""
+"""Applies the rules of one room: graph, event auth, extremities, and the state at every event."""

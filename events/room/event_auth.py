@@ -1,12 +1,12 @@
 """Applies the auth rules to incoming events, and decides on rejection and soft failure (pure).
 
-An event is *rejected* if its own auth events or the state before it do not allow it. It is *soft-failed* if the room's
-current state does not allow it. Soft failure is checked only for events that do not build on the current state. A
-verdict that another server stated with the event is kept.
+An event is *rejected* if its own auth events or the state before it do not allow it. An event is *soft-failed* if the
+room's current state does not allow it. Soft failure is checked only for events that do not build on the current state.
+A verdict that another server stated with the event is kept.
 
-If an event that authorises others is redacted, event auth reads its redacted form from then on. For example, before
-room version 11 a redacted power levels event has lost its ``invite`` level, and invites that the level forbade are
-allowed. State resolution reads events as they were sent.
+If an auth event of other events is redacted, event auth reads its redacted form from then on. Example: before room
+version 11 the redaction of a power levels event removes its ``invite`` level. Invites that this level forbade are then
+allowed. State resolution, however, reads events as they were sent.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
-"""Types of state events from which a redaction removes content that the auth rules read."""
+"""The types of state events whose redaction removes content that the auth rules read."""
 
 _ASKED_ANEW = ("m.room.create", "m.room.redaction", POWER_LEVELS[0])
-"""Types of events of which the auth rules read more than type, sender and auth events, even if they are no state."""
+"""Types of events of which the auth rules read more than type, sender and auth events, even without a state key."""
 _MOST_ASKED = 10_000
 
 REFUSED_BY_AUTH_EVENTS = "auth events"
@@ -45,19 +45,19 @@ REFUSED_BY_STATE = "state before"
 
 
 def is_asked_by_sender(event: AuthEvent) -> bool:
-    """Returns true if the rules read only type, sender and auth events of this event."""
+    """Returns true if the auth rules read only type, sender and auth events of this event."""
     return event.state_key is None and event.type not in _ASKED_ANEW
 
 
 def is_third_party_invite(event: ParsedEvent) -> bool:
-    """Returns true for an invite that an identity server signed. Its sender's server need not have sent it."""
+    """Returns true for an invite that an identity server signed. A server other than the sender's may have sent it."""
     return event.membership == "invite" and "third_party_invite" in event.content
 
 
 def as_seen_by(event: ParsedEvent, server: str) -> ParsedEvent:
     """Returns the event as the named server stores it. A server never soft-fails events of its own users.
 
-    If a soft failure was stated with the event, it is kept.
+    If the source stated a soft failure with the event, this soft failure is kept.
     """
     if event.soft_failure_given or event.sender.partition(":")[2] != server:
         return event
@@ -67,9 +67,9 @@ def as_seen_by(event: ParsedEvent, server: str) -> ParsedEvent:
 class EventAuthorizer:
     """Event auth for the events of one room.
 
-    ``events`` are the known events, each with its verdict once it has one. If ``trusting`` is true, an event without
-    auth events is taken as one whose source left them out, as dumps do. It is then checked only against the state
-    before it. A create event is not affected, because it never has auth events.
+    ``events`` has the known events by ID, with their verdicts as soon as these are known. Some sources leave out auth
+    events. So, if ``trusting`` is true, an event without auth events is checked only against the state before it. A
+    create event is not affected, because it never has auth events.
     """
 
     def __init__(
@@ -84,7 +84,11 @@ class EventAuthorizer:
         self._asked: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
-        """Returns why the event is rejected, or null. ``before`` is null if the state before the event is not known."""
+        """Returns the reason why the event is rejected, or null.
+
+        ``before`` is the state before the event. If ``before`` is null (unknown), only the event's own auth events are
+        checked.
+        """
         if event.rejection_given:
             return event.rejected_reason
         if reason := self.by_auth_events(event):
@@ -98,7 +102,11 @@ class EventAuthorizer:
         return self._rules.refusal(event, self._as_it_is(current)) is not None
 
     def note_redaction(self, redaction: ParsedEvent, before: State | None) -> None:
-        """Records an accepted redaction that follows a state. From now on the redacted form of its target is read."""
+        """Records an accepted redaction. From now on event auth reads the redacted form of its target.
+
+        ``before`` is the state before the redaction. If ``before`` is null (unknown), only the rules apply that need no
+        state.
+        """
         target = self._events.get(redaction.redacts or "")
         if target is None or target.type not in PRUNED_TYPES:
             return
@@ -110,10 +118,11 @@ class EventAuthorizer:
         return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
 
     def by_auth_events(self, event: ParsedEvent) -> str | None:
-        """Returns why the event's own auth events do not allow it, or null.
+        """Returns the reason why the event's own auth events do not allow it, or null.
 
-        If some of them are missing, the known ones are checked as far as possible. The result is null if they give no
-        reason, except for an outlier that is a third-party invite.
+        If some auth events are missing, the event is checked by the present auth events as far as possible. If this
+        check gives no reason, the result is null. Exception: an outlier that is a third-party invite is then not
+        allowed.
         """
         if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
@@ -121,16 +130,16 @@ class EventAuthorizer:
         for other in event.auth_event_ids:
             try:
                 here.append(self._events[other])
-            except KeyError:  # not here
+            except KeyError:  # this auth event is missing
                 continue
         return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
-        """Returns the result of ``_by_these``.
+        """Returns the result of ``_by_these``, from the cache if possible.
 
-        The result is computed once for all messages of a sender with the same auth events.
+        All messages of a sender with the same auth events have the same result.
         """
-        asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # which only grows
+        asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # ``redacted`` only grows
         before = self._asked.get(asked)
         if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):
             return before[1]
@@ -156,7 +165,7 @@ class EventAuthorizer:
 
 
 class _Redacted:
-    """A view of a state. Of redacted events, it returns the pruned form."""
+    """A view of a state that returns redacted events in their pruned form."""
 
     def __init__(self, state: State, redacted: set[str], version: RoomVersion) -> None:
         self._state = state

@@ -26,21 +26,21 @@ __all__ = ["Arriving", "EventExtremityTracker", "ExtremityTracker", "ForwardExtr
 _MOST_STATES_ON_THE_WAY = 50
 """The most different states of forward extremities that are resolved after every event.
 
-With more of them the current state stays as it was until the last event: to resolve it after every event would take
+With more states, the current state is not computed again until the last event. To resolve them after every event would take
 time in proportion to the square of their number. The final current state is always computed."""
 _Id_co = TypeVar("_Id_co", covariant=True)
 _Id_contra = TypeVar("_Id_contra", contravariant=True)
 
 
 class Arriving(Node[_Id_co], Protocol[_Id_co]):
-    """The fields of an event that matter when it arrives."""
+    """The fields of an event on which the result of its arrival depends."""
 
     @property
     def soft_failure_given(self) -> bool: ...
 
 
 class GroupsAfter(Protocol[_Id_contra]):
-    """A map from an event to the state group after it."""
+    """A map from an event to the state group after the event."""
 
     def get(self, event_id: _Id_contra, /) -> int | None: ...
 
@@ -48,10 +48,13 @@ class GroupsAfter(Protocol[_Id_contra]):
 class ForwardExtremities(Generic[Id]):
     """The forward extremities of a room while its events arrive one by one.
 
-    An event *counts* if it is accepted and live. While a room has no such event, accepted backfilled events count. The
-    first live one ends that, and removes their forward extremities. Forward extremities are the events that count and are
-    not reached. An event that counts reaches its prev events. A reached event that does not count passes this on to its
-    own prev events. So the result does not depend on the order of arrival, or on how events are divided into batches.
+    An event *counts* if it is accepted and live. As long as a room has no accepted live event, accepted backfilled
+    events count. When the first live event arrives, the backfilled events count no longer, and are no longer forward
+    extremities.
+
+    An event that counts *reaches* its prev events. If a reached event does not count, its own prev events are reached, too.
+    Forward extremities are the events that count and are not reached. So the result does not depend on the order of arrival,
+    or on how events are divided into batches.
     """
 
     def __init__(
@@ -65,12 +68,15 @@ class ForwardExtremities(Generic[Id]):
     ) -> None:
         """Continues from the forward extremities of a stored room (``current``).
 
-        ``reached`` has the IDs of events that have not arrived yet but are reached already. More IDs are added to it.
-        ``find`` receives event IDs and returns the events among them that are in the graph and do not count. It may
-        leave out events through which nothing relevant is reached. Without ``find``, the events that have arrived are
-        remembered. ``live`` is true if an accepted live event is stored, or is part of this batch. ``reaches`` returns
-        the prev events that an event reaches. These are all its prev events, unless the state before the event was
-        given.
+        ``reached`` has the IDs of events that have not arrived yet but are reached already. This object adds more IDs
+        to ``reached``.
+
+        ``find`` receives event IDs, and returns the events among them that are in the graph and do not count. ``find``
+        may leave out events through which no relevant event is reached. Without ``find``, this object keeps the events
+        that arrive.
+
+        ``live`` is true if an accepted live event is stored, or is part of this batch. ``reaches`` returns the prev events
+        that an event reaches. These are all its prev events, unless the state before the event was given.
         """
         self.live = live
         self.reaches = reaches
@@ -85,10 +91,12 @@ class ForwardExtremities(Generic[Id]):
         return is_accepted(node) and not (node.backfilled and self.live)
 
     def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
-        """Adds an event of the graph. Returns true if it is a forward extremity now, and the events that no longer are.
+        """Adds an event of the graph. Returns (true if it is a forward extremity now, events that no longer are).
 
-        An event that does not count (rejected, soft-failed or backfilled) has no effect until another event reaches it.
+        An event that does not count has no effect by itself. Once it is reached, its prev events are reached, too.
         """
+        # Before ``_reached`` is read. Example: backfilled event B names L as prev event, and L is the room's first live event.
+        # When L arrives, B counts no longer. If B still reached L, the room would have no forward extremity.
         gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
         if self._here is not None and (node.backfilled or not is_accepted(node)):
             self._here[node.event_id] = node
@@ -101,10 +109,10 @@ class ForwardExtremities(Generic[Id]):
         return is_extremity, gone
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current extremities.
+        """Takes the fast path of ``add``, for an event that counts and whose prev events are exactly the forward extremities.
 
-        The event becomes the only forward extremity. Returns false, and does nothing, if the event builds on other
-        events or is itself reached.
+        The event becomes the only forward extremity. If the event has other prev events, or is itself reached, does nothing
+        and returns false.
         """
         if not self._are_current(prev_event_ids) or event_id in self._reached:
             return False
@@ -122,9 +130,10 @@ class ForwardExtremities(Generic[Id]):
         return all(map(current.__contains__, event_ids))
 
     def _begin(self) -> list[Id]:
-        """Starts over when the first accepted live event arrives. Returns the forward extremities that it removes.
+        """Removes all forward extremities when the first accepted live event arrives, and returns them.
 
-        They were backfilled events, which no longer count. The events that they reached are no longer reached, either.
+        The removed events are backfilled events, which no longer count. So the events that they reached are no longer
+        marked as reached.
         """
         self.live = True
         gone = list(self.current)
@@ -135,7 +144,7 @@ class ForwardExtremities(Generic[Id]):
     def _reach_below(self, node: Node[Id]) -> list[Id]:
         """Marks the prev events of an event as reached. Removes and returns the forward extremities among them.
 
-        Goes on with the prev events of every reached event that does not count.
+        If a reached event does not count, does the same for its prev events.
         """
         gone = []
         below = [node]
@@ -172,7 +181,8 @@ class ExtremityTracker(Generic[Id]):
         """Starts with the current state that follows from ``extremities``.
 
         ``here`` has the IDs of those earlier events to which arriving events refer. Every arriving event is added to
-        it. ``after`` maps events to the groups after them. ``fails`` returns true if a state does not allow an event.
+        ``here``. ``after`` maps events to the groups after them. ``fails`` returns true if a state does not allow an
+        event.
         """
         self.extremities = extremities
         self._states = states
@@ -192,9 +202,10 @@ class ExtremityTracker(Generic[Id]):
             self.current = self._merged()
 
     def take_on_extremities(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Takes the fast path of ``soft_fails`` and ``take`` for an accepted event on exactly the current forward extremities.
+        """Takes the fast path of ``soft_fails`` and ``take``, for an accepted event.
 
-        Most events are of that kind. Returns false, and does nothing, for others.
+        The prev events of most events are exactly the current forward extremities. For all other events, does nothing
+        and returns false.
         """
         if not self.extremities.replace_all(event_id, prev_event_ids):
             return False
@@ -218,14 +229,17 @@ class ExtremityTracker(Generic[Id]):
     def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
         """Returns true if an event that arrives now is soft-failed.
 
-        It is called for accepted events that come after their prev events and do not build on exactly the current forward
-        extremities. ``before`` is the given group before an event above a gap. That state is resolved with the current one.
+        Call this for an accepted event whose prev events have arrived and are not exactly the current forward
+        extremities. For an event above a gap, ``before`` is the group of the state before the event that another server
+        gave. This state is resolved with the current state.
         """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
         if self.extremities.current.keys() == set(event.prev_event_ids) or event.backfilled:
             return False
         ground: int | None = self.current
+        # Both states count for an event above a gap. The given state alone may lack a ban that the current state has, and the
+        # current state alone may lack a join from within the gap.
         if before is not None:
             ground = self._states.merged([self.current, before])
         elif not all(prev in self._here for prev in event.prev_event_ids):
@@ -240,10 +254,10 @@ class EventExtremityTracker(ExtremityTracker[str]):
         super().__init__(states, extremities, set(here), states.after, self._judged)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
-        """Adds an event of the graph. Returns it with its verdict, which is stored in ``RoomStates.events`` as well."""
+        """Adds an event of the graph. Stores the event with its verdict in ``RoomStates.events``, and returns it."""
         prevs = event.prev_event_ids
         on_extremities = self.extremities.live and is_accepted(event) and len(prevs) == len(self.extremities.current)
-        # An event on top of a given state may reach only some of its prev events. The others stay forward extremities.
+        # An event with a given state may reach only some of its prev events. The others stay forward extremities.
         if (
             on_extremities
             and len(self.extremities.reaches(event)) == len(prevs)
@@ -251,6 +265,8 @@ class EventExtremityTracker(ExtremityTracker[str]):
         ):
             return event
         told = event.event_id in self._states.on_given
+        # Before ``take``: the event is checked against the current state that the events before it made, and only an event
+        # with its final verdict may become a forward extremity.
         if self.soft_fails(event, self._states.before[event.event_id] if told else None):
             event = self._states.events[event.event_id] = replace(event, soft_failed=True)
         self.take(event)
@@ -261,16 +277,16 @@ class EventExtremityTracker(ExtremityTracker[str]):
 
 
 class _LeafGroups(Generic[Id]):
-    """How many forward extremities have the same state group after them, for each group (null: unknown group).
+    """A count of forward extremities by the state group after them. The key null stands for an unknown group.
 
-    With these counts, a room with many forward extremities needs no search for the groups of its current state.
+    So the groups of the current state are found without a search, even in a room with many forward extremities.
     """
 
     def __init__(self) -> None:
         self.counts: dict[int | None, int] = {}
 
     def change(self, after: GroupsAfter[Id], new: Iterable[Id], gone: Iterable[Id]) -> None:
-        """Updates the counts. The forward extremities ``new`` were added, and ``gone`` were removed."""
+        """Updates the counts after the forward extremities ``new`` were added and ``gone`` were removed."""
         for events, change in ((new, 1), (gone, -1)):
             for event_id in events:
                 group = after.get(event_id)

@@ -1,7 +1,7 @@
 """Examines the event graph of a room: causal order, cycles and gaps (pure).
 
 Edges lead from an event to its prev events. Some functions also follow edges to auth events. Outliers are not in the
-graph. Everything here is linear in events and edges.
+graph. All functions take time linear in events and edges.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)
 
 
 class Verdict(Protocol):
-    """The outcome for an event: outlier, rejected or soft-failed."""
+    """The flags of an event that say whether it is an outlier, rejected or soft-failed."""
 
     @property
     def outlier(self) -> bool: ...
@@ -40,7 +40,7 @@ class Verdict(Protocol):
 
 
 class Node(Verdict, Protocol[_Id_co]):
-    """The fields of an event that the graph needs."""
+    """The fields of an event that the functions on the graph need."""
 
     @property
     def event_id(self) -> _Id_co: ...
@@ -67,18 +67,18 @@ def is_accepted(node: Verdict) -> bool:
 
 
 def refers_to(node: NodeWithAuth[Id]) -> tuple[Id, ...]:
-    """Returns the events that must come before this one: prev and auth events. An outlier has only auth events."""
+    """Returns the events that must come before ``node``: prev and auth events. For an outlier only auth events are returned."""
     return node.auth_event_ids if node.outlier else (*node.prev_event_ids, *node.auth_event_ids)
 
 
 def causal_order(
     nodes: Sequence[NodeWithAuth[str]], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Returns the indexes of the events in causal order, and the indexes of those that lie on or above a cycle.
+    """Returns (indexes of the events in causal order, indexes of the events that lie on or above a cycle).
 
-    Each event comes after its prev events. If ``auth`` is true, it also comes after its auth events. It also comes
-    after the events that ``also`` lists for it. If this leaves the order open, it is the given order. References to
-    events outside ``nodes`` are ignored, and so are the prev events of outliers.
+    Each event comes after its prev events. Each event also comes after the events that ``also`` lists for it. If
+    ``auth`` is true, it comes after its auth events, too. Where these rules do not decide, the given order is kept.
+    References to events outside ``nodes`` are ignored, and so are the prev events of outliers.
     """
     if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.parsing``)
         return [0], []
@@ -89,9 +89,9 @@ def causal_order(
 
 
 def _in_causal_order(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
-    """Returns true if every event comes after all its references, as in most histories. This is cheaper than sorting."""
+    """Returns true if every event comes after all its references, as in most histories. The check is cheaper than sorting."""
     inside = {node.event_id for node in nodes}
-    for node in nodes:  # ``inside`` has the event itself and those that come later
+    for node in nodes:  # ``inside`` has the event itself and all later events
         if not inside.isdisjoint(node.prev_event_ids) and not node.outlier:
             return False
         if auth and not inside.isdisjoint(node.auth_event_ids):
@@ -109,7 +109,7 @@ def cycles(
     auth: bool = False,
     also: Mapping[str, Iterable[str]] | None = None,
 ) -> list[int]:
-    """Returns the indexes of ``left`` that lie on a cycle or between two cycles. The others lie above a cycle.
+    """Returns the indexes of ``left`` that lie on a cycle or between two cycles. All other indexes of ``left`` lie above one.
 
     ``left`` is the second result of ``causal_order``.
     """
@@ -119,7 +119,7 @@ def cycles(
 def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> list[list[int]]:
     """Returns for each event the indexes of the events that it refers to.
 
-    Indexes are those of ``nodes``. ``also`` has additional references.
+    All indexes are indexes in ``nodes``. ``also`` has additional references.
     """
     index = {node.event_id: number for number, node in enumerate(nodes)}
     found = []
@@ -134,10 +134,10 @@ Below = Callable[[int], Iterable[int]]
 
 
 def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = None) -> tuple[array[int], array[int]]:
-    """Returns the numbers 0 to ``count`` - 1 in causal order, and the numbers that lie on or above a cycle.
+    """Returns (numbers from 0 to ``count`` - 1 in causal order, numbers that lie on or above a cycle).
 
-    Numbers whose order is open are ascending. If ``members`` is given (ascending), only these numbers are ordered, and
-    references to others are ignored. Takes some bytes of memory for each number and edge.
+    Where the causal order does not decide, numbers ascend. If ``members`` is given (ascending), only these numbers are
+    ordered, and references to others are ignored. Takes some bytes of memory for each number and edge.
     """
     numbers = range(count) if members is None else array("q", members)
     inside = _Marked(count, numbers)
@@ -155,10 +155,9 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
 
 
 def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
-    """Returns how many references each number has, and a function that returns the numbers that refer to a number.
+    """Returns (the count of references of each number, a function that returns the numbers that refer to a number).
 
-    Only numbers in ``inside``, and references between them, are considered. The function reads the edges from one
-    array.
+    Only numbers in ``inside``, and references between them, count.
     """
     waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
     for number in inside:

@@ -1,9 +1,9 @@
 """Assigns state groups: the state before and after every event of a room (pure).
 
 If the prev events of an event have different states, these are resolved (``state.resolution.resolve``), once for each set
-of groups. If a prev event is missing, the state before is unknown, and so are the states of all events above. Events are
-walked in causal order of prev and auth events. Each is authorised on the way, because a rejected event does not change
-the state.
+of groups. If a prev event is missing, the state before the event is unknown, and so are the states at all events above.
+Events are processed in causal order of prev and auth events. Each is authorised in this order, because a rejected event
+does not change the state.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from events.room.event_auth import EventAuthorizer
 from events.room.graph import causal_order, cycles
 from state.groups.deltas import GroupBuilder, StateKey
 from state.resolution.auth_graph import AuthGraph
+from state.resolution.local_difference import Reads
 from state.resolution.nearby_groups import resolve_near
 from state.resolution.resolve import resolve
 from state.rules.auth_rules import AuthRules
@@ -29,12 +30,14 @@ from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "Stored", "is_create"]
 
+_MOST_UNPLACED = 2_000
+"""The most events without a known state that are examined in the auth chain of an event. The room is locked meanwhile."""
 CYCLE = "cycle: its prev or auth events lead back to it"
 SECOND_CREATE = "create: the room has another create event"
 
 
 def is_create(event: ParsedEvent) -> bool:
-    """Returns true for an event that may begin a room. A create event that the rules refuse may not."""
+    """Returns true for an event that may begin a room: a create event that is not rejected."""
     if event.type != "m.room.create" or event.state_key != "" or event.prev_event_ids:
         return False
     if event.rejection_given:
@@ -50,7 +53,7 @@ class Reaching(Protocol):
 
 
 class GroupState:
-    """The state of a group, read key by key as the rules need it."""
+    """The state of a group, from which the auth rules read one key at a time."""
 
     def __init__(self, builder: GroupBuilder, group: int, events: Mapping[str, ParsedEvent]) -> None:
         self._builder = builder
@@ -69,7 +72,10 @@ class GroupState:
             return None
 
     def at(self, group: int) -> GroupState:
-        """Returns the state of another group. If it builds on this one, the entries found so far are moved to it."""
+        """Returns the state of another group.
+
+        If that group is a delta to this object's group, the result takes over the entries that this object has read.
+        """
         state = GroupState(self._builder, group, self._events)
         below, changes = self._builder.step(group)
         if below == self.group:
@@ -82,11 +88,16 @@ class GroupState:
 class Stored:
     """The stored part of a room that a batch of events continues.
 
-    ``events`` finds every stored event of the room. ``after`` has the adopted groups of the events that the batch refers
-    to. ``prepare`` is called with states before they are resolved, so that their events can be read in one query.
-    ``recall`` returns the known resolution of some groups, and ``resolved`` collects the resolutions of this batch.
-    If ``trusting`` is false, an event without auth events is rejected, as by servers (``EventAuthorizer``).
-    ``whole`` is true if every event of the room is in memory.
+    * ``events`` finds every stored event of the room.
+    * ``after`` has the adopted groups of the events that the batch refers to.
+    * ``prepare`` is called with states before they are resolved, so that their events can be read in one query.
+    * ``recall`` returns the known resolution of some groups, and ``resolved`` collects the resolutions of this batch.
+    * If ``trusting`` is false, an event without auth events is rejected, as servers do (``EventAuthorizer``).
+    * ``whole`` is true if every event of the room is in memory. Otherwise ``reads`` reads the stored events that are needed to
+      resolve groups by their differences. Without ``reads``, full states are resolved.
+    * ``without_state`` returns the events without a known state of their own, among the given events and in their auth
+      chains. It returns null if the number of such events is above its second argument. If this function is given, the auth
+      chain of an event must be complete before the event gets a state (``RoomStates.unproven``).
     """
 
     events: MutableMapping[str, ParsedEvent]
@@ -98,10 +109,12 @@ class Stored:
     resolved: dict[frozenset[int], int] = field(default_factory=dict)
     trusting: bool = False
     whole: bool = False
+    reads: Reads | None = None
+    without_state: Callable[[Collection[str], int | None], Collection[str] | None] | None = None
 
 
 class RoomStates:
-    """The states of one room. ``events`` holds every event by its ID, and after ``assign`` with its verdict."""
+    """The states of one room. ``events`` has every event by its ID. After ``assign``, the events have their verdicts."""
 
     def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent], stored: Stored | None = None) -> None:
         self.version = version
@@ -117,18 +130,26 @@ class RoomStates:
         self.rules = AuthRules(version, signed_by)
         self.judge = EventAuthorizer(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
         self.given: dict[str, Mapping[StateKey, str]] = {}
-        """States before events as given from outside. They are used if prev events, or their states, are missing."""
-        self.unplaced: Collection[str] = ()
+        """States before events that other servers gave. They are used if prev events, or their states, are missing."""
+        self.unplaced = {event.event_id for event in events}
         """The events of the batch, and the stored events without a known state of their own.
 
-        Needed only if there are given states."""
+        Stored ones are added by ``look_up``."""
+        self._looked_up: set[str] = set()
+        self._too_many: set[str] = set()
+        self._to_look_up = events
+        self.takes_unproven = stored is None or stored.without_state is None
+        """True if an event gets a state even though its auth chain is incomplete, as in imports."""
+        self.unproven: dict[str, list[str]] = {}
+        """Accepted events that got no state -> their auth events that are missing, not allowed, or lack auth events."""
         self._holding: dict[str, bool] = {}
         self.on_given: set[str] = set()
         """Events for which the given state was used as the state before them."""
         self.bases: Sequence[int] = ()
-        """Groups from which a given state is likely to differ little."""
+        """Groups whose states probably differ little from a given state."""
         self._resolved = stored.resolved if stored is not None else {}
         self._whole = stored is None or stored.whole
+        self._reads = stored.reads if stored is not None else None
         self._last_state: GroupState | None = None
 
     @cached_property
@@ -137,10 +158,13 @@ class RoomStates:
         return AuthGraph(self.events, self.version, self.create.event_id if self.create is not None else None)
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
-        """Authorises all events, and assigns state groups to those in the graph. Events on a cycle are rejected."""
+        """Authorises all events, and assigns state groups to events in the graph. Events on a cycle are rejected."""
+        self._holding.clear()  # an event that was missing, or had no state, may have a state now
         also = {event_id: state.values() for event_id, state in self.given.items()}
         order, left = causal_order(events, auth=True, also=also)
         self.walk(events[number] for number in order)
+        # Events on a cycle have no causal order, so they are rejected without a check. The events above the cycle have an order
+        # only without them, and are checked afterwards.
         if left:
             for number in cycles(events, left, auth=True, also=also):
                 self.reject(events[number], CYCLE)
@@ -148,9 +172,11 @@ class RoomStates:
             self.walk(above[number] for number in causal_order(above, auth=True, also=also)[0])
 
     def walk(self, events: Iterable[ParsedEvent]) -> None:
-        """Does the same as ``assign`` for events that are in causal order already."""
+        """Does the same as ``assign``, for events that are already in causal order."""
         for event in events:
-            if event.state_key is not None:  # others take no part in resolutions
+            # Only state events take part in resolutions, where their rank is needed. In a batch they are ranked at that time:
+            # their auth chains are stored, perhaps long, and would have to be read now.
+            if self._whole and event.state_key is not None:
                 self.auth_graph.rank(event.event_id)
             self._assign(event)
 
@@ -161,14 +187,14 @@ class RoomStates:
     def state(self, group: int) -> GroupState:
         """Returns the state of a group for the auth rules."""
         last = self._last_state
-        if last is None or last.group != group:  # most events have the state of the one before
+        if last is None or last.group != group:  # most events have the state of the event before
             last = self._last_state = (
                 last.at(group) if last is not None else GroupState(self.builder, group, self.events)
             )
         return last
 
     def merged(self, groups: Iterable[int | None]) -> int | None:
-        """Returns the group that some groups resolve to, or null if there are none or one is unknown."""
+        """Returns the group to which ``groups`` resolve. Returns null if ``groups`` is empty or has a null (unknown group)."""
         wanted = frozenset(groups)
         if len(wanted) < 2:
             return next(iter(wanted), None)
@@ -182,15 +208,17 @@ class RoomStates:
         return self._resolved[resolvable]
 
     def reached(self, event: Reaching, before: int | None, came_before: Container[str]) -> Sequence[str]:
-        """Returns the prev events that an event *reaches*: those whose states went into the state before the event.
+        """Returns the prev events that an event *reaches*: those whose states are part of the state before the event.
 
-        If that state (``before``) follows from the prev events, or is not known, all are reached. If it was given from
-        outside, it may be some other state. Then the event reaches the prev events in ``came_before``, which were
-        stored before it. A prev event that came later is reached only if its state equals ``before``, or if the states
-        of all known prev events together resolve to ``before``.
+        ``before`` is the group of the state before the event. If this state follows from the prev events, or is not
+        known, all prev events are reached. If another server gave this state, it may contradict the states after the
+        prev events. Then the event reaches the prev events in ``came_before``, which were stored before the event. It
+        reaches a prev event that arrived later only in two cases: the state after the prev event equals ``before``, or
+        the states after all known prev events resolve to ``before``.
 
-        Otherwise a server could send an event above a gap, with an old state, and withhold the events in the gap. Once
-        these arrived and led down to the forward extremities, the room would go back to the old state.
+        This prevents an attack. A server sends an event above a gap, with an old state, and withholds the events in the
+        gap. Later it sends the withheld events, whose prev edges lead down to the forward extremities. If the first
+        event reached the withheld events, the room would go back to the old state.
         """
         prevs = event.prev_event_ids
         late = [prev for prev in prevs if prev not in came_before]
@@ -217,7 +245,11 @@ class RoomStates:
         verdict = self._judge(event, before)
         if before is None:
             return
+        if verdict is None and (lacking := self._lacking(event, before)):
+            self.unproven[event.event_id] = lacking
+            return
         self.before[event.event_id] = before
+        # At this point of the causal order: events that are authorised after this one see the redacted form of its target.
         if event.redacts is not None and verdict is None:
             self.judge.note_redaction(event, self.state(before))
         if event.state_key is None or verdict is not None:
@@ -226,9 +258,9 @@ class RoomStates:
             self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
 
     def _after_prevs(self, event: ParsedEvent) -> int | None:
-        """Returns the group of the state after all prev events, or null if one of their states is not known.
+        """Returns the group of the state after all prev events, resolved if they differ.
 
-        If the states differ, they are resolved.
+        Returns null if the state after one prev event is not known.
         """
         prevs = event.prev_event_ids
         if len(prevs) == 1:
@@ -238,26 +270,69 @@ class RoomStates:
     def _before(self, event: ParsedEvent) -> int | None:
         """Returns the group before an event, or null if it is not known.
 
-        A given state stands for the prev events that are missing. It is resolved with the states of the other prev
-        events. Otherwise a server could take the room back to an old state, with an event on top of a forward extremity
-        and of an event that the server withholds.
+        A given state replaces the states after the missing prev events. The given state is resolved with the states
+        after the other prev events. This prevents an attack: a server sends an event with an old state, whose prev
+        events are a forward extremity and an event that the server withholds. Without the resolution, the room would go
+        back to the old state.
         """
         known = self._after_prevs(event)
         if known is not None or event.event_id not in self.given or not event.prev_event_ids:
             return known
         given = self.given[event.event_id]
+        # Weighed only now, when the entries that are in the same batch have their verdicts: ``assign`` has put them before
+        # this event (``also``).
         self._weigh(given.values())
         state = {key: entry for key, entry in given.items() if self._holding[entry]}
         self.on_given.add(event.event_id)
         told = self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
         return self.merged([told, *(self.after[prev] for prev in event.prev_event_ids if prev in self.after)])
 
-    def _weigh(self, entries: Iterable[str]) -> None:
-        """Records in ``_holding`` which entries of a given state are trusted, and which events of their auth chains.
+    def _lacking(self, event: ParsedEvent, before: int) -> list[str]:
+        """Returns the auth events of an accepted event that are not trusted: their auth chains are incomplete or not allowed.
 
-        An accepted event is trusted if its own state is known. It is also trusted if its auth events allow it, and all
-        of them are here and trusted. Without this rule a server could keep auth events back, and make its user an admin
-        of a room that is joined through it.
+        ``before`` is the group of the state before the event. The entries of this state are trusted. The result is
+        empty if the verdict was given with the event, or if the event is imported. Without this check, a verdict and
+        the states above would depend on whether a missing auth event arrives before the event or after it. A malicious
+        server could choose this order for each server to which it sends.
+        """
+        if event.rejection_given or self.takes_unproven:
+            return []
+        state = self.state(before)
+        others = [other for other in event.auth_event_ids if not self._is_entry(state, other)]
+        if others and not self.look_up(others, _MOST_UNPLACED):
+            return others
+        self._weigh(others)
+        return [other for other in others if not self._holding.get(other, False)]
+
+    def look_up(self, event_ids: Iterable[str], most: int | None = None) -> bool:
+        """Adds to ``unplaced`` the stored events without a known state, among these events and in their auth chains.
+
+        Returns false, and adds nothing, if there are more than ``most`` such events.
+        """
+        chains = {other for event in self._to_look_up for other in event.auth_event_ids}  # of the batch, looked up once
+        new = chains.union(event_ids) - self._looked_up - self.unplaced
+        if not new or self._stored is None or self._stored.without_state is None:
+            return True
+        found = self._stored.without_state(new, most) if new.isdisjoint(self._too_many) else None
+        if found is None:
+            self._too_many |= new
+            return False
+        self._looked_up |= new
+        self._to_look_up = ()
+        self.unplaced.update(found)
+        return True
+
+    def _is_entry(self, state: GroupState, event_id: str) -> bool:
+        event = self.events.get(event_id)
+        found = None if event is None else state.get((event.type, event.state_key or ""))
+        return found is not None and found.event_id == event_id
+
+    def _weigh(self, entries: Iterable[str]) -> None:
+        """Records in ``_holding`` which of these state events are trusted, and which events of their auth chains.
+
+        An accepted event is trusted if its own state is known. An accepted event is also trusted if its auth events
+        allow it, and all these auth events are present and trusted. Without this rule, a server through which a room is
+        joined could withhold auth events, and make its user an admin of the room.
         """
         stack = [(entry, False) for entry in entries]
         while stack:
@@ -293,8 +368,10 @@ class RoomStates:
         return reason
 
     def _resolve(self, groups: Sequence[int]) -> int:
-        if self._whole and (near := resolve_near(self.rules, self.auth_graph, self.builder, groups)) is not None:
-            return self.builder.add_cheapest(near)
+        if self._whole or self._reads is not None:
+            near = resolve_near(self.rules, self.auth_graph, self.builder, groups, self._reads)
+            if near is not None:
+                return self.builder.add_cheapest(near.sizes, near.changes)
         states = {group: self.builder.expand(group) for group in groups}
         if self._stored is not None:
             self._stored.prepare(list(states.values()))

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from events.errors import EventRefused, Reason, UnusableKeys
 from events.format.parsing import ParsedEvent
 from events.format.redaction import pruned_fields
@@ -21,6 +19,7 @@ from events.format.signatures import is_public_key, signatures_of, verify_keys
 from events.format.strict_json import decode_event
 from events.room.event_auth import is_third_party_invite
 from state.rules.room_versions import RoomVersion, room_version
+from streams.runtime.gc_pause import collector_paused
 
 __all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "proves_version", "signing_servers"]
 
@@ -30,27 +29,33 @@ _MOST_KEYS_TRIED = 16
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """A server's key in base64. ``valid_until_ts`` is the last millisecond at which it is valid, null if no end is known."""
+    """A server's key in base64. ``valid_until_ts`` is the last millisecond at which the key is valid, or null if unknown."""
 
     key: str
     valid_until_ts: int | None = None
 
 
+_FIELDS = {"key", "valid_until_ts"}
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{43}=?")
 _NAME = re.compile(r"([0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-"""A valid server name. With any other name, a caller that fetches keys could be led to some other host."""
+"""The form of a valid server name. With another name, a caller that fetches keys could be directed to another host."""
 
 KeysOf = Callable[[str, Mapping[str, int]], Mapping[str, PublicKey | str]]
 """A function that returns the keys of a server by key ID.
 
-Its arguments are the server, and the key IDs that its signatures name, each with the latest ``origin_server_ts`` of an
-event signed with it. A plain string in the result is a key without a known end of validity. Unknown keys are left out.
-This server's own keys have to be returned, too.
+The arguments are the server, and a map of the key IDs in its signatures to the latest ``origin_server_ts`` of an event that
+the key signed. A plain string in the result is a key without a known end of validity. Unknown keys are left out. The keys
+of the site's own server have to be returned, too.
 """
+
+
+_Packed = Mapping[str, Sequence[tuple[str, str, int | None]]]
+"""Keys as plain values: server -> (key ID, key, last valid millisecond)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Keys in memory: server to key ID to key."""
+    """Keys in memory: server -> key ID -> key."""
 
     keys: Mapping[str, Mapping[str, PublicKey]]
 
@@ -58,37 +63,62 @@ class KeyRing:
         """Returns all keys of a server. ``wanted`` is ignored."""
         return self.keys.get(server, {})
 
+    def __reduce__(self) -> tuple[Callable[[_Packed], KeyRing], tuple[_Packed]]:
+        """Pickles the keys as plain values, because an import sends them to each task, and objects take several times as long."""
+        packed = {
+            server: [(key_id, key.key, key.valid_until_ts) for key_id, key in keys.items()]
+            for server, keys in self.keys.items()
+        }
+        return _unpacked, (packed,)
+
     @classmethod
     def from_json(cls, text: bytes | str) -> KeyRing:
         """Returns the keys in ``{server: {key ID: key}}``, where a key is base64 or ``{"key": base64, "valid_until_ts": ms}``.
 
-        Raises ``UnusableKeys``.
+        Raises ``UnusableKeys``, also if a server or a key occurs twice: otherwise one of the two would silently be ignored.
         """
         try:
-            found = msgspec.json.decode(text)
-        except (ValueError, RecursionError) as error:
+            found = decode_event(text.encode() if isinstance(text, str) else text)
+        except UnicodeEncodeError as error:
             raise UnusableKeys(f"no JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise UnusableKeys("an object of servers is wanted, {server: {key ID: key}}")
-        return cls({server: _keys(server, keys) for server, keys in found.items()})
+        except EventRefused as error:
+            if error.reason is Reason.NOT_AN_OBJECT:
+                raise UnusableKeys("an object of servers is wanted, {server: {key ID: key}}") from None
+            raise UnusableKeys(f"no JSON: {error.detail}") from None
+        with collector_paused():  # so many objects live on that a collection would only look through them
+            return cls({server: _keys(server, keys) for server, keys in found.items()})
+
+
+def _unpacked(packed: _Packed) -> KeyRing:
+    with collector_paused():
+        return KeyRing(
+            {server: {key_id: PublicKey(key, until) for key_id, key, until in keys} for server, keys in packed.items()}
+        )
 
 
 def _keys(server: str, keys: Any) -> dict[str, PublicKey]:
     if not isinstance(keys, dict):
         raise UnusableKeys(f"the keys of {server!r:.300} should be an object, {{key ID: key}}")
-    return {key_id: _key(f"{key_id!r:.300} of {server!r:.300}", key_id, found) for key_id, found in keys.items()}
+    return {key_id: _key(server, key_id, found) for key_id, found in keys.items()}
 
 
-def _key(name: str, key_id: str, found: Any) -> PublicKey:
-    told = {"key": found} if isinstance(found, str) else found
-    if not isinstance(told, dict) or not told.keys() <= {"key", "valid_until_ts"}:
-        raise UnusableKeys(f'{name} should be a key in base64, or {{"key": base64, "valid_until_ts": milliseconds}}')
-    key, until = told.get("key"), told.get("valid_until_ts")
+def _key(server: str, key_id: str, found: Any) -> PublicKey:
+    key: Any = found
+    until: Any = None
+    if isinstance(found, dict) and found.keys() <= _FIELDS:
+        key, until = found.get("key"), found.get("valid_until_ts")
+    elif not isinstance(found, str):
+        raise _unusable(server, key_id, 'should be a key in base64, or {"key": base64, "valid_until_ts": milliseconds}')
     if until is not None and type(until) is not int:
-        raise UnusableKeys(f"valid_until_ts of {name} should be a whole number of milliseconds")
-    if not isinstance(key, str) or not is_public_key(key_id, key):
-        raise UnusableKeys(f"{name} is no public ed25519 key in base64")
+        raise _unusable(server, key_id, "has a valid_until_ts that is no whole number of milliseconds")
+    # ``is_public_key`` passes over characters that are not base64, as servers do: a damaged line of the file would be taken.
+    if not isinstance(key, str) or not _BASE64.fullmatch(key) or not is_public_key(key_id, key):
+        raise _unusable(server, key_id, "is no public ed25519 key in base64")
     return PublicKey(key, until)
+
+
+def _unusable(server: str, key_id: str, what: str) -> UnusableKeys:
+    return UnusableKeys(f"{key_id!r:.300} of {server!r:.300} {what}")
 
 
 def proves_version(create: ParsedEvent) -> bool:
@@ -105,7 +135,7 @@ def proves_version(create: ParsedEvent) -> bool:
 def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
     """Returns the servers that must have signed an event. A name is empty if an ID contains no server.
 
-    * The sender's server. An exception is an invite that comes from a third-party invite: another server may have sent
+    * The sender's server. An invite that follows from a third-party invite is an exception: another server may have sent
       it, and the auth rules check the identity server's signature.
     * In room versions 1 and 2, the server in the event ID.
     * From room version 8 on, the server of the user who authorised a restricted join.
@@ -131,8 +161,8 @@ def _server(name: Any) -> str:
 def check_signatures(events: Sequence[ParsedEvent], keys_of: KeysOf) -> list[EventRefused | None]:
     """Returns for each event the reason why its signatures are not sufficient, or null.
 
-    ``ParsedEvent.json`` is checked. ``keys_of`` is called once for each server, and never for an invalid server name. Its
-    exceptions pass through.
+    ``ParsedEvent.json`` is checked. ``keys_of`` is called once for each server, and never for an invalid server name.
+    Exceptions of ``keys_of`` are passed on.
     """
     signed = [_Signed(event) for event in events]
     wanted: dict[str, dict[str, int]] = {}
@@ -167,7 +197,7 @@ class _Signed:
         }
 
     def refusal(self, keys: Mapping[str, Mapping[str, PublicKey]]) -> EventRefused | None:
-        """Returns an error if a server that must sign the event did not sign it, else null."""
+        """Returns an error if a server that must sign the event has not signed it, else null."""
         for server in self.servers:
             if reason := self._unsigned_by(server, keys.get(server, {})):
                 return EventRefused(

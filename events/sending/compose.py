@@ -127,7 +127,7 @@ def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
 
 
 def _draft(new: NewEvent, place: Place) -> ParsedEvent:
-    """Returns an unfinished event. It has only the fields by which its auth events are chosen."""
+    """Returns an unfinished event that has only the fields by which its auth events are chosen."""
     membership = new.content.get("membership") if new.type == "m.room.member" else None
     return ParsedEvent(
         event_id="",

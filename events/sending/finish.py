@@ -1,4 +1,4 @@
-"""Finishes federation events (pure): adds hashes, writes canonical bytes, and checks them like any other event."""
+"""Finishes federation events (pure): adds hashes, writes canonical bytes, and checks the event like any other event."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["finish_event"]
 def finish_event(parts: Mapping[str, Any], version_name: str, key: SigningKey | None = None) -> ParsedEvent:
     """Returns the event made of ``parts`` (type, sender, content, prev_events, depth, … as in the federation format).
 
-    Adds ``hashes``, and an empty ``signatures`` if there is none. With ``key``, signs the event. ``json`` of the result
-    is the canonical form. Raises ``EventRefused``, and ``NotCanonical`` for values that no event may hold.
+    Adds ``hashes``. Adds an empty ``signatures`` if ``parts`` has none. With ``key``, signs the event. ``json`` of the
+    result is the canonical form. Raises ``EventRefused``, and ``NotCanonical`` for values that no event may hold.
     """
     version = room_version(version_name)
     event = {"signatures": {}, **parts}

@@ -1,12 +1,12 @@
 """Sends local events: composes and stores them in one transaction.
 
-``create_room`` creates a room, and ``LocalRoom`` sends into a stored one. The room's row is locked first. Then
+``create_room`` creates a room, and ``LocalRoom`` sends events into a stored room. The room's row is locked first. Then
 ``events.sending.compose`` fills in everything that the sender does not give, from the room's present graph and state.
-So concurrent senders build on each other's events, and never on the same forward extremities. An event that the auth
-rules refuse is not made: ``EventNotAllowed`` gives the reason.
+So concurrent senders build on each other's events, and never on the same forward extremities. If the auth rules refuse
+an event, ``EventNotAllowed`` is raised with the reason, and nothing is stored.
 
 Inside a transaction of the caller, the room stays locked until that transaction ends. A caller that sends into several
-rooms in one transaction has to lock them in the order of their IDs.
+rooms in one transaction has to lock the rooms in the order of their IDs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from events.persist.batch import Incoming, Persisted, persist
 from events.persist.lock_and_read import lock_and_read
 from events.persist.room_cache import StoredEvents, StoredRoom
 from events.room.state_assignment import RoomStates
+from events.room_lock import begins_transaction
 from events.sending.compose import MOST_PREV_EVENTS, NewEvent, Place, compose
 from state.errors import UnknownRoomVersion
 from state.rules.room_versions import RoomVersion, room_version
@@ -54,7 +55,7 @@ WHERE events_forwardextremity.room_id = %s ORDER BY topological_ordering DESC, s
 class RoomSetup:
     """The initial events of a room. ``content`` is added to the create event. ``state`` has further state events.
 
-    ``power_levels`` replaces the usual ones, in which the creator has level 100.
+    ``power_levels`` replaces the usual power levels, in which the creator has level 100.
     """
 
     join_rule: str = "public"
@@ -71,7 +72,7 @@ def create_room(
     key: SigningKey | None = None,
     using: str | None = None,
 ) -> LocalRoom:
-    """Creates a room in which the creator is joined, and returns it.
+    """Creates a room to which the creator is joined. Returns the room.
 
     Raises ``EventRefused``, also for an unknown room version, and ``EventNotAllowed``. Nothing is stored then.
     """
@@ -92,8 +93,8 @@ class LocalRoom:
     """A stored room into which events are sent.
 
     Without ``key``, users of any server may send. With ``key``, only users of the key's server may send, and the key
-    signs their events. Events build on the room's forward extremities (on the 10 deepest if there are more), or on
-    ``prev_event_ids`` (see ``on``). The latter may fork the room. So with ``prev_event_ids``, an event that the current
+    signs their events. Events build on the room's forward extremities, at most the 10 deepest, or on ``prev_event_ids``
+    (see ``on``). Events on ``prev_event_ids`` may fork the room. So with ``prev_event_ids``, an event that the current
     state refuses is stored as soft-failed, as if it had come late from another server. All methods that send raise
     ``UnknownRoom``, ``StateUnresolved`` if the state to build on is unknown, ``EventRefused`` and ``EventNotAllowed``.
     """
@@ -104,9 +105,9 @@ class LocalRoom:
     prev_event_ids: tuple[str, ...] = ()
 
     def on(self, *events: str | Persisted) -> LocalRoom:
-        """Returns a copy of this object whose next events build on these events.
+        """Returns a copy of this object that builds its next events on ``events`` instead of the forward extremities.
 
-        The events are given by ID or as stored events.
+        ``events`` has event IDs or stored events.
         """
         ids = tuple(event if isinstance(event, str) else event.event_id for event in events)
         return replace(self, prev_event_ids=ids)
@@ -159,10 +160,11 @@ class LocalRoom:
         return self.add([NewEvent(sender, "m.room.redaction", content, extra=target)])[0]
 
     def add(self, events: Iterable[NewEvent]) -> list[Persisted]:
-        """Sends several events, each on top of the one before, in one transaction. Either all are stored, or none."""
+        """Sends several events, each on top of the event before, in one transaction. Stores all of them or none."""
         alias = self.using or stream_settings().database
+        by_index = begins_transaction(alias)
         with transaction.atomic(using=alias):
-            speech = _Speech(self.room_id, self.key, alias)
+            speech = _Speech(self.room_id, self.key, alias, by_index=by_index)
             speech.stand_on(self.prev_event_ids or speech.extremities(MOST_PREV_EVENTS))
             made = [speech.compose(new) for new in events]
             return _stored(made, alias, late=bool(self.prev_event_ids))
@@ -171,12 +173,13 @@ class LocalRoom:
         """Merges forward extremities by dummy events, if the room has more than ``more_than`` of them.
 
         The sender is a joined user of ``server``. The default is the server of ``key``, or else this server. Returns
-        the events made: none if no user of the server may send them.
+        the dummy events. If no user of the server may send them, makes none and returns an empty list.
         """
         alias = self.using or stream_settings().database
         own = server or (self.key.server if self.key is not None else stream_settings().server_name)
+        by_index = begins_transaction(alias)
         with transaction.atomic(using=alias):
-            speech = _Speech(self.room_id, self.key, alias)
+            speech = _Speech(self.room_id, self.key, alias, by_index=by_index)
             extremities = speech.extremities(_MOST_DUMMIES * MOST_PREV_EVENTS)
             if len(extremities) <= max(1, more_than):
                 return []
@@ -241,13 +244,15 @@ def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[
 
 
 class _Speech:
-    """Composes a series of new events for one room, each on top of the one before.
+    """A composer of a series of new events for one room, each on top of the event before.
 
     Locks the room. Assumes that the caller has begun a transaction, in which the caller then stores the events.
     """
 
-    def __init__(self, room_id: str, key: SigningKey | None, using: str) -> None:
-        reading = lock_and_read([], using, rooms=[room_id] if can_be_stored(room_id) else [])
+    def __init__(self, room_id: str, key: SigningKey | None, using: str, *, by_index: bool) -> None:
+        # The lock comes before the forward extremities are read. Without it: A and B both read the extremity X, both build on
+        # X, and the room forks.
+        reading = lock_and_read([], using, rooms=[room_id] if can_be_stored(room_id) else [], by_index=by_index)
         room = reading.rooms.get(room_id)
         if room is None:
             raise UnknownRoom(f"There is no room {room_id!r:.300}.")
@@ -262,9 +267,9 @@ class _Speech:
         self._group = -1
 
     def extremities(self, most: int) -> list[str]:
-        """Returns at most ``most`` forward extremities of the room. If there are more, returns the deepest ones.
+        """Returns at most ``most`` forward extremities of the room. If the room has more, returns the deepest.
 
-        If the room has more than ``most``, or more than 10, the deepest comes first. Otherwise they have no order.
+        If the room has more than ``most``, or more than 10, the deepest comes first. Otherwise the result has no order.
         """
         if len(self._extremities) <= min(most, MOST_PREV_EVENTS):
             return self._extremities
@@ -294,7 +299,7 @@ class _Speech:
         self._prev = [events[event_id] for event_id in ids]
 
     def compose(self, new: NewEvent) -> ParsedEvent:
-        """Composes and returns a new event, and makes it the only prev event of the next one."""
+        """Composes and returns a new event, and makes it the only prev event of the next new event."""
         event = compose(new, self._place(), self._key)
         self._states.events[event.event_id] = event
         if event.state_key is not None:
@@ -318,7 +323,7 @@ class _Speech:
         return made
 
     def sender_of(self, server: str, event_type: str) -> str | None:
-        """Returns a joined user of the server who may send an event of that type next. Returns null if none may."""
+        """Returns a joined user of the server who may send an event of that type next, or null if there is no such user."""
         members = CurrentState.objects.using(self._using).filter(
             room_id=self._room.room_id, type="m.room.member", membership="join", state_key__endswith=f":{server}"
         )
@@ -352,10 +357,10 @@ class _Speech:
 
 
 def _stored(made: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
-    """Stores the events, and returns them.
+    """Stores the events ``made``, and returns the stored events.
 
-    Raises ``EventNotAllowed`` for an event that is rejected. Raises it also for an event that is soft-failed, unless
-    ``late`` is true. The caller's transaction is then rolled back.
+    Raises ``EventNotAllowed`` for an event that is rejected. Raises ``EventNotAllowed`` also for an event that is
+    soft-failed, unless ``late`` is true. After this error the caller's transaction is rolled back.
     """
     outcome = persist([_incoming(event) for event in made], using, verified=True)
     if outcome.refused:

@@ -19,17 +19,17 @@ StateKey = tuple[str, str]
 class SyncRoom:
     """A room that the user is in, or has left since the last answer.
 
-    ``timeline`` has the events in topological order in an initial sync, otherwise in stream order. The client can sort
-    them the other way by ``stream_ordering``, ``writer`` and ``topological_ordering``. ``limited``: there is a gap
-    between the last answer and the timeline, or the timeline leaves out events. For example, a state event may come
-    late, after the client received a newer one at the same key. It is left out, together with the events before it.
-    ``prev_batch`` is the token for reading backwards from the timeline. ``whole``: the client discards what it has of
-    the room.
+    ``timeline`` has the events in topological order in an initial sync, otherwise in stream order. To sort the events
+    in the other order, the client uses ``stream_ordering``, ``writer`` and ``topological_ordering``. ``limited`` is
+    true if there is a gap between the last answer and the timeline, or if the timeline leaves out events. For example,
+    a state event may come late, after the client received a newer state event at the same key. The late event is left
+    out, together with the events before it. ``prev_batch`` is the token for reading backwards from the timeline. If
+    ``whole`` is true, the client has to discard all data that it has of the room.
 
     ``state`` is what the client must know besides the timeline: with ``whole`` the full state, otherwise the changes
-    since the last answer. At a key that the timeline changes, it has the entry before the timeline. At any other key it
-    has the entry at the timeline's end. ``removed`` are keys that the state no longer has, which a state resolution can
-    cause.
+    since the last answer. At a key that the timeline changes, ``state`` has the entry before the timeline. At any other
+    key ``state`` has the entry at the timeline's end. ``removed`` are keys that the state no longer has, which a state
+    resolution can cause.
     """
 
     room_id: str
@@ -60,7 +60,7 @@ class PendingRoom:
 class RoomsSince:
     """The rooms of a sync answer, with what is new between two tokens. Rooms without news are left out.
 
-    ``upto`` is where the answer ends and the next one begins.
+    ``upto`` is the position at which this answer ends and the next answer begins.
     """
 
     joined: tuple[SyncRoom, ...] = ()
@@ -75,11 +75,11 @@ class RoomsSince:
 
 @dataclass(frozen=True, slots=True)
 class InitialSync:
-    """One page of the first answer to a user: joined rooms, those with the newest activity first.
+    """One page of the first answer to a user: joined rooms, the rooms with the newest activity first.
 
-    ``token`` is where incremental syncs continue, the same on every page. ``next_page`` requests the next rooms
-    (``after``); null: this is the last page. Invites and knocks come with the first page. So do the rooms from which the
-    user was kicked or banned (``left``). Rooms that users left themselves are not included.
+    Incremental syncs continue from ``token``, which is the same on every page. ``next_page`` is the value of ``after``
+    that requests the next page, or null on the last page. The first page also has invites and knocks, and the rooms
+    from which the user was kicked or banned (``left``). Rooms that users left themselves are not included.
     """
 
     rooms: tuple[SyncRoom, ...]
@@ -92,9 +92,9 @@ class InitialSync:
 
 @dataclass(frozen=True, slots=True)
 class NewEvents:
-    """New events for a user in stream order. ``token`` is where to continue.
+    """New events for a user in stream order. ``token`` is the token from which to continue.
 
-    ``more``: the limit cut the list, so the caller should ask again at once.
+    ``more`` is true if the limit was reached, so that the caller should ask again at once.
     """
 
     events: tuple[ServedEvent, ...]

@@ -40,9 +40,9 @@ def events_since(
 ) -> NewEvents:
     """Returns at most ``limit`` events after ``since``, oldest first, and the token to continue from.
 
-    Without ``now``, the notifier (``events.notifier.notifier``) says from memory whether there is anything new. A
-    ``since`` ahead of what this process knows is reduced to that. Raises ``InvalidQuery``, ``TokenError`` and
-    ``EpochChanged``.
+    Without ``now``, the notifier (``events.notifier.notifier``) decides from memory whether anything is new. If
+    ``since`` is ahead of this process's position, the process's position is used instead. Raises ``InvalidQuery``,
+    ``TokenError`` and ``EpochChanged``.
     """
     alias = using or stream_settings().database
     limit = checked_limit(limit, MOST_NEW_EVENTS)
@@ -63,7 +63,7 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
     """Returns the events of a span. ``changed`` are the joined rooms that may have new events.
 
     If ``changed`` is None, the user's memberships may have changed, and are read first. For many rooms, the user's feed
-    (if there is one) tells which events to read. The result is the same without a feed.
+    (if it exists) lists the events to read. The result is the same without a feed.
     """
     low = span.since or span.now
     with read_only_snapshot(using):
@@ -90,7 +90,8 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
 class _Reader:
     """A reader of the oldest events that a user may see in some rooms.
 
-    Each method also returns the position up to which it examined the rooms; null: to the end.
+    Each method returns (events, position up to which the rooms were examined). The position is null if all rooms were
+    examined to their ends.
     """
 
     user_id: str
@@ -104,14 +105,14 @@ class _Reader:
     def read_listed(self, rooms: Sequence[Window], listed: FeedPlaces, limit: int) -> Found:
         """Reads the windows, together with the events at the places (position, room) that a feed lists.
 
-        Tries with the first of these places alone, because they are nearly always enough.
+        Reads only a few of these places at first, the oldest, because these nearly always have enough events.
         """
         few = limit + 1 + max(10, limit // 4)
         if len(listed.places) > few:
             part = listed.first(few)
             end = part.places[-1][0]  # unlisted windows are read only this far, so that the order of both is kept
             events, upto = self._at(part, [replace(w, high=min(w.high, end)) for w in rooms if w.low < end], limit)
-            if len(events) == limit and upto == events[-1].stream_ordering:  # the limit cut it, not the end of the part
+            if len(events) == limit and upto == events[-1].stream_ordering:  # the limit ended the reading
                 return events, upto
         return self._at(listed, rooms, limit)
 
@@ -122,7 +123,7 @@ class _Reader:
 
 
 def _windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Returns the windows to read: of joined rooms, and of rooms in which the user's membership changed."""
+    """Returns windows of joined rooms, and windows of rooms in which the user's membership changed."""
     low = (span.since or span.now).base
     found = []
     for room in memberships.rooms.values():

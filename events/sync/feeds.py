@@ -2,9 +2,9 @@
 
 A feed lists positions (``events.models.feeds``), and ``pipeline.feeds.write`` writes it some time after the events.
 Above the position up to which feeds are written, the stream itself is read (the *tail*). The result is only a list of
-places (position, room). The caller reads the event that is stored there now and decides whether the user may see it. So
-the answer is the same as if all rooms had been queried. There is no result if the feed does not exist, begins above the
-token, or is too far behind.
+places (position, room). The caller reads the event that is stored now at each place, and decides whether the user may
+see it. So the caller's answer is the same as if all rooms had been queried. There is no result if the feed does not
+exist, begins above the token, or is too far behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ORDER BY stream_ordering LIMIT %(limit)s
 
 @dataclass(frozen=True, slots=True)
 class FeedPlaces:
-    """The places of the oldest events of the rooms in question: (position, room), ascending."""
+    """The places (position, room) that the user's feed and its tail list for some rooms: the oldest ones, ascending."""
 
     places: tuple[tuple[int, str], ...] = ()
 

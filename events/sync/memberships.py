@@ -1,18 +1,18 @@
-"""Computes a user's memberships as of a token, and how they changed since an earlier one.
+"""Computes a user's memberships as of a token, and how they changed since an earlier token.
 
-The stored current state may be ahead of the token, so later changes are undone. If a room has no local members, an
-invite or a knock is known by its event alone, which is an outlier. That event gives the membership as long as the room
-has no current state.
+The stored current state may be ahead of the token, so later changes are undone. If a room has no local members, this
+server knows an invite or a knock only by the membership event, which is an outlier. This event gives the membership as
+long as the room has no current state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from events.sync.prepared import rows
-from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, OUT_OF_BAND, with_tokens
+from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, MEMBERSHIPS_AMONG, OUT_OF_BAND, with_tokens
 from streams.core.tokens import VectorToken
 
 __all__ = ["Memberships", "RoomMembership", "read_memberships"]
@@ -22,10 +22,10 @@ __all__ = ["Memberships", "RoomMembership", "read_memberships"]
 class RoomMembership:
     """A user's membership in one room.
 
-    ``before`` is the membership at ``since``, and ``event_before`` its event. ``changed_at``: position of the last
-    change after ``since``; null: none. ``out_at``: position of the last change from ``join`` to something else.
-    ``joined_anew``: the user joined after ``since``, perhaps after having left. ``out_of_band``: the room is known
-    only by the membership event.
+    ``before`` is the membership at ``since``, and ``event_before`` the ID of its event. ``changed_at`` is the position
+    of the last change after ``since``, or null. ``out_at`` is the position of the last change from ``join`` to
+    something else. ``joined_anew`` is true if the user joined after ``since``, perhaps after having left.
+    ``out_of_band`` is true if the room is known only by the membership event.
     """
 
     room_id: str
@@ -59,13 +59,24 @@ class Memberships:
         return sorted((r for r in self.rooms.values() if r.changed_at is not None), key=lambda r: r.room_id)
 
 
-def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, using: str) -> Memberships:
-    """Returns the user's memberships at ``now``. Without ``since`` no membership counts as changed."""
+def read_memberships(
+    user_id: str, now: VectorToken, since: VectorToken | None, using: str, among: Collection[str] | None = None
+) -> Memberships:
+    """Returns the user's memberships at ``now``. Without ``since`` no membership counts as changed.
+
+    With ``among`` the result has only these rooms, and those in which the user's membership changed.
+    """
     found = Memberships()
-    for room_id, membership, event_id in rows(MEMBERSHIPS, {"user_id": user_id}, using):
+    text, values = with_tokens(MEMBERSHIP_CHANGES, now, since or now)
+    changes = rows(text, {**values, "user_id": user_id}, using)
+    asked = {"user_id": user_id}
+    if among is None:
+        stored = rows(MEMBERSHIPS, asked, using)
+    else:
+        stored = rows(MEMBERSHIPS_AMONG, {**asked, "rooms": [*{*among, *(row[0] for row in changes)}]}, using)
+    for room_id, membership, event_id in stored:
         found.rooms[room_id] = RoomMembership(room_id, membership, event_id, before=membership, event_before=event_id)
-    changes, values = with_tokens(MEMBERSHIP_CHANGES, now, since or now)
-    _take_in(found, rows(changes, {**values, "user_id": user_id}, using))
+    _take_in(found, changes)
     out_of_band, values = with_tokens(OUT_OF_BAND, now, since or now)
     for room_id, event_id, membership, position, old in rows(out_of_band, {**values, "user_id": user_id}, using):
         known = found.rooms.setdefault(room_id, RoomMembership(room_id))
@@ -81,9 +92,9 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
 def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
     """Applies changes, given in ascending order, to the memberships of the current state.
 
-    The newest change in a room that a token covers gives the membership at that token. If the token covers none, the
-    membership before the first change is used. Writers may be at different positions. For example, writer A commits 6,
-    writer B commits 7, and the token covers only 7. Then 7 is used, because the membership that 6 replaced is older
+    The newest change in a room that a token covers gives the membership at that token. If the token covers no change,
+    the membership before the first change is used. Writers may be at different positions. For example, writer A commits
+    6, writer B commits 7, and the token covers only 7. Then 7 is used, because the membership that 6 replaced is older
     than 7.
     """
     latest: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """Runs the queries of syncs. Each query is planned once per session.
 
-Planning takes longer than running most of them.
+For most of these queries, planning takes longer than running.
 """
 
 from __future__ import annotations

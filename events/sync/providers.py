@@ -1,13 +1,14 @@
 """Defines the *providers*: what each stream contributes to a sync answer, and how a new stream joins.
 
-A client holds a mapping from keys to values for each stream. A key is a tuple of texts. It begins with the room for facts
-of a room, and with the user for facts that contacts see. An answer (``StreamChanges``) says which keys to set and which
-to remove. After that the mapping equals a fresh full answer. ``tests/integration/test_sync.py`` tests this for every
-stream; do the same for a stream of your own.
+A client holds a mapping from keys to values for each stream. A key is a tuple of texts. It begins with the room for
+facts of a room, and with the user for facts that contacts see. An answer (``StreamChanges``) says which keys to set and
+which to remove. After these changes the mapping equals a fresh full answer. ``tests/integration/test_sync.py`` tests
+this for every stream; do the same for a stream of your own.
 
 A stream joins with ``join_sync(LatestRowPerKey(…))``, or with a provider of its own. Such a provider needs two things.
-A function maps a ``StreamQuery`` to ``StreamChanges``. A rule says whom a row concerns, so that only those waiting
-callers wake. Older tokens have no position in the new stream, so the next answer to them contains it whole.
+A function maps a ``StreamQuery`` to ``StreamChanges``. A rule says which users a row concerns, so that only callers
+that wait for these users are woken. Older tokens have no position in the new stream, so the next answer to such a token
+contains the whole stream.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from events.notifier.routing import Concerns, Target, contact_in, room_in, route_stream, user_in
 from events.sync.shared_rooms import SharedRooms
 from streams import registry
+from streams.core.named_rows import places_of
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.errors import ResyncNeeded
@@ -40,21 +42,25 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """The query for a provider. If ``since`` is None, it asks for everything that is valid at ``now``."""
+    """The query for a provider. If ``since`` is None, the query asks for everything that is valid at ``now``.
+
+    If ``has_news`` is false, no fact after ``since`` concerns the user, and only gained and lost rooms and contacts count.
+    """
 
     cursor: Any
     user_id: str
     circle: SharedRooms
     now: VectorToken
     since: VectorToken | None = None
+    has_news: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class StreamChanges:
     """The changes to the mapping that a client holds of a stream.
 
-    With ``whole`` the client starts with an empty mapping. Otherwise it removes every key that begins with one of
-    ``gone``. Then it sets ``changed``.
+    With ``whole`` the client starts with an empty mapping. Otherwise the client removes every key that begins with one
+    of ``gone``. Then the client sets the keys and values in ``changed``.
     """
 
     changed: Mapping[Key, Any] = field(default_factory=dict)
@@ -90,9 +96,10 @@ class Provider(Protocol):
 class LatestRowPerKey:
     """The provider for streams in which the newest row of a key is its present value.
 
-    ``entity`` is the column with the room or user that a row concerns. ``key`` are the columns of the key. ``value`` are
-    those of the value; a name that begins with ``json:`` is a column of JSON text. Without ``value`` the value is the
-    row's position. That suits streams which only announce a change, and whose details are looked up elsewhere.
+    ``entity`` is the column with the room or user that a row concerns. ``key`` has the columns of the key, and
+    ``value`` the columns of the value. A name that begins with ``json:`` means a column of JSON text. Without ``value``
+    the value is the row's position. Streams without ``value`` only announce a change, and clients get the details
+    elsewhere.
 
     If ``ended`` returns true for a value, its key is removed. If ``shown`` returns false for a user, key and value, the
     row is skipped.
@@ -144,8 +151,11 @@ class LatestRowPerKey:
             f"{position} > %(since_base)s AND "
             f"{position} > coalesce((%(since_entries)s::jsonb ->> {writer})::bigint, %(since_base)s)"
         )
-        mine = self._mine()
-        told = "" if question.since is None else f"AND (({new}){self._come()})"
+        if question.since is not None and not question.has_news:
+            mine, told = f"t.{self.entity} = ANY(%(come)s::text[])", ""
+        else:
+            mine = self._mine()
+            told = "" if question.since is None else f"AND (({new}){self._come()})"
         return (
             f"SELECT DISTINCT ON ({', '.join(keys)}) {', '.join([position, writer, *keys, *values])} FROM {table.name} t "
             f"WHERE {mine} AND {known} {told} ORDER BY {', '.join(keys)}, {position} DESC"
@@ -186,7 +196,7 @@ class LatestRowPerKey:
 
 
 def _is_receipt_for(user_id: str, key: Key, value: Mapping[str, Any]) -> bool:
-    """Returns true unless the receipt is private and of another user."""
+    """Returns false if the receipt is private and of another user, else true."""
     return key[2] == user_id or (key[1] != "m.read.private" and not value["data"].get("hidden"))
 
 
@@ -222,20 +232,20 @@ _providers: dict[str, Provider] = {provider.stream: provider for provider in _PL
 
 
 def providers() -> Mapping[str, Provider]:
-    """Returns the providers by stream. ``events`` is not among them: its part is made of rooms (``events.sync.rooms``)."""
+    """Returns the providers by stream, without ``events``: the part of ``events`` is made by ``events.sync.rooms``."""
     return dict(_providers)
 
 
 def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
     """Makes a stream part of every sync answer. Call it at startup (``AppConfig.ready``), in every process.
 
-    ``concerns`` maps a row to the users or rooms that it concerns. For a ``LatestRowPerKey`` it is derived from the
-    columns. Raises ``ValueError`` if ``concerns`` is missing for another provider, or if the stream is part of sync
-    already. Raises ``UnknownStream`` for an unknown stream.
+    ``concerns`` maps a row to the users or rooms that it concerns. For a ``LatestRowPerKey`` the default is derived
+    from the columns. Raises ``ValueError`` if ``concerns`` is missing for another provider, or if the stream is part of
+    sync already. Raises ``UnknownStream`` for an unknown stream.
     """
     declaration = registry.get(provider.stream).declaration
     if concerns is None and isinstance(provider, LatestRowPerKey):
-        place = [column.name for column in declaration.tables[0].columns].index(provider.entity)
+        place = places_of(declaration.tables[0])[provider.entity]
         concerns = {Target.ROOM: room_in, Target.USER: user_in, Target.CONTACT: contact_in}[provider.kind](place)
     if concerns is None:
         raise ValueError(f"Stream {provider.stream!r}: say whom its rows concern, as join_sync(provider, concerns).")

@@ -1,7 +1,8 @@
 """Reads the rooms of a sync: the first answer in pages, and then what is new since a token.
 
-Both read one snapshot of the database. The number of queries does not depend on the number of rooms. ``now`` is where the
-answer ends. By default it is this process's position in the stream of events, taken before the snapshot is opened.
+Each answer reads one snapshot of the database. The number of queries does not depend on the number of rooms. ``now`` is
+the position at which the answer ends. The default is this process's position in the stream of events, taken before the
+snapshot is opened.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def initial_sync(
     using: str | None = None,
     now: SyncToken | None = None,
 ) -> InitialSync:
-    """Returns a page of the user's joined rooms, those with the newest activity first, and the token of the next page.
+    """Returns a page of the user's joined rooms, the rooms with the newest activity first, and the token of the next page.
 
     A page has at most ``rooms`` rooms (``MOST_ROOMS``), each with its last ``events`` visible events (``MOST_EVENTS``).
-    ``after`` is ``next_page`` of the page before. All pages show the rooms as of the first page's token, which ``now``
-    gives, or else the present. Later facts move no room between pages, and come with the first incremental sync. Raises
-    ``InvalidQuery``, ``TokenError`` and ``EpochChanged``.
+    ``after`` is ``next_page`` of the page before. All pages show the rooms as of the first page's token. This token is
+    ``now``, or by default the present position. Later facts do not move rooms between pages, and come with the first
+    incremental sync. Raises ``InvalidQuery``, ``TokenError`` and ``EpochChanged``.
     """
     alias = using or stream_settings().database
     rooms, events = checked_limit(rooms, MOST_ROOMS), checked_limit(events, MOST_EVENTS)
@@ -96,29 +97,32 @@ def initial_sync(
     return InitialSync(tuple(answers), invited, knocked, now, next_page, left)
 
 
-def rooms_since(
+def rooms_since(  # noqa: PLR0913 - hints of the notifier
     user_id: str,
     since: str | SyncToken | VectorToken,
     now: VectorToken | None = None,
     limit: int = 20,
     changed_rooms: Collection[str] | None = None,
     using: str | None = None,
+    *,
+    memberships_changed: bool = False,
 ) -> RoomsSince:
-    """Returns what is new in the user's rooms after ``since``: at most ``limit`` events of each room, and the changes of state.
+    """Returns the news of the user's rooms after ``since``: at most ``limit`` events of each room, and changes of state.
 
-    A ``since`` ahead of ``now`` is reduced to ``now``. If the caller knows that the user's memberships did not change
-    (``events.notifier.notifier``), it gives the joined rooms with news as ``changed_rooms``, and only these are read.
-    Raises ``InvalidQuery``, ``TokenError`` and ``EpochChanged``.
+    A ``since`` ahead of ``now`` is reduced to ``now``. If ``changed_rooms`` is given, only these rooms are read: the
+    caller knows that no other joined room has news (``events.notifier.notifier``). With ``memberships_changed`` the
+    rooms in which the user's membership changed are read, too. Raises ``InvalidQuery``, ``TokenError`` and
+    ``EpochChanged``.
     """
     alias = using or stream_settings().database
     limit = checked_limit(limit, MOST_EVENTS)
-    now = now or events_token(alias)  # before the snapshot, which then holds all that it covers
+    now = now or events_token(alias)  # before the snapshot, which then has all facts that ``now`` covers
     span = Span(now, read_events_token(since, alias).meet(now))
     if not can_be_stored(user_id):
         return RoomsSince(upto=now)
     with read_only_snapshot(alias), collector_paused():
-        if changed_rooms is None:
-            memberships = read_memberships(user_id, now, span.since, alias)
+        if changed_rooms is None or memberships_changed:
+            memberships = read_memberships(user_id, now, span.since, alias, changed_rooms)
             windows = Windows(
                 user_id, [*_joined_windows(memberships, span), *_left_windows(memberships, span)], span, alias
             )
@@ -148,7 +152,7 @@ def _has_anything(room: SyncRoom) -> bool:
 
 
 def _page(after: object, using: str) -> tuple[int, SyncToken]:
-    """Reads a page token. Returns the position below which the page begins, and the token of the first page."""
+    """Reads a page token. Returns (position below which the page begins, token of the first page)."""
     found = _PAGE.fullmatch(after) if isinstance(after, str) else None
     if found is None or abs(int(found[1])) >= 2**63:
         raise InvalidQuery(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
@@ -160,8 +164,8 @@ def _by_activity(
 ) -> Sequence[tuple[str, int]]:
     """Returns (room, position of the room's last event), newest first.
 
-    Positions are unique, so they divide rooms into pages. ``page`` has the position to start below, and the largest
-    number of rooms.
+    Positions are unique, so they divide rooms into pages. ``page`` is (position below which the page begins, largest
+    number of rooms).
     """
     text, values = with_tokens(ACTIVITY, now)
     return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
@@ -179,7 +183,7 @@ def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
     """Returns a window for each room that the user left, or was banned from, after ``since``.
 
     The window ends with the leave or ban. If a room is known only by the membership event, the window has only that
-    event. A user who was banned, or invited, after having left does not see the state of the time in between.
+    event. If a user has left and was banned or invited later, the window has no state changes from between.
     """
     low = span.since.base if span.since is not None else LOWEST
     return [
@@ -199,8 +203,8 @@ def _kicked_or_banned(
 ) -> tuple[SyncRoom, ...]:
     """Returns for a first answer the rooms from which the user was kicked or banned, each up to the kick or ban.
 
-    Forgotten rooms are left out. The state is the one at the time when the user was last joined. If the position of
-    that time is not stored, the answer contains no state.
+    Forgotten rooms are left out. The answer for a room has the state at the position at which the user was last joined.
+    If this position is not stored, the answer contains no state.
     """
     out = {room.event_id: room for room in memberships.of("leave", "ban") if room.event_id is not None}
     if not out:
@@ -264,9 +268,9 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
 def _put_before(
     change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
 ) -> None:
-    """Replaces the state at the keys that the timeline changes: the entries from before the timeline are put there.
+    """Sets in ``change``, at the keys that the timeline changes, the entries from before the timeline.
 
-    An entry that the client knows already, or that is in the timeline, is left out.
+    ``before`` has these entries by key. An entry that the client knows already, or that is in the timeline, is left out.
     """
     shown = {event.event_id for event in timeline.events}
     for key, event_id in before.items():
@@ -280,7 +284,7 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
     """Returns the token for reading backwards.
 
     If the timeline is limited, the token points right below its first event. Otherwise the client has all older events
-    up to the last answer, and the token is that of the last answer.
+    up to the last answer, and the token of the last answer is returned.
     """
     since, now = windows.span.since, windows.span.now
     if timeline.events and topological:
@@ -296,7 +300,7 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 def _pending(
     standings: Sequence[RoomMembership], using: str
 ) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
-    """Returns the invites and the knocks, with stripped state."""
+    """Returns (invites, knocks), each with its stripped state."""
     if not standings:
         return (), ()
     events = load_events([room.event_id for room in standings if room.event_id is not None], using)

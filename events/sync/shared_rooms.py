@@ -1,8 +1,9 @@
 """Computes a user's joined rooms and *contacts*, and how both changed between two positions of the stream ``events``.
 
-A contact is another user who shares a joined room. Facts of a room (receipts, typing) go to users who are joined. Facts of a
-user (presence, devices) go to contacts. If a room or contact is gained between two sync answers, its facts are sent whole.
-If one is lost, its facts are removed. Assumes the cursor of a snapshot that was opened after ``now`` was read.
+A contact is another user who shares a joined room. Facts of a room (receipts, typing) go to users who are joined. Facts
+of a user (presence, devices) go to contacts. If a room or contact is gained between two sync answers, all its facts are
+sent. If a room or contact is lost, its facts are removed. Assumes the cursor of a snapshot that was opened after
+``now`` was read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from events.notifier.joined_rooms import joined_rooms, joined_rooms_of
+from events.notifier.joined_rooms import joined_rooms, joined_rooms_between, joined_rooms_of, users_met_between
 from streams.core.tokens import VectorToken
 
 __all__ = ["Known", "SharedRooms", "shared_rooms_at", "shared_rooms_between", "with_late_members"]
@@ -34,8 +35,9 @@ WHERE room_id = ANY(%(moved)s::text[]) AND type = 'm.room.member' AND membership
 class SharedRooms:
     """A user's joined rooms at ``now``, with the rooms and contacts gained (``…_come``) and lost (``…_gone``) since a position.
 
-    ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not used
-    for them. ``late_met`` are those of them who are contacts at ``now``. Only ``with_late_members`` fills these two.
+    ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not
+    used for them. ``late_met`` are the users of ``late`` who are contacts at ``now``. Only ``with_late_members`` fills
+    ``late`` and ``late_met``.
     """
 
     rooms: frozenset[str]
@@ -49,10 +51,14 @@ class SharedRooms:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The user's rooms, which are the same at both positions, and the users whose membership in any room may have changed."""
+    """The notifier's answer for a user.
+
+    ``rooms`` are the rooms that the user is joined to at a position that is not below ``now``. ``changed`` are the
+    rooms of ``rooms`` in which anything may have changed.
+    """
 
     rooms: frozenset[str]
-    movers: frozenset[str]
+    changed: frozenset[str]
 
 
 def shared_rooms_at(cursor: Any, user_id: str, now: VectorToken) -> SharedRooms:
@@ -65,25 +71,28 @@ def shared_rooms_between(
 ) -> SharedRooms:
     """Returns the joined rooms as of ``now``, and the rooms and contacts gained and lost since ``since``.
 
-    ``known`` is the answer of the notifier, if it has one. It saves three queries.
+    ``known`` is the answer of the notifier, or null. With ``known``, the rooms without a change are not read.
     """
     if known is not None:
-        rooms = then = known.rooms
-        perhaps = set(known.movers) - {user_id}
+        then, rooms = joined_rooms_between(cursor, user_id, since, now, known.rooms)
+        asked = known.changed | ((rooms | then) - known.rooms)  # a room that the user left later is not among them
     else:
-        rooms, then = joined_rooms(cursor, user_id, now), joined_rooms(cursor, user_id, since)
-        window = {**_window(since), "rooms": list(rooms | then), "moved": list(rooms ^ then)}
-        cursor.execute(_PERHAPS, window)
-        perhaps = {row[0] for row in cursor.fetchall()} - {user_id}
-    # After a change of membership the two users may still share another room. So compare the contacts at both
-    # positions.
-    met_now = frozenset(joined_rooms_of(cursor, perhaps, now, rooms))
-    met_then = frozenset(joined_rooms_of(cursor, perhaps, since, then))
-    return SharedRooms(rooms, rooms - then, then - rooms, met_now - met_then, met_then - met_now)
+        then, rooms = joined_rooms(cursor, user_id, since), joined_rooms(cursor, user_id, now)
+        asked = rooms | then
+    cursor.execute(_PERHAPS, {**_window(since), "rooms": list(asked), "moved": list(rooms ^ then)})
+    perhaps = {row[0] for row in cursor.fetchall()} - {user_id}
+    gone, come = frozenset[str](), frozenset[str]()
+    if perhaps:
+        # After a change of membership the two users may still share another room.
+        gone, come = users_met_between(cursor, user_id, perhaps, (since, then), (now, rooms))
+    return SharedRooms(rooms, rooms - then, then - rooms, come, gone)
 
 
 def with_late_members(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
-    """Returns a copy of ``circle`` with ``late`` and ``late_met``: the users whose membership changed after ``now``."""
+    """Returns a copy of ``circle`` in which ``late`` and ``late_met`` are filled.
+
+    ``late`` has the users whose membership changed after ``now``.
+    """
     cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())
     return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))

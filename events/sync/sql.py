@@ -5,8 +5,8 @@ Windows are rows (room_id, low, high, whole, own_only) given as parameters. They
 and ``since`` does not. A whole window ignores ``since``.
 
 A timeline query examines at most ``scanned`` events of a window, the newest first (``NEWEST``: in stream order,
-``LATEST``: in topological order). This bounds the time for each room. If it returns fewer events than wanted, the caller
-asks ``MORE_…`` whether there are others below.
+``LATEST``: in topological order). This bounds the time for each room. If a timeline query returns fewer events than
+wanted, the caller runs a query ``MORE_…``, which says whether the window has older events.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = [
     "LATEST",
     "LIVELY",
     "MEMBERSHIPS",
+    "MEMBERSHIPS_AMONG",
     "MEMBERSHIP_CHANGES",
     "MORE_LATEST",
     "MORE_NEWEST",
@@ -159,6 +160,7 @@ GROUP BY w.room_id
 MEMBERSHIPS = """
 SELECT room_id, membership, event_id FROM events_currentstate WHERE type = 'm.room.member' AND state_key = %(user_id)s
 """
+MEMBERSHIPS_AMONG = f"{MEMBERSHIPS.rstrip()} AND room_id = ANY(%(rooms)s::text[])\n"
 #: The changes of a user's memberships above the base of ``since``, oldest first, including those that ``since`` covers and
 #: those beyond ``now``.
 MEMBERSHIP_CHANGES = """
@@ -197,8 +199,8 @@ GROUP BY d.room_id
 def _entry_at(token: str) -> str:
     """Returns SQL for the state entry that a key had at a token, from the changes ``e`` above the token's base.
 
-    ``token`` is the SQL condition "the token covers the change". The newest change that the token covers gives the
-    entry. If the token covers none, the entry before the first change is used.
+    The parameter ``token`` is no token, but an SQL condition: true for a change that the token covers. The newest change
+    that the token covers gives the entry. If the token covers no change, the entry before the first change is used.
     """
     return f"""CASE WHEN bool_or({token}) THEN
   (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC) FILTER (WHERE {token}))[1]
@@ -263,7 +265,10 @@ class _Covers:
 
 
 def with_tokens(sql: str, now: VectorToken, since: VectorToken | None = None) -> tuple[str, dict[str, Any]]:
-    """Returns the text with the conditions for both tokens, and their parameters. A ``since`` of None covers nothing."""
+    """Returns the SQL text with the conditions for ``now`` and ``since``, and their parameters.
+
+    A ``since`` of None covers nothing.
+    """
     values: dict[str, Any] = {"now_highest": now.highest, "since_highest": since.highest if since is not None else 0}
     for name, token in (("now", now), ("since", since)):
         values[f"{name}_base"] = token.base if token is not None else 0

@@ -1,24 +1,24 @@
-"""``sync`` returns everything that is new for a user since a token, over all streams. It can wait until there is something.
+"""Returns everything that is new for a user since a token, over all streams (``sync``). Can wait until something is new.
 
     answer = sync("@alice:x")                                              # everything, and a token
     answer = sync("@alice:x", answer.next_batch, timeout_seconds=30.0)     # what is new; waits until there is something
 
 One token stands for the positions in all streams (``events.tokens.sync_token``). Rooms come from ``events.sync.rooms``,
-and each other stream from its provider (``events.sync.providers``). All are read in one snapshot of the database. The
-notifier (``events.notifier.notifier``) knows from memory which streams may concern the user: the others are not queried,
-and do not wake a waiting caller.
+and each other stream from its provider (``events.sync.providers``). Rooms and streams are read in one snapshot of the
+database. The notifier (``events.notifier.notifier``) knows from memory which streams may concern the user: the others
+are not queried, and do not wake a waiting caller.
 
 An answer covers exactly the facts between its two tokens, so no fact is missed or repeated.
 
 The first answer is *full*. So is the answer to a token from before a call of ``resync_user`` for the user. An
-unreadable token is refused with ``TokenError``, and one from before a restore of the database with ``EpochChanged``.
-The client then calls ``sync`` without a token.
+unreadable token is refused with ``TokenError``, and a token from before a restore of the database with
+``EpochChanged``. The client then calls ``sync`` without a token.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,9 +63,10 @@ SELECT EXISTS (SELECT FROM streams_cacheinvalidation WHERE stream_id > %(base)s 
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """The news for a user. ``full``: the client discards all earlier answers, because this one is complete.
+    """The news for a user. If ``full`` is true, the client discards all earlier answers, because this one is complete.
 
-    ``streams`` has only the streams with news: stream name -> the changes to what the client holds of that stream.
+    ``streams`` has only the streams with news: stream name -> changes to the mapping that the client holds for that
+    stream.
     """
 
     next_batch: str
@@ -85,12 +86,12 @@ def sync(
     events: int = EVENTS_PER_ROOM,
     using: str | None = None,
 ) -> SyncAnswer:
-    """Returns what is new for the user since ``since``, the ``next_batch`` of an earlier answer. If null: everything.
+    """Returns the changes for the user since ``since``, the ``next_batch`` of an earlier answer. Null means everything.
 
-    Waits up to ``timeout_seconds`` (0 to ``LONGEST_SECONDS``) until there is something. Only a token that is ahead of
-    this process may take longer, by up to ``FOLLOW_SECONDS``. ``events`` is the largest number of events in a room's
-    timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``InvalidQuery``, ``TokenError``,
-    ``EpochChanged`` and ``TooManyWaiters``.
+    Waits up to ``timeout_seconds`` (0 to ``LONGEST_SECONDS``) until something is new. If the token is ahead of this
+    process's positions, the call may take up to ``FOLLOW_SECONDS`` longer. ``events`` is the largest number of events
+    in a room's timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``InvalidQuery``,
+    ``TokenError``, ``EpochChanged`` and ``TooManyWaiters``.
     """
     talk = _SyncCall(user_id, since, timeout_seconds, events, using)
     while (answer := talk.answer()) is None:
@@ -106,21 +107,28 @@ async def await_sync(
     timeout_seconds: float = 0.0,
     events: int = EVENTS_PER_ROOM,
     using: str | None = None,
+    *,
+    query: Callable[[Callable[[], SyncAnswer | None]], Awaitable[SyncAnswer | None]] | None = None,
 ) -> SyncAnswer:
-    """Does the same as ``sync`` for async code. A waiting call keeps no thread."""
+    """Does the same as ``sync`` for async code. A call that waits for news occupies no thread.
+
+    ``query`` is an async function that runs the database queries of the call. It receives a blocking function, runs it
+    in a thread, and returns its result. By default ``sync_to_async`` does this. A caller that serves many clients can
+    pass a ``query`` that limits how many of these functions run at a time.
+    """
     talk = _SyncCall(user_id, since, timeout_seconds, events, using)
-    while (answer := await sync_to_async(talk.answer)()) is None:
+    while (answer := await (sync_to_async(talk.answer)() if query is None else query(talk.answer))) is None:
         await notifier.await_news(user_id, talk.answered, talk.seconds_left(), using)
     return answer
 
 
 def resync_user(user_id: str, using: str | None = None) -> int:
-    """Makes the next answer to each existing token of the user a full one. Returns the position of the mark.
+    """Makes each existing token of the user cause a full answer next time. Returns the position of the mark.
 
-    The mark is a fact of the stream ``caches``. It is appended in the caller's transaction, or in one of its own. Raises
-    ``InvalidQuery`` for an invalid user ID.
+    The mark is a fact of the stream ``caches``. It is appended in the caller's transaction, or else in a new
+    transaction. Raises ``InvalidQuery`` for an invalid user ID.
     """
-    from streams.models import CacheInvalidation  # noqa: PLC0415 - needs Django's apps to be loaded
+    from streams.catalog.models import CacheInvalidation  # noqa: PLC0415 - needs Django's apps to be loaded
 
     if not user_id or not can_be_stored(user_id):
         raise InvalidQuery(f"{user_id!r:.60} is no user ID, so no next answer can be made a full one.")
@@ -147,7 +155,7 @@ class _SyncCall:
         return max(0.0, self._end - time.monotonic())
 
     def answer(self) -> SyncAnswer | None:
-        """Returns what is new for the user.
+        """Returns the changes for the user.
 
         If nothing is new, returns None while there is time to wait, and an empty answer after that.
         """
@@ -191,8 +199,8 @@ class _SyncCall:
     def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
         """Waits until this process has reached the positions in ``since``. Returns its positions then, and their token.
 
-        Another process gave out such a position, so this process will reach it soon. If a client made the position up,
-        the call waits in vain, for ``FOLLOW_SECONDS``.
+        If ``since`` is ahead of this process, another process has given it out, so this process will soon reach its
+        positions. If a client made up the token, the call waits in vain, for ``FOLLOW_SECONDS``.
         """
         end = time.monotonic() + FOLLOW_SECONDS
         with suppress(WaitTimedOut):
@@ -228,27 +236,40 @@ class _SyncCall:
     def _changes(self, since: SyncToken, now: SyncToken, news: Sequence[str]) -> SyncAnswer:
         before, upto = since.of(EVENTS.name), now.parts[EVENTS.name]
         seen = notifier.look(self._user_id, before or VectorToken(0), self._using)
-        movers = None if before is None or seen.memberships_changed else notifier.movers_since(before, self._using)
-        known = None if movers is None else Known(seen.rooms, movers)
+        movers = None if before is None else notifier.movers_since(before, self._using)
+        known = None if seen.changed is None else Known(seen.rooms, seen.changed)
         # ``seen`` and ``movers`` may be newer than ``now``. They only say where to look: every query below ends at ``now``.
         with read_only_snapshot(self._using) as cursor:
             rooms = RoomsSince()
             if before is None:
                 rooms, circle = self._all_rooms(now), shared_rooms_at(cursor, self._user_id, upto)
             elif EVENTS.name in news:
-                changed = None if seen.memberships_changed else seen.changed
-                rooms = rooms_since(self._user_id, before, upto, self._events, changed, self._using)
-                circle = shared_rooms_between(cursor, self._user_id, before, upto, known)
+                rooms = rooms_since(
+                    *(self._user_id, before, upto, self._events, seen.changed, self._using),
+                    memberships_changed=seen.memberships_changed,
+                )
+                if movers or movers is None or known is None:
+                    circle = shared_rooms_between(cursor, self._user_id, before, upto, known)
+                else:  # no user's membership changed in any room
+                    circle = SharedRooms(seen.rooms)
             elif seen.memberships_changed:  # after ``now`` was read, so ``seen.rooms`` may be too new
                 circle = shared_rooms_at(cursor, self._user_id, upto)
             else:
                 circle = SharedRooms(seen.rooms)
-            streams = self._streams(cursor, since, now, _asked(news, circle), circle)
+            # ``news`` knows the user's rooms as of now. A room that the user left after ``now`` is not among them.
+            in_news = news if circle.rooms <= seen.rooms else None
+            streams = self._streams(cursor, since, now, _asked(news, circle), circle, in_news)
             token = token_text(since.followed_by(now), self._using)
         return SyncAnswer(token, False, rooms, streams)
 
     def _streams(
-        self, cursor: Any, since: SyncToken | None, now: SyncToken, asked: Iterable[str], circle: SharedRooms
+        self,
+        cursor: Any,
+        since: SyncToken | None,
+        now: SyncToken,
+        asked: Iterable[str],
+        circle: SharedRooms,
+        news: Collection[str] | None = None,
     ) -> dict[str, StreamChanges]:
         known, found = providers(), {}
         asked = list(asked)
@@ -256,13 +277,15 @@ class _SyncCall:
             circle = with_late_members(cursor, circle, now.parts[EVENTS.name])
         for name in asked:
             before = None if since is None else since.of(name)
-            found[name] = answer_of(known[name], StreamQuery(cursor, self._user_id, circle, now.parts[name], before))
+            has_news = news is None or name in news
+            query = StreamQuery(cursor, self._user_id, circle, now.parts[name], before, has_news)
+            found[name] = answer_of(known[name], query)
         return {name: changes for name, changes in found.items() if changes}
 
     def _is_marked(self, since: SyncToken, now: SyncToken) -> bool:
         """Returns true if the next answer must be a full one, because ``resync_user`` was called after ``since``.
 
-        Also returns true if the facts that would show such a call were trimmed.
+        Also returns true if the facts that would show a call of ``resync_user`` were trimmed.
         """
         part = since.of(_CACHES)
         if part is None:
@@ -275,7 +298,7 @@ class _SyncCall:
 
 
 def _asked(news: Iterable[str], circle: SharedRooms) -> list[str]:
-    """Returns the streams to query: those with news, and those affected because rooms or contacts were gained or lost."""
+    """Returns the streams to query: streams with news, and streams that depend on gained or lost rooms or contacts."""
     come_and_gone = {
         Target.ROOM: bool(circle.rooms_come or circle.rooms_gone),
         Target.CONTACT: bool(circle.users_come or circle.users_gone),

@@ -35,9 +35,10 @@ class Span:
 class Window:
     """The part of a room that is read: ``low < position <= high``, within the span.
 
-    ``whole``: the room is read from its beginning, even if ``since`` covers it. ``own_only``: only the user's own
-    memberships are read. ``listed``: only events at places that a feed lists are read. ``state_high``: the state is the
-    one at this position, not at ``high``. ``stateless``: the answer contains no state.
+    ``whole`` is true if the room is read from its beginning, even if ``since`` covers it. If ``own_only`` is true, only
+    the user's own memberships are read. If ``listed`` is true, only the events at places that a feed lists are read.
+    ``state_high`` is the position of the state in the answer, if this position differs from ``high``. If ``stateless``
+    is true, the answer contains no state.
     """
 
     room_id: str
@@ -54,7 +55,7 @@ class Window:
 class Timeline:
     """The events of one window that a sync answer shows, in the order in which the client gets them.
 
-    ``more`` is true if the window has older events. They are beyond the limit, or were not examined.
+    ``more`` is true if the window has older events, which are beyond the limit or were not examined.
     """
 
     events: list[ServedEvent] = field(default_factory=list)
@@ -68,16 +69,16 @@ class StateChanges:
     entries: dict[StateKey, str] = field(default_factory=dict)
     removed: list[StateKey] = field(default_factory=list)
     known: dict[StateKey, str | None] = field(default_factory=dict)
-    """The entries that the client knows at the keys that changed; null: no entry."""
+    """For keys that changed, the event ID that the client knows there, or null."""
 
 
 def examined_events(limit: int) -> int:
-    """Returns how many events of a window are examined to find ``limit`` visible ones: 5 x max(2 x limit, 10)."""
+    """Returns the number of events of a window to examine for ``limit`` visible events: 5 x max(2 x limit, 10)."""
     return 5 * max(2 * limit, 10)
 
 
 class Windows:
-    """The queries for one user. Each window is of a different room."""
+    """The windows of one user, with the queries that read them. Each window is of a different room."""
 
     def __init__(self, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
         self._user_id = user_id
@@ -88,7 +89,7 @@ class Windows:
 
     # --- timelines ------------------------------------------------------------------------------------------------
     def drop_quiet(self) -> None:
-        """Removes the windows without any event, visible or not, and without any change of state. Whole windows stay."""
+        """Removes the windows without any event and without any change of state. Whole windows stay."""
         asked = [window for window in self.windows.values() if not window.whole]
         lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
         self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
@@ -115,7 +116,7 @@ class Windows:
     def timelines(self, limit: int, *, topological: bool = False) -> dict[str, Timeline]:
         """Returns the last ``limit`` visible events of each window, ascending.
 
-        The order is that of the stream, or with ``topological`` that of the room's pages.
+        The order is the stream order, or with ``topological`` the order of the room's pages.
         """
         found = {room_id: Timeline() for room_id in self.windows}
         more = {"limit": limit + 1, "scanned": examined_events(limit)}  # one event too many shows that there are more
@@ -136,10 +137,10 @@ class Windows:
         return found
 
     def in_order(self, limit: int, places: Sequence[tuple[int, str]] = ()) -> tuple[list[ServedEvent], int | None]:
-        """Returns the oldest ``limit`` visible events of all windows, ascending by stream ordering.
+        """Returns (the oldest ``limit`` visible events of all windows, the position up to which the windows were examined).
 
-        Of listed windows only the events at ``places`` (position, room) are examined. The second value is the position up
-        to which the windows were examined; null: to their ends.
+        The events are ascending by stream ordering. The position is null if the windows were examined to their ends. Of
+        listed windows only the events at ``places`` (position, room) are examined.
         """
         if not self.windows:
             return [], None
@@ -195,8 +196,8 @@ class Windows:
     def before(self, timelines: Mapping[str, Timeline]) -> dict[str, dict[StateKey, str | None]]:
         """Returns by room the state before its timeline, at the keys that the timeline changes: key -> event ID.
 
-        Null: the state has no entry there, or is not known. A room is left out if its timeline changes no keys, or if its
-        first event has no stored state.
+        An event ID is null if the state has no entry there, or is not known. A room is left out if its timeline changes
+        no keys, or if its first event has no stored state.
         """
         keys = {room_id: _keys(timeline.events) for room_id, timeline in timelines.items()}
         firsts = [timelines[room_id].events[0].event_id for room_id in keys if keys[room_id]]
@@ -212,7 +213,7 @@ class Windows:
 
     # --- queries --------------------------------------------------------------------------------------------------
     def _allowed(self) -> list[Window]:
-        """Reads how the user may access the rooms of the windows. Returns the windows, restricted to that access."""
+        """Reads the user's access to the rooms of the windows. Returns the windows, limited to what the user may read."""
         self._access = read_access(self._user_id, list(self.windows), self.using)
         for room_id, access in self._access.items():
             window = self.windows[room_id]

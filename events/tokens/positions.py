@@ -73,7 +73,7 @@ def read_token(text: object, using: str | None = None) -> SyncToken:
 
 
 def read_events_token(since: str | SyncToken | VectorToken, using: str | None = None) -> VectorToken:
-    """Returns the position in the stream ``events``, from any form of token. Raises what ``read_token`` raises.
+    """Returns the position in the stream ``events``, from any form of token. Raises the errors of ``read_token``.
 
     Raises ``TokenError`` also if the token has no part for this stream.
     """
@@ -95,7 +95,7 @@ def room_text(token: VectorToken, using: str | None = None) -> str:
 def _without_unknown(token: VectorToken, numbers: Mapping[str, int]) -> VectorToken:
     """Returns the token without the entries of writers that have no number for tokens yet.
 
-    So the newest facts of these writers are sent again later, but none is missed.
+    So the client gets the newest facts of these writers a second time later, but misses no fact.
     """
     return VectorToken(token.base, {writer: at for writer, at in token.entries.items() if writer in numbers})
 

@@ -12,8 +12,8 @@ and sends it back as ``since``.
 * **A stream in memory with another generation** was restarted, and counts as missing from the token.
 * **A part for a stream that this program does not know** comes from a newer process, or the stream was removed. It is carried
   along unread, so that a process that knows the stream finds the stream's position there.
-* **A position ahead of ours** comes from a process that knows more, or was made up. Callers that can wait do so
-  (``ahead_of``). After that ``bounded_by`` reduces it to what is known. Facts may then come twice, but none is missed.
+* **A position ahead of ours** comes from a process that knows more, or was made up. Callers that can wait for it do so
+  (``ahead_of``). After that ``bounded_by`` lowers it to our own position. Facts may then come twice, but none is missed.
 * **A token of another epoch** does not apply to the present facts. ``streams.errors.EpochChanged`` is raised, and the
   client has to sync from the beginning.
 """
@@ -71,7 +71,7 @@ class SyncToken:
     def parse(cls, text: object, names: Names) -> SyncToken:
         """Parses the text of a token. Raises ``TokenError``.
 
-        The caller has to compare the epoch with that of the database.
+        The caller has to compare the token's epoch with the epoch of the database.
         """
         if not isinstance(text, str) or not text or len(text) > LONGEST_TOKEN:
             raise TokenError(
@@ -119,7 +119,7 @@ class SyncToken:
         return self.parts.get(stream)
 
     def replace(self, **parts: VectorToken) -> SyncToken:
-        """Returns the token with some parts replaced."""
+        """Returns a copy of the token with new positions for some streams. ``parts`` maps these streams to the positions."""
         carried = {stream: text for stream, text in self.carried.items() if stream not in parts}
         return SyncToken({**self.parts, **parts}, self.epoch, carried, self.generations)
 
@@ -154,7 +154,7 @@ class SyncToken:
         return all(stream in theirs and part.before_or_equal(theirs[stream]) for stream, part in self.parts.items())
 
     def ahead_of(self, now: SyncToken) -> dict[str, VectorToken]:
-        """Returns the parts that ``now`` does not cover. An answer has to wait for them."""
+        """Returns the parts that ``now`` does not cover. An answer has to wait for their positions."""
         theirs = now.parts
         return {s: p for s, p in self.parts.items() if s in theirs and not p.before_or_equal(theirs[s])}
 

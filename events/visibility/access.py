@@ -1,7 +1,7 @@
-"""Decides what depends on the time of reading: room access, ignored senders, retention, erasure.
+"""Decides the parts of visibility that depend on the time of reading: room access, ignored senders, retention, erasure.
 
-Whether a user sees an event follows from room state (``events.visibility.predicate_sql``). This module handles what can
-change without a new event:
+Room state decides whether a user may see an event (``events.visibility.predicate_sql``). This module handles what can change
+without a new event:
 
 * *access*: joined users read the room. Users who have left read it up to their leave, unless they have forgotten it. All
   others may *peek* into a room whose current state makes it world-readable;
@@ -22,16 +22,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import orjson
 from django.db import connections, transaction
 
 from events.arguments import can_be_stored, checked_ids
 from events.errors import CannotForget, NotReadable, UnknownRoom
 from events.format.parsing import storable
+from events.format.strict_json import decode_stored
 from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
 from streams import registry
+from streams.catalog.models import AccountDataChange
 from streams.conf import StreamSettings, stream_settings
-from streams.models.catalog import AccountDataChange
+from streams.db.driver import Statement, is_repeated, send_together
+from streams.writing.key_locks import lock_exclusively
 
 __all__ = [
     "IGNORED_USERS_LIMIT",
@@ -41,6 +43,7 @@ __all__ = [
     "Reach",
     "access_of",
     "access_parameters",
+    "access_to_events",
     "checked",
     "erase_user",
     "forget_room",
@@ -55,15 +58,22 @@ __all__ = [
 IGNORED_USER_LIST = "m.ignored_user_list"
 IGNORED_USERS_LIMIT = 10_000
 ROOMS_LIMIT = 10_000
+_ROWS_OF_LOCKS = 64
+"""Rows that lock lists of ignored users. A hash assigns each user to one of them."""
 _NOBODY = ""
-"""Stands for users whose ID cannot be stored: they are in no room."""
+"""A user ID in place of one that cannot be stored. It is in no room."""
 
-#: How a user may read rooms; a room that is not stored has no row. The function's plan is kept for the connection.
+#: Selects how a user may read rooms. A room that is not stored has no row. The function's plan is kept for the connection.
 _ACCESS = "SELECT * FROM events_access(%(user)s, %(rooms)s::text[])"
+#: The same for the rooms of some events.
+_ACCESS_TO_EVENTS = """
+SELECT * FROM events_access(%(user)s, ARRAY(
+  SELECT DISTINCT e.room_id::text FROM events_event e WHERE e.event_id = ANY(%(events)s::text[])))
+"""
 
 
 class Reach(StrEnum):
-    """The way in which a user has access to an event, or the reason for having none, as a stable word."""
+    """The way in which a user has access to an event, or the reason why they have none, as a stable word."""
 
     MEMBER = "member"
     BEFORE_LEAVE = "before_leave"
@@ -76,17 +86,17 @@ class Reach(StrEnum):
 
     @property
     def within(self) -> bool:
-        """True if the user has access to the event."""
+        """True for the values that mean that the user has access to the event."""
         return self in (Reach.MEMBER, Reach.BEFORE_LEAVE, Reach.PEEKING)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access that a user has to a room now.
+    """The present access of a user to a room.
 
-    ``known``: false if events below others are missing, so that visibility cannot be computed. ``peeking``: the user
-    reads what is world-readable, and what came while they were joined. ``recorded``: the user has a membership event in
-    the room.
+    ``known`` is false if visibility cannot be computed, because of a gap. ``peeking`` means that the user is no member: they
+    see world-readable events, and shared events from the time when they were joined. ``recorded`` is true if the user has a
+    membership event in the room.
     """
 
     room_id: str
@@ -95,9 +105,9 @@ class Access:
     peeking: bool
     recorded: bool
     cut: int | None
-    """Stream position of the user's leave. Events above it are out of reach. Null: there is no such limit."""
+    """The stream position of the user's leave. The user has no access to events above it. Null: no limit."""
     cut_depth: int | None
-    """Topological position of the user's leave. Backfilled events above it are out of reach, too."""
+    """The topological position of the user's leave. The user has no access to backfilled events above it."""
     membership: str | None
     """The user's membership in the room's current state."""
     forgotten: bool
@@ -105,7 +115,7 @@ class Access:
     """Messages with a lower ``origin_server_ts`` have expired. Null: no message has expired."""
 
     def reach(self, stream_ordering: int, topological_ordering: int) -> Reach:
-        """Returns the way in which the user has access to an event at this place, or the reason for having none."""
+        """Returns the way in which the user has access to an event at this place, or the reason why they have none."""
         if not self.known:
             return Reach.UNKNOWN
         if not self.readable:
@@ -134,6 +144,16 @@ def read_access(
     return {row[0]: access_of(row, now_ms) for row in rows}
 
 
+def access_to_events(user_id: str, event_ids: Collection[str], using: str = "default") -> dict[str, Access]:
+    """Returns the user's present access to the rooms of these events, by one query. The IDs must be storable."""
+    connection = connections[using]
+    values = {"user": user_id if can_be_stored(user_id) else _NOBODY, "events": list(event_ids)}
+    again = is_repeated(connection, _ACCESS_TO_EVENTS)
+    rows = send_together(connection, [Statement(_ACCESS_TO_EVENTS, values, again=again)])
+    now_ms = time.time_ns() // 1_000_000
+    return {row[0]: access_of(row, now_ms) for row in rows}
+
+
 def access_of(row: Sequence[Any], now_ms: int) -> Access:
     """Returns the access in a row of the SQL function ``events_access``."""
     room_id, known, readable, peeking, recorded, cut, cut_depth, membership, forgotten, policy = row
@@ -144,7 +164,7 @@ def access_of(row: Sequence[Any], now_ms: int) -> Access:
 
 
 def checked(access: Access | None, user_id: str, room_id: str) -> Access:
-    """Returns the access. Raises ``UnknownRoom`` if it is null, and ``NotReadable`` if the user may not read the room."""
+    """Returns ``access``. Raises ``UnknownRoom`` if it is null, and ``NotReadable`` if the user may not read the room."""
     if access is None:
         raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     if not access.known:
@@ -155,7 +175,10 @@ def checked(access: Access | None, user_id: str, room_id: str) -> Access:
 
 
 def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any]:
-    """Returns the parameters of ``predicate_sql.ACCESS_ROWS`` and ``sees``. Rooms that the user may not read are left out."""
+    """Returns the parameters of ``predicate_sql.ACCESS_ROWS`` and ``predicate_sql.sees()``.
+
+    Rooms that the user may not read are left out.
+    """
     rows = [access for access in accesses if access.readable]
     return {
         "user_id": user_id,
@@ -169,7 +192,10 @@ def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any
 
 
 def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | None:
-    """Returns how long a room keeps messages, by its ``m.room.retention`` event and the site's settings. Null: for ever."""
+    """Returns for how long a room keeps messages. Null means for ever.
+
+    The room's ``m.room.retention`` event (``policy``) and the site's settings decide how long this is.
+    """
     lifetime = _wanted_lifetime(policy)
     if lifetime is None and configured.retention_default_seconds > 0:
         lifetime = round(configured.retention_default_seconds * 1000)
@@ -181,7 +207,8 @@ def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | N
 
 
 def _wanted_lifetime(policy: bytes | None) -> int | None:
-    content = orjson.loads(bytes(policy)).get("content") if policy is not None else None
+    # Not with orjson: before room version 6, an event may have integers that it does not read.
+    content = decode_stored(bytes(policy)).get("content") if policy is not None else None
     wanted = content.get("max_lifetime") if isinstance(content, dict) else None
     return wanted if type(wanted) is int and wanted >= 0 else None
 
@@ -190,7 +217,7 @@ def _wanted_lifetime(policy: bytes | None) -> int | None:
 
 
 def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
-    """Makes the room look to the user as if they had never been there, until they get a new membership.
+    """Hides the room from a user who has left, as if the user had never been a member. A new membership shows it again.
 
     Raises ``CannotForget`` unless the user has left or is banned.
     """
@@ -199,6 +226,8 @@ def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
         raise CannotForget(f"{user_id!r:.300} cannot forget {room_id!r:.300}: there is no such user in such a room.")
     with transaction.atomic(using=alias):
         members = CurrentState.objects.using(alias).filter(room_id=room_id, type="m.room.member", state_key=user_id)
+        # A locks the membership row and reads the leave. B, which stores a new join, waits for A before it changes this row.
+        # A's row names the leave, so it no longer applies once B has committed: the room is not hidden from a joined user.
         found = members.select_for_update().values_list("event_id", "membership").first()
         if found is None or found[1] not in ("leave", "ban"):
             state = "has no membership there" if found is None else f"is at {found[1]!r} there"
@@ -220,7 +249,7 @@ def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
 
 
 def erase_user(user_id: str, using: str | None = None) -> bool:
-    """Makes readers see the user's events redacted, unless they were joined at the event.
+    """Erases a user: other users who were not joined at an event of this user see the event redacted.
 
     Returns false if the user was erased already.
     """
@@ -235,13 +264,13 @@ def unerase_user(user_id: str, using: str | None = None) -> bool:
 
 
 def ignored_users_in(content: object) -> list[str]:
-    """Returns the users that an ``m.ignored_user_list`` names. An unreadable list names none."""
+    """Returns the users in the content of an ``m.ignored_user_list``. Unreadable content gives an empty list."""
     users = content.get("ignored_users") if isinstance(content, Mapping) else None
     return sorted(user for user in users if isinstance(user, str)) if isinstance(users, Mapping) else []
 
 
 def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
-    """Replaces the list of users whose messages the user does not see. A user never ignores themselves.
+    """Replaces the list of users whom a user ignores. The user's own ID is left out of the list.
 
     Appends a fact to the stream ``account_data`` in the same transaction, and returns its position. Raises
     ``EventRefused`` for an invalid identifier, and ``ValueError`` for more than ``IGNORED_USERS_LIMIT`` users.
@@ -252,6 +281,11 @@ def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
         raise ValueError(f"{user_id} ignores {len(wanted)} users; the limit is {IGNORED_USERS_LIMIT}.")
     alias = stream_settings().database
     with transaction.atomic(using=alias):
+        # Without this lock: A replaces the list by {x}, B at the same time by {y}. Neither sees the row that the other has
+        # not committed, so neither deletes it, and the user ignores both x and y.
+        with connections[alias].cursor() as cursor:
+            for lock in lock_exclusively("ignored users", _ROWS_OF_LOCKS, [user_id]):
+                cursor.execute(lock.text, lock.values)
         stored = IgnoredUser.objects.using(alias).filter(user_id=user_id)
         stored.exclude(ignored_user_id__in=wanted).delete()
         IgnoredUser.objects.using(alias).bulk_create(

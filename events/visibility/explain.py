@@ -1,8 +1,8 @@
 """Explains why a user sees an event or does not.
 
-The answer is computed from the states around each event and not from ranges, so the ranges can be tested against it.
-The answer names the rule that decided, in the words of ``docs/reference/visibility.md``, and the way in which the user
-has access to the event. Ignored senders and retention are included.
+The answer is computed from the states before and after each event, and not from ranges. So tests can compare ranges
+with it. The answer names the rule that decided, in the words of ``docs/reference/visibility.md``, and the way in which
+the user has access to the event. Ignored senders and retention are taken into account.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _EVENTS_PER_ROUND = 200
 class Explanation:
     """The answer for one event and one user, with the reasons.
 
-    ``allowed``: the room's state at the event lets the user see it. ``reach``: how the user reaches the event now, or why
-    not. ``pruned``: the user sees the redacted form, because the sender is erased and the user was not joined.
-    ``redacted_by``: all users see the redacted form.
+    ``allowed`` is true if the room's state at the event lets the user see it. ``reach`` is the way in which the user
+    has access to the event now, or the reason why they have none. ``pruned`` is true if the user sees the redacted
+    form, because the sender is erased and the user was not joined. ``redacted_by`` is the redaction because of which
+    all users see the redacted form.
     """
 
     event_id: str
@@ -60,7 +61,7 @@ class Explanation:
     def seen(self) -> bool:
         """True if the event is both allowed and reachable, so that pages and syncs show it to the user.
 
-        Pages that are read backwards start at the user's leave, so they also skip events with a higher depth.
+        Exception: pages that are read backwards begin at the user's leave, and skip events of a higher depth.
         """
         return self.allowed and self.reachable
 
@@ -68,7 +69,7 @@ class Explanation:
 def explain_visibility(
     user_id: str, event_ids: Iterable[str], using: str = "default", now_ms: int | None = None
 ) -> Iterator[Explanation | UnknownEvent | StateUnresolved]:
-    """Yields for each event, in the given order, its ``Explanation``, or the error because of which there is none.
+    """Yields for each event, in the given order, an ``Explanation``, or the error that prevented one.
 
     ``now_ms`` is the time for which retention is evaluated, by default the present.
     """
@@ -76,6 +77,8 @@ def explain_visibility(
     user_id = user_id if can_be_stored(user_id) else ""  # such a user is in no room
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     while asked := list(islice(rest, _EVENTS_PER_ROUND)):
+        # One snapshot for all queries of a round. Without it: A reads an event with its state group, B compacts the room's groups
+        # and commits, A looks for the event's old group in vain.
         with read_only_snapshot(using):
             found = _Round(user_id, [event_id for event_id in asked if can_be_stored(event_id)], using, now_ms)
         for event_id in asked:

@@ -1,8 +1,8 @@
-"""Compares rebuilt ranges with the room's current state (no Django).
+"""Compares rebuilt ranges with the room's current state. Needs no Django.
 
-The open ranges of users show who is in the room now. So does the stored current state, which other code maintains. Both
-follow from the same forward extremities. If they differ, one of them is wrong: nothing is written, and the caller gets an
-error. Assumes the caller's transaction with the room's row locked.
+The open ranges of users show who is in the room now. The stored current state, which other code writes, shows this,
+too. Both follow from the same forward extremities. If the open ranges and the current state differ, one of the two is
+wrong. Then nothing is written, and an error is raised. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["check_open_ranges"]
 
 _MOST_NAMED = 5
 _KINDS = {"join": "joined", "leave": "cut"}
-#: The memberships in the current state. There are none if that state is unknown, or if no live event was accepted.
+#: Selects the memberships in the current state. There are none if this state is unknown, or if no live event was accepted.
 _CURRENT = """
 SELECT c.state_key, c.membership FROM events_currentstate c
 WHERE c.room_id = %(room)s AND c.type = 'm.room.member' AND EXISTS (

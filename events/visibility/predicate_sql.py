@@ -1,8 +1,9 @@
 """Builds the only SQL predicate for "a user sees an event" (pure).
 
-``sees()`` is text for a WHERE clause over two aliases: a row of ``events_event`` and an *access row*, which says how a user
-may read a room. Access rows come from ``events.visibility.access`` as parameters (``ACCESS_ROWS``: one row for a page of a
-room, many for a sync), or by a join with the view ``events_roomaccess``. So pages, syncs and the view use the same text.
+``sees()`` returns text for a WHERE clause over two aliases: a row of ``events_event`` and an *access row*, which says how a
+user may read a room. Access rows are given as parameters (``ACCESS_ROWS``), which ``events.visibility.access`` computes: one
+row for a page of a room, many for a sync. Or they come from a join with the view ``events_roomaccess``. So pages, syncs and
+the view use the same text.
 
 An access row has these columns:
 
@@ -10,7 +11,7 @@ An access row has these columns:
     peeking     the user reads the room as a world-readable one
     recorded    the user has a membership event in the room
     cut, cut_depth      (stream, topological) position of the user's leave; null: no cut
-    kept_since  messages with an origin_server_ts below it are expired; null: none is
+    kept_since  messages with an origin_server_ts below this have expired; null: no message has
 
 Assumes the tables of ``events.models`` and the SQL function ``events_membership_at(state_group, user_id)``, which the
 migration of the views creates.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 __all__ = ["ACCESS", "ACCESS_ROWS", "MEMBERSHIP_AT", "ROOM_ACCESS", "VISIBLE_EVENT", "is_accepted", "pruned", "sees"]
 
-#: Returns a user's membership in a state group, by the walk of ``state.store.FULL_STATE`` for one key.
+#: Returns a user's membership in a state group. It walks the chain as ``state.store.FULL_STATE`` does, for one key.
 MEMBERSHIP_AT = """
 CREATE FUNCTION events_membership_at(state_group bigint, user_id text) RETURNS text
 LANGUAGE sql STABLE STRICT PARALLEL SAFE AS $$
@@ -43,7 +44,7 @@ ORDER BY entry.state_group DESC LIMIT 1
 $$
 """
 
-#: Access rows given as parameters, as a source for FROM; ``events.visibility.access.access_parameters`` has the values.
+#: A source for FROM: access rows given as parameters. ``events.visibility.access.access_parameters`` returns their values.
 ACCESS_ROWS = """
 (SELECT given.*, %(user_id)s::text AS user_id FROM unnest(
     %(access_rooms)s::text[], %(access_peeking)s::boolean[], %(access_recorded)s::boolean[],
@@ -53,13 +54,17 @@ ACCESS_ROWS = """
 
 
 def is_accepted(event: str = "e") -> str:
-    """Returns SQL for "clients may see the event at all": it is accepted, and of a type that is not for servers alone."""
+    """Returns SQL for "clients may see the event": it is accepted, and its type is not only for servers."""
     return f"""(NOT {event}.outlier AND NOT {event}.soft_failed AND {event}.rejected_reason IS NULL
   AND {event}.type NOT IN ('m.room.aliases', 'org.matrix.dummy_event'))"""
 
 
 def sees(event: str = "e", access: str = "a") -> str:
-    """Returns SQL for "the user of the parameters sees the event", all rules included. The caller joins both by ``room_id``."""
+    """Returns SQL for "the user of the parameters sees the event", all rules included.
+
+    ``event`` is the alias of a table of events, and ``access`` the alias of access rows (`ACCESS_ROWS`). The caller
+    joins the table and the access rows by ``room_id``.
+    """
     return f"""{_seen(event, access)}
 AND ({event}.state_key IS NOT NULL OR (
   ({access}.kept_since IS NULL OR {event}.origin_server_ts >= {access}.kept_since)
@@ -69,7 +74,10 @@ AND ({event}.state_key IS NOT NULL OR (
 
 
 def pruned(event: str = "e", access: str = "a") -> str:
-    """Returns SQL for "the user sees only the redacted form, because the sender is erased", for events that the user sees."""
+    """Returns SQL for "the user sees only the redacted form, because the sender is erased".
+
+    May be used only for events that the user sees.
+    """
     return f"""({_erased(event)} AND CASE
   WHEN {_own(event, access)} THEN NOT coalesce({event}.membership = 'join'
     OR ({event}.membership <> 'leave' AND {_own_before(event, access)} = 'join'), false)
@@ -79,7 +87,7 @@ def pruned(event: str = "e", access: str = "a") -> str:
 def _seen(event: str, access: str) -> str:
     """Returns SQL for the part of the predicate that depends on room state.
 
-    It includes the cut: the end of what a user who left may read.
+    The SQL includes the condition for ``cut``, the position above which a user who has left sees nothing.
     """
     return f"""{is_accepted(event)}
 AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
@@ -109,11 +117,11 @@ def _some_range(condition: str) -> str:
 
 
 def _covers(of: str, event: str, admits: str = "true") -> str:
-    """Returns SQL for "a range covers the event, and ``admits`` is true of that range".
+    """Returns SQL for "a range covers the event, and the condition ``admits`` holds for that range".
 
-    The SQL reads only the last range that begins at or before the event. That suffices if ranges do not overlap. The
-    ranges of a room (``shared``, ``world``) do not. Those of a user (``joined``, ``invited``) overlap at most in one
-    event, the first of the later range.
+    The SQL reads only the last range that begins at or before the event. This is enough if ranges do not overlap. The
+    ranges of a room (``shared``, ``world``) do not overlap. The ranges of a user (``joined``, ``invited``) may share
+    one event, the first of the later range.
     """
     return f"""coalesce((
       SELECT (v.last IS NULL OR v.last >= {event}.stream_ordering) AND {admits} FROM events_eventvisibility v
@@ -151,7 +159,7 @@ def _own(event: str, access: str) -> str:
 def _own_before(event: str, access: str) -> str:
     """Returns SQL for the user's membership before a state event.
 
-    The state group of the event builds on the group before the event.
+    The SQL reads the group to which the event's own state group is a delta.
     """
     return f"""events_membership_at(
       (SELECT g.prev_group FROM state_stategroup g WHERE g.id = {event}.state_group), {access}.user_id)"""
@@ -160,7 +168,7 @@ def _own_before(event: str, access: str) -> str:
 def _joined_at(event: str, access: str) -> str:
     """Returns SQL for "the user was joined at the event".
 
-    If the condition is false, a peeking user does not see the events of a range ``shared``.
+    In a range ``shared``, a peeking user sees only the events at which the user was joined.
     """
     return f"""CASE WHEN {_own(event, access)} THEN coalesce({event}.membership = 'join'
         OR {_own_before(event, access)} = 'join'
@@ -168,14 +176,14 @@ def _joined_at(event: str, access: str) -> str:
       ELSE coalesce(events_membership_at({event}.state_group, {access}.user_id) = 'join', false) END"""
 
 
-#: Whether a user reads a room by their membership: joined, or left without forgetting it.
+#: True if a user reads a room by their membership: they are joined, or have left without forgetting it.
 _READS = """(m.membership = 'join' OR (m.membership = 'leave' AND NOT coalesce((
   SELECT true FROM events_forgottenroom f
   WHERE f.user_id = m.state_key AND f.room_id = m.room_id AND f.event_id = m.event_id), false)))"""
 
-#: How every user with a membership in a room's current state may read the room. The view is flat, so that a query may
-#: begin with a user, a room or an event. A cut does not always begin at the leave itself: a message that came with its
-#: state may begin one, too. If that event was purged, the cut stays, and its depth is that of the leave.
+#: The view of access rows, for every user with a membership in a room's current state. The view is flat, so that a query may
+#: begin with a user, a room or an event. A cut does not always begin at the leave itself. It may also begin at a message that
+#: arrived with a given state. If that message was purged, the cut stays, and its depth is that of the leave.
 ROOM_ACCESS = f"""
 CREATE VIEW events_roomaccess AS
 SELECT m.state_key AS user_id, m.room_id, NOT {_READS} AS peeking, true AS recorded,
@@ -193,7 +201,8 @@ WHERE m.type = 'm.room.member' AND m.membership IS NOT NULL AND ({_READS} OR {
 """
 
 #: Returns how a user may read rooms, with each room's retention policy. A room that is not stored has no row. It is a
-#: function, because planning the query takes longer than running it.
+#: function, because planning the query takes longer than running it. ``OFFSET 0`` makes PostgreSQL look up each room.
+#: Otherwise it expects that the user has few rooms, and reads all of them.
 ACCESS = """
 CREATE FUNCTION events_access(asked_user text, asked_rooms text[]) RETURNS TABLE (
   out_room character varying, known boolean, readable boolean, out_peeking boolean, out_recorded boolean, out_cut bigint,
@@ -206,13 +215,19 @@ SELECT r.room_id, NOT (r.visibility_unresolved OR r.current_state_unresolved), a
       WHERE v.room_id = r.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL)
   ), coalesce(a.peeking, true), EXISTS (
     SELECT FROM events_event e WHERE e.type = 'm.room.member' AND e.state_key = asked_user AND e.room_id = r.room_id
+    OFFSET 0
   ), a.cut, a.cut_depth, m.membership, EXISTS (
     SELECT FROM events_forgottenroom f WHERE f.user_id = asked_user AND f.room_id = r.room_id AND f.event_id = m.event_id
   ), j.json
 FROM unnest(asked_rooms) AS asked (room_id)
 JOIN events_room r USING (room_id)
-LEFT JOIN events_currentstate m ON m.room_id = r.room_id AND m.type = 'm.room.member' AND m.state_key = asked_user
-LEFT JOIN events_roomaccess a ON a.room_id = r.room_id AND a.user_id = asked_user
+LEFT JOIN LATERAL (
+    SELECT c.event_id, c.membership FROM events_currentstate c
+    WHERE c.room_id = r.room_id AND c.type = 'm.room.member' AND c.state_key = asked_user OFFSET 0
+) AS m ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM events_roomaccess v WHERE v.room_id = r.room_id AND v.user_id = asked_user OFFSET 0
+) AS a ON true
 LEFT JOIN (
     events_currentstate p JOIN events_event pe ON pe.event_id = p.event_id AND pe.redacted_by IS NULL
     JOIN events_eventjson j ON j.event_id = p.event_id

@@ -1,14 +1,14 @@
 """Computes visibility ranges: which users may see which events of a room (pure).
 
-``events.visibility.rule`` is applied to every event with the state after it. The result is stored as the kinds of rows of
-``events.models.EventVisibility``. Room-wide ranges follow the settings at the events exactly. A user's ranges follow the
-memberships in the *line*: the room's current state as it was when each event arrived. An event on a fork may have a
-different state than the line. Then the users concerned are checked one by one, and where a range would give the wrong
-answer, an exception row is stored for that event. Time is linear in the events, the changes of the line, and the differences
-between events and the line.
+``events.visibility.rule`` is applied to every event with the state after it. The result is stored as rows of
+``events.models.EventVisibility``, which have several kinds. Room-wide ranges follow exactly the history visibility at
+each event. A user's ranges follow the memberships in the *line*: the room's current state when each event arrived. The
+state at an event on a fork may differ from the line. Then the users whose membership differs are checked one by one.
+Where a range would give the wrong answer, an exception row is stored for that event. Time is linear in the events, the
+changes of the line, and the differences between events and the line.
 
-``VisibilityRanges`` continues stored ranges, so the same code serves a whole history and the next event. Places are any
-ascending numbers: indexes of events, or stream positions.
+``VisibilityRanges`` continues stored ranges, so the same code computes the ranges of a whole history and those of the next
+event. Places are any ascending numbers: indexes of events, or stream positions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 OF_THE_LINE = frozenset({"cut", "peekable"})
-"""Kinds of ranges that describe the room's present state. Backfilled events have none of them."""
+"""The kinds of ranges that follow only from the current state. Backfilled events have no such ranges."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
 _JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
 _IN = {"join": "joined", "invite": "invited"}
@@ -49,7 +49,10 @@ _ROWS_AT_A_TIME = 1_000
 
 
 class VisibilityRow(msgspec.Struct, frozen=True, gc=False):
-    """A range from place ``first`` to ``last``, both included. ``last`` is null while the range is open."""
+    """A visibility range from ``first`` to ``last``, both included. ``last`` is null while the range is open.
+
+    ``first`` and ``last`` are stream positions, or indexes of events in the order of their positions.
+    """
 
     user_id: str | None
     kind: str
@@ -58,16 +61,16 @@ class VisibilityRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlacedEvent(SeenEvent, Protocol):
-    """The additional fields that the ranges depend on."""
+    """An event with the additional fields on which the ranges depend."""
 
     @property
     def backfilled(self) -> bool: ...
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One accepted event: its place, the groups before and after it, and the *line* when it arrived.
+    """One accepted event: its place, the state groups before and after the event, and the *line*.
 
-    The line is the group of the room's current state.
+    ``line`` is the group of the room's current state right after the event arrived. ``index`` is the event's place.
     """
 
     index: int
@@ -77,18 +80,21 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     line: int
 
     def changes_nothing(self, group: int | None, line: int | None) -> bool:
-        """Returns true if every range continues unchanged with this event.
+        """Returns true if every range continues unchanged with the event E of this step.
 
-        That is so if the state after the event equals three others: the current state now, the state after the event
-        before it (``group``), and the current state then (``line``). The event must also be of no type on which ranges
-        depend.
+        ``group`` is the state group after the event before E. ``line`` is the group of the current state right after
+        that event arrived. The result is true if the state after E equals ``group``, ``line`` and the current state
+        right after E arrived. Also, E must not be of a type on which ranges depend, such as a membership.
         """
         return self.after == group == self.line == line and self.event.type not in _JUDGED_TYPES
 
 
 @dataclass(slots=True)
 class OpenRanges:
-    """The open ranges of one user, or of the room. ``ranges`` maps a kind to (first place, true if stored)."""
+    """The open ranges of one user, or the open room-wide ranges.
+
+    ``ranges`` maps a kind of range to (first place of the range, true if the range is stored).
+    """
 
     membership: str | None = None
     ranges: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -104,11 +110,11 @@ def _no_users() -> Collection[str]:
 
 @dataclass(frozen=True, slots=True)
 class StoredRanges:
-    """The stored ranges that are open after the last stored event, and from which new ranges continue."""
+    """The stored ranges that are open after the last stored event, which the next events continue."""
 
     line: int | None = None
     setting: str | None = None
-    """The history visibility after the last event; null: there is no event yet."""
+    """The history visibility after the last event, or null if there is no event yet."""
     last: int = 0
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = _nothing
@@ -117,9 +123,10 @@ class StoredRanges:
 
 
 def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:
-    """Returns the kinds of ranges that are open and stored for a user.
+    """Returns the stored ranges of a user that are open, as they follow from the user's membership.
 
     ``membership`` is the user's membership in the room's current state, and ``setting`` the history visibility.
+    ``first`` is used as the place where the returned ranges begin.
     """
     kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, "leave": "cut"}
     kind = kinds.get(membership or "")
@@ -127,9 +134,10 @@ def open_ranges(membership: str | None, setting: str | None, first: int) -> Open
 
 
 def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
-    """Returns the open, stored room-wide ranges.
+    """Returns the stored room-wide ranges that are open, as they follow from the history visibility.
 
-    They follow from two settings of history visibility: after the last event, and in the room's current state.
+    ``setting`` is the history visibility after the last event, and ``line_setting`` the history visibility in the
+    room's current state. ``first`` is used as the place where the returned ranges begin.
     """
     kinds = [_ROOM_WIDE.get(setting), "peekable" if line_setting == "world_readable" else None]
     return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
@@ -155,7 +163,7 @@ def visibility_rows(
 
 
 def in_order(rows: Iterable[VisibilityRow]) -> list[VisibilityRow]:
-    """Returns rows in the order in which they are compared."""
+    """Returns the rows sorted, so that two lists of rows can be compared."""
     return sorted(rows, key=lambda row: (row.user_id or "", row.first, row.kind))
 
 
@@ -191,6 +199,8 @@ class VisibilityRanges:
         after = GroupState(self._builder, step.after, self._events)
         before = GroupState(self._builder, step.before, self._events) if step.before is not None else None
         setting = known_visibility(history_visibility(after))
+        # The order matters. ``_change_setting`` comes before ``_move_line``, which opens the ranges of invited users by the new
+        # setting. ``_judge`` comes last, because it compares the rule with the ranges as they are at this event.
         self._change_setting(setting, step)
         self._change_wide(_ROOM_WIDE.get(setting), step)
         self._end_part(setting, step, before)
@@ -204,7 +214,7 @@ class VisibilityRanges:
             self._single(None, "withheld", step)
 
     def still_open(self) -> list[VisibilityRow]:
-        """Returns the new ranges that are still open."""
+        """Returns the open ranges that are not stored yet."""
         return [
             VisibilityRow(user_id, kind, first, None)
             for user_id, user in self._users.items()
@@ -213,7 +223,7 @@ class VisibilityRanges:
         ]
 
     def ended(self) -> list[VisibilityRow]:
-        """Returns all ranges, the open ones ended at the last event. Ranges of backfilled events are never open."""
+        """Returns all ranges, and ends open ranges at the last event. Used for backfilled events: their ranges are never open."""
         rows = [*self.rows, *(replace(row, last=self._last) for row in self.still_open())]
         return [row for row in rows if row.kind not in OF_THE_LINE]
 
@@ -246,7 +256,7 @@ class VisibilityRanges:
     def _end_part(self, setting: str, step: Step, before: GroupState | None) -> None:
         """Adds a row if the event changes the history visibility to a less open setting.
 
-        The old setting then applies to that event, too, unless the event's sender is erased.
+        The old setting still applies to that event, unless the event's sender is erased.
         """
         if (step.event.type, step.event.state_key) != HISTORY_VISIBILITY or before is None:
             return
@@ -257,7 +267,7 @@ class VisibilityRanges:
     def _change_setting(self, setting: str, step: Step) -> None:
         """Opens or closes the ranges of invited users.
 
-        They open when the history visibility becomes ``invited``, and close when it is no longer ``invited``.
+        These ranges open when the history visibility becomes ``invited``, and close when it is no longer ``invited``.
         """
         if setting == self._setting:
             return
@@ -331,9 +341,10 @@ class VisibilityRanges:
 
     # --- the event itself ---------------------------------------------------------------------------------------
     def _judge(self, step: Step, before: GroupState | None, after: GroupState, left: Mapping[str, str]) -> None:
-        """Adds a row for each user whose ranges give the wrong answer for this event. Used while only members may read.
+        """Adds a row for each user for whom the ranges give the wrong answer about this event.
 
-        For a change of history visibility, the new setting is applied here. ``_end_part`` applies the old one.
+        Called only if the history visibility is neither ``shared`` nor ``world_readable``. For a change of history
+        visibility, this method applies the new setting, and ``_end_part`` the old setting.
         """
         for user_id in sorted(self._in_question(step)):
             told = self._is_covered(user_id, left.get(user_id))
@@ -345,8 +356,8 @@ class VisibilityRanges:
     def _in_question(self, step: Step) -> set[str]:
         """Returns the users whose ranges may give the wrong answer for this event.
 
-        The event changes their membership, or their membership at the event is not the one in the current state (the
-        *line*).
+        These are the users whose membership the event changes, and the users whose membership at the event differs from
+        their membership in the current state (the *line*).
         """
         found = set()
         if step.after != step.line:

@@ -1,7 +1,7 @@
-"""Rebuilds the ranges of a stored room: after a gap was filled, after an upgrade, or to check them.
+"""Rebuilds the ranges of a stored room: after a gap was filled, after an upgrade, or to check the stored ranges.
 
-The ranges are computed from what is stored, including states that were given from outside. Time and memory grow with
-the room's events and state changes. Assumes the caller's transaction with the room's row locked.
+The ranges are computed from the stored rows, including states that other servers gave. Time and memory grow with the room's
+events and state changes. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from state.rules.room_versions import room_version
 
 __all__ = ["rebuild_visibility", "recomputed_ranges"]
 
-#: A room's events with a place in the graph, in stream order.
+#: Selects a room's events with a place in the graph, in stream order.
 _EVENTS = """
 SELECT e.event_id, e.room_id, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts,
   e.soft_failed, e.rejected_reason, e.stream_ordering, e.state_group,
@@ -50,14 +50,14 @@ _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
 
 def rebuild_visibility(room_id: str, using: str = "default") -> bool:
-    """Replaces the room's ranges. Returns false if they cannot be computed yet. The room then has no ranges.
+    """Replaces the room's ranges. If the ranges cannot be computed yet, deletes the stored ranges and returns false.
 
-    ``Room.visibility_unresolved`` is set accordingly. Raises ``RangesDisagree``, and writes nothing, if the new ranges do
-    not fit the room's current state.
+    ``Room.visibility_unresolved`` becomes true if the ranges cannot be computed, otherwise false. Raises
+    ``RangesDisagree``, and writes nothing, if the new ranges contradict the room's current state.
     """
     rows = recomputed_ranges(room_id, using)
     with connections[using].cursor() as cursor:
-        if rows is not None:
+        if rows is not None:  # before the first write, so that an error leaves the stored ranges as they are
             check_open_ranges(cursor, room_id, rows)
         cursor.execute(_DELETE, [room_id])
     EventVisibility.objects.using(using).bulk_create(
@@ -69,7 +69,7 @@ def rebuild_visibility(room_id: str, using: str = "default") -> bool:
 
 
 def recomputed_ranges(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
-    """Returns the ranges as they should be, by stream positions, or null if the state at a live event is not known."""
+    """Computes the ranges, with stream positions as places. Returns null if the state at a live event is not known."""
     return _stored_history(room_id, using).ranges()
 
 
@@ -86,6 +86,8 @@ class _Rows:
     @classmethod
     def of(cls, room_id: str, using: str) -> _Rows:
         found = []
+        # Four statements, and at READ COMMITTED each has a snapshot of its own. They fit together because the caller holds the
+        # room's lock. Without it: A reads the groups, B stores an event with a new group, A reads this event without its group.
         with connections[using].cursor() as cursor:
             for query in (_GROUPS, _STATE_EVENTS, _TARGETS, _EVENTS):
                 cursor.execute(query, {"room": room_id})
@@ -94,7 +96,7 @@ class _Rows:
         return cls(groups, {event_id: about for event_id, *about in verdicts}, targets, events)
 
     def state_events(self, using: str) -> dict[str, ParsedEvent]:
-        """Returns the state events with the content that the rules read."""
+        """Returns the state events, by ID, with the content that the visibility rules read."""
         parsed = parsed_events(list(self.verdicts), using)
         return {event_id: _with_facts(event, *self.verdicts[event_id]) for event_id, event in parsed.items()}
 
@@ -164,7 +166,7 @@ def _event(row: Sequence[Any], version: str) -> ParsedEvent:
 def _builder(
     rows: Sequence[tuple[int, int | None, str | None, str, str | None]],
 ) -> tuple[GroupBuilder, dict[int, int], dict[int, int | None]]:
-    """Loads the stored groups. Returns the builder, its number for each group, and the group below each."""
+    """Returns (builder with the stored groups, group -> its number in the builder, group -> the group that it is a delta to)."""
     changes: dict[int, dict[StateKey, str | None]] = {}
     below: dict[int, int | None] = {}
     for group, prev, event_type, state_key, event_id in rows:

@@ -1,6 +1,6 @@
 """Computes the ranges of a room whose events, verdicts and states are known, and compares two sets of ranges (pure).
 
-The events are taken in the order of their stream positions, and the current state after each of them is computed again.
+Events are processed in the order of their stream positions, and the current state after each event is computed again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["GraphRanges", "show_the_same"]
 
 
 def show_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
-    """Returns true if both sets of ranges show the same accepted events, at ``places``, to all users.
+    """Returns true if the two sets of ranges show the same accepted events, at ``places``, to all users.
 
-    Different rows may mean the same visibility. Backfilled batches have ranges of their own. With very many forward
-    extremities, the current state is computed only once for each batch.
+    Different rows may mean the same visibility, for two reasons. Each batch of backfilled events may have ranges of its
+    own. And in a room with very many forward extremities, the current state is computed only once for each batch.
     """
     return _covered(one, places) == _covered(other, places)
 
@@ -38,7 +38,7 @@ _OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 def _covered(
     rows: Sequence[VisibilityRow], places: Sequence[int]
 ) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
-    """Returns which events the rows cover, as merged spans of event numbers, by (user, kind).
+    """Returns the events that the rows cover: (user, kind) -> merged spans of event numbers.
 
     An event's number is its index in ``places``. Room-wide rows and cuts are merged by kind. All other rows of a user
     are merged together.
@@ -66,7 +66,7 @@ def _covered(
 def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
     """Merges spans that overlap or touch.
 
-    Returns them in ascending order, without the numbers in ``hidden``.
+    Returns the merged spans in ascending order, without the numbers in ``hidden``.
     """
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
@@ -80,7 +80,7 @@ def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple
 def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yields the parts of ``spans`` that ``others`` do not cover.
 
-    Both are ascending. The time is linear in both.
+    ``spans`` and ``others`` are ascending. The time is linear in their lengths.
     """
     number = 0
     for first, last in spans:
@@ -98,9 +98,9 @@ def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
 
 
 def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the parts of ``spans`` that are left without the numbers in ``hidden``.
+    """Yields the parts of ``spans`` between the numbers in ``hidden``.
 
-    Both are ascending. The time is linear in both.
+    ``spans`` and ``hidden`` are ascending. The time is linear in their lengths.
     """
     for first, last in spans:
         start = first
@@ -142,15 +142,15 @@ def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
 
 
 def _came_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
-    """Returns true if both events are live and ``prev`` came first. The order of backfilled events is not known."""
+    """Returns true if both events are live and ``prev`` arrived first. For backfilled events, the order is not known."""
     return 0 < (prev.stream_ordering or 0) < (event.stream_ordering or 0)
 
 
 class GraphRanges:
     """The events of a room that are in the graph, in the order of arrival, with verdicts and states.
 
-    ``targets`` has the type and sender of redacted events. ``extremities`` are the forward extremities after all events,
-    ``current`` is the group of the current state then (null: not known).
+    ``targets`` maps the IDs of redacted events to (type, sender). ``extremities`` are the forward extremities after all
+    events. ``current`` is the group of the current state after all events, or null if it is not known.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class GraphRanges:
         self._line = self._lines()
 
     def ranges(self) -> list[VisibilityRow] | None:
-        """Returns the rows, or null if the state at a live event is not known."""
+        """Returns the visibility ranges, or null if the state at a live event is not known."""
         lines, events = self._line, dict(self._states.events)
         old = _Runs(self._states.builder, events)
         live = VisibilityRanges(self._states.builder, events)
@@ -183,10 +183,9 @@ class GraphRanges:
     def _lines(self) -> dict[str, int | None]:
         """Returns for each live event the *line*: the group of the current state right after the event arrived.
 
-        The events are taken in the order of positions, even if an event came before its prev event. An example shows
-        why. A is Bob's leave, and its prev event is a missing message. Then the message arrives, and then B on top of
-        A. If A waited for the message here, the line would go back to Bob's membership at the message, and Bob's cut
-        would begin only at B.
+        Events are processed in the order of positions, even if an event arrived before its prev event. Example: A is Bob's
+        leave, and arrives before its prev event, a message M. Then M arrives, and then B, whose prev event is A. If A were
+        processed after M, the line would go back to Bob's membership at M, and Bob's cut would begin only at B.
         """
         by_id = {event.event_id: event for event in self._graph}
         last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
@@ -203,6 +202,8 @@ class GraphRanges:
             self._states, ForwardExtremities(find=find, live=last is not None, reaches=reaches)
         )
         found: dict[str, int | None] = {}
+        # Live events only. Once a room has an accepted live event, a backfilled event is never a forward extremity, and the time
+        # of its arrival is not known.
         for event in self._graph:
             if not event.backfilled:
                 arrivals.add(event)
@@ -212,7 +213,7 @@ class GraphRanges:
                 arrivals.add(event)
         current = self.current = arrivals.finish()
         self.extremities = list(arrivals.extremities.current)
-        if last is not None and current is not None:  # the next batch in this room continues from this line
+        if last is not None and current is not None:  # the next batch in this room continues from this state
             found[last.event_id] = current
         return found
 
@@ -225,7 +226,7 @@ class GraphRanges:
         return Step(event.stream_ordering, event, before, after, after if line is None else line)
 
     def _withheld(self) -> list[VisibilityRow]:
-        """Returns a row for each accepted redaction without effect, including redactions that name no event."""
+        """Returns a row for each accepted redaction without effect, also for redactions without a target."""
         found = []
         for event in self._graph:
             place = event.stream_ordering

@@ -1,13 +1,14 @@
 """Applies the visibility rule to one event (pure). Everything else about visibility is based on this rule.
 
-The answer depends on the state *after* the event, at its own place in the graph: the viewer's membership and the room's
-history visibility. Three kinds of events are visible to more users. For a change of history visibility, the more open
-of the old and the new setting applies. For the viewer's own membership event, the old or the new membership applies,
-whichever sees more. The viewer's own leave after a join or an invite is always seen. A viewer without any membership
-event is *peeking*.
+The answer depends on the state *after* the event, at its own place in the graph: on the viewer's membership and on the
+room's history visibility. Three kinds of events are visible to more users:
 
-Two things are decided elsewhere: whether the viewer may read the room at all, and which later events a user who left
-cannot see.
+* For a change of history visibility, the more open of the old and the new setting applies.
+* For the viewer's own membership event, the old or the new membership applies, whichever lets the viewer see more.
+* The viewer's own leave after a join or an invite is always visible.
+
+A viewer without any membership event is *peeking*. Two things are decided elsewhere: whether the viewer may read the room at
+all, and which later events are hidden from a user who has left.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 HISTORY_VISIBILITIES = ("world_readable", "shared", "invited", "joined")
-"""From the most open setting to the most closed one."""
+"""The settings, from the most open to the most closed."""
 _MEMBERSHIPS = ("join", "invite", "knock", "leave", "ban")
 CALL_INVITE = "m.call.invite"
 _DUMMY = "org.matrix.dummy_event"
@@ -40,7 +41,7 @@ _NEVER_SHOWN = frozenset({_DUMMY, "m.room.aliases"})
 
 
 class Answer(StrEnum):
-    """The form in which a viewer gets an event, if at all."""
+    """The answer to a viewer: they get the event in full, in redacted form, or not at all."""
 
     FULL = "full"
     REDACTED = "redacted"
@@ -86,11 +87,11 @@ _OUTLIER = Verdict(Answer.HIDDEN, Rule.OUTLIER)
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The facts about an event and a viewer that the rule needs.
+    """The data about an event and a viewer that the rule needs.
 
-    ``membership`` and ``visibility`` are the values after the event (null: none). ``own`` is true for the viewer's own
-    membership events. ``own_before`` is then the membership before. ``changes_visibility`` is true for history
-    visibility events. ``visibility_before`` is then the setting before.
+    ``membership`` and ``visibility`` are the values after the event, or null. If ``own`` is true, the event is the
+    viewer's own membership event, and ``own_before`` is the membership before the event. If ``changes_visibility`` is
+    true, the event is a history visibility event, and ``visibility_before`` is the setting before the event.
     """
 
     event_type: str = "m.room.message"
@@ -105,32 +106,35 @@ class Sight:
     sender_erased: bool = False
     sender_ignored: bool = False
     expired: bool = False
-    """True if the event is older than the room keeps messages."""
+    """True if the event is older than the retention time of the room."""
     public_room: bool = False
     soft_failed: bool = False
     outlier: bool = False
     always_included: bool = False
-    """True if the event is sent whatever the rule says, as sync sends current state."""
+    """True if the event is sent regardless of the rule, as sync does with the current state."""
 
 
 def known_visibility(value: object) -> str:
-    """Returns the setting for a value in an event. Any unknown value means ``shared``."""
+    """Returns the history visibility that a value in an event means. Any unknown value means ``shared``."""
     return value if isinstance(value, str) and value in HISTORY_VISIBILITIES else "shared"
 
 
 def effective_visibility(after: object, before: object, *, changes: bool) -> str:
-    """Returns the setting that applies to an event. For a change it is the more open of both settings."""
+    """Returns the history visibility that applies to an event.
+
+    For a change of history visibility, the more open of the old and the new setting applies.
+    """
     now = known_visibility(after)
     return min(now, known_visibility(before), key=HISTORY_VISIBILITIES.index) if changes else now
 
 
 def more_joined(one: str | None, other: str | None) -> str | None:
-    """Returns the one of two memberships with which a user sees more."""
+    """Returns the one of two memberships that lets a user see more."""
     return min((one, other), key=lambda value: _MEMBERSHIPS.index(value) if value in _MEMBERSHIPS else 5)
 
 
 def for_client(sight: Sight) -> Verdict:
-    """Returns the verdict for a user."""
+    """Returns the verdict for a user: whether they see the event, and the rule that decided."""
     if (hidden := _never(sight)) is not None:
         return Verdict(Answer.HIDDEN, hidden)
     if sight.always_included:
@@ -146,9 +150,10 @@ def for_client(sight: Sight) -> Verdict:
 
 
 def _never(sight: Sight) -> Rule | None:
-    """Returns the rule that hides the event from all users, or from this one, whatever the membership.
+    """Returns the rule that hides the event from this user without regard to the membership, or null.
 
-    Null: there is no such rule.
+    Soft failure and some event types hide an event from all users. An ignored sender and retention do not hide state
+    events.
     """
     if sight.soft_failed:
         return Rule.SOFT_FAILED
@@ -164,9 +169,9 @@ def _never(sight: Sight) -> Rule | None:
 def admits(sight: Sight) -> Rule | None:
     """Returns the rule by which the room's state lets the viewer see the event, or null.
 
-    Invited users see events while the setting is ``invited``, including the change to it and not the change away from
-    it. For a change by an erased sender only the new setting applies, because the redacted event does not show the old
-    one.
+    Invited users see events while the setting is ``invited``. They see the change to ``invited``, but not the change
+    from ``invited`` to another setting. For a change by an erased sender only the new setting applies, because the
+    redacted event does not show the old setting.
     """
     membership = _seen_as(sight)
     changes = sight.changes_visibility and not sight.sender_erased
@@ -189,7 +194,7 @@ def _seen_as(sight: Sight) -> str | None:
 def for_server(
     visibility: object, memberships: Collection[str | None], *, sender_erased: bool, state_known: bool = True
 ) -> Verdict:
-    """Returns the verdict for another server. ``memberships`` are those of its users after the event."""
+    """Returns the verdict for a server. ``memberships`` has the memberships of the server's users after the event."""
     if sender_erased:
         return Verdict(Answer.REDACTED, Rule.ERASED_SENDER)
     if not state_known:

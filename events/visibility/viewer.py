@@ -1,4 +1,4 @@
-"""Collects the facts for ``events.visibility.rule`` from the states around an event (pure)."""
+"""Collects the data for ``events.visibility.rule`` from the states before and after an event (pure)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class SeenEvent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """A user who reads, with the facts about them that are not in the room's states.
+    """A user who reads, with the data about this user that is not in the room's states.
 
-    ``peeking``: the user has no membership event, and reads the room as a world-readable one.
+    ``peeking`` means that the user has no membership event, and reads the room because it is world-readable.
     """
 
     user_id: str
@@ -46,19 +46,19 @@ class Viewer:
 
 
 def history_visibility(state: State) -> object:
-    """Returns the setting as it is written in the state, or null if there is none."""
+    """Returns the unchecked value in the history visibility event of the state, or null if the state has no such event."""
     found = state.get(HISTORY_VISIBILITY)
     return None if found is None else found.content.get("history_visibility")
 
 
 def membership(state: State, user_id: str) -> str | None:
-    """Returns the membership of a user, or null if there is no membership event."""
+    """Returns the membership of a user in the state, or null if the state has no membership event of the user."""
     found = state.get(("m.room.member", user_id))
     return None if found is None else found.membership
 
 
 def sight_of(event: SeenEvent, viewer: Viewer, before: State | None, after: State | None) -> Sight:
-    """Returns the facts about an event and a viewer. The states are null for an outlier.
+    """Returns the data about an event and a viewer that the rule needs. The states are null for an outlier.
 
     ``before`` is read only for changes of history visibility and for the viewer's own memberships.
     """

@@ -1,4 +1,4 @@
-"""Puts the reasons for visibility into sentences for people (pure).
+"""Explains the reasons for visibility in sentences for people (pure).
 
 Programs use the stable words of the rules (``events.visibility.rule``, ``events.visibility.access``) instead.
 """
@@ -26,7 +26,7 @@ RULES = {
     "retention": "The event is older than the room keeps messages.",
     "redaction_without_effect": "It is a redaction without effect: its target is not here, or its sender may not redact it.",
 }
-"""Stable word of a rule -> what it means."""
+"""Stable word of a rule -> its meaning."""
 REACHES = {
     "member": "The user is joined to the room now.",
     "before_leave": "The user has left the room, after this event.",
@@ -37,7 +37,7 @@ REACHES = {
     "outlier": "No user reaches an event whose place in the graph is not known.",
     "unknown": "Who may read the room is not known: events below others are missing.",
 }
-"""Stable word of ``events.visibility.access.Reach`` -> what it means."""
+"""Stable word of ``events.visibility.access.Reach`` -> its meaning."""
 
 
 class Explained(Protocol):
@@ -62,7 +62,7 @@ class Explained(Protocol):
 
 
 def answer_in_words(found: Explained) -> str:
-    """Returns the answer itself in one sentence."""
+    """Returns one sentence that says whether the user sees the event."""
     if not found.allowed:
         return "Hidden: the rule does not let this user see the event."
     if not found.reachable:
@@ -75,7 +75,7 @@ def answer_in_words(found: Explained) -> str:
 
 
 def reasons_in_words(found: Explained) -> list[str]:
-    """Returns the reasons as sentences, the deciding rule first."""
+    """Returns the reasons of the answer as sentences, the deciding rule first."""
     reasons = [RULES.get(found.rule, found.rule), REACHES.get(str(found.reach), str(found.reach))]
     if found.history_visibility is not None:
         membership = found.membership or "none"

@@ -1,1 +1,1 @@
-"""Archives of rooms: written before a purge, put back by a restore."""
+"""Archives of rooms. A job writes an archive before a purge, and another job restores it."""

@@ -1,6 +1,6 @@
-"""Parses the arguments that say where a room's history is cut: at an event, a time or a timeline token.
+"""Parses the arguments that say where to cut a room's history: at an event, a time or a timeline token.
 
-Jobs and commands that archive or purge history take these arguments.
+Jobs and commands that archive or purge history have these arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CUTS = ("before", "before_time", "before_token")
 def cut_arguments(*, required: bool) -> tuple[Argument, ...]:
     """Returns the arguments ``before``, ``before_time`` and ``before_token``.
 
-    At most one may be given, exactly one if ``required``.
+    A user may give at most one of the three. If ``required``, the user must give exactly one.
     """
     one_of = OneOf(required)
     return (
@@ -44,7 +44,10 @@ def cut_arguments(*, required: bool) -> tuple[Argument, ...]:
 
 
 def check_cut(checked: Mapping[str, Any], *, optional: bool = False) -> None:
-    """Raises ``UnusableArguments`` unless exactly one cut is given. If ``optional``, no cut is accepted too."""
+    """Raises ``UnusableArguments`` if more than one of the arguments ``before…`` is given, or if a token is malformed.
+
+    Unless ``optional`` is true, also raises ``UnusableArguments`` if none of these arguments is given.
+    """
     given = [name for name in _CUTS if checked[name] is not None]
     if len(given) > 1 or not (given or optional):
         raise UnusableArguments(f"Give one of {', '.join(_CUTS)}.")
@@ -56,7 +59,9 @@ def check_cut(checked: Mapping[str, Any], *, optional: bool = False) -> None:
 
 
 def depth_of_cut(arguments: Mapping[str, Any], using: str) -> int | None:
-    """Returns the depth of the cut that checked arguments give, or None if they give no cut.
+    """Returns the depth at which the checked arguments cut the room's history. Events below this depth are in the older part.
+
+    Returns None if none of the arguments ``before…`` is given.
 
     Raises ``UnknownRoom``, ``UnknownEvent`` and ``BadToken``.
     """

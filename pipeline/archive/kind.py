@@ -1,6 +1,6 @@
-"""Implements the job ``archive``, which writes a room, or its history below a cut, to Parquet files. Deletes nothing.
+"""Implements the job ``archive``, which writes a room, or its older history, to Parquet files. It deletes nothing.
 
-The cut is an event, a time or a timeline token.
+An event, a time or a timeline token says where the older history ends.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ ARCHIVE = (
     ),
     *_SPARK,
 )  # fmt: skip
-"""Arguments of jobs that archive before they delete."""
+"""Arguments of jobs that write an archive before they delete rows."""
 
 
 def check_archive(checked: Mapping[str, Any]) -> None:
-    """Raises ``UnusableArguments`` if options of the archive are given without its folder."""
+    """Raises ``UnusableArguments`` if ``spark`` or ``master`` is given without a folder for an archive."""
     if checked["archive"] is None and any(checked[one.name] is not None for one in _SPARK):
         raise UnusableArguments("spark and master are for the archive: name its folder, too.")
 
@@ -58,8 +58,8 @@ def check_archive(checked: Mapping[str, Any]) -> None:
 def archive_first(run: JobRun, request: PurgeRequest) -> tuple[PurgeRequest, dict[str, Any]]:
     """Archives the events that a purge of history is going to delete.
 
-    Returns the purge request, limited to the archived positions, and the archive's part of the job's summary. So events
-    that arrived after the archive was read are not deleted.
+    Returns (purge request, entry about the archive for the job's summary). The purge request is limited to the archived
+    positions. So the purge does not delete events that arrived after the archive was read.
     """
     told = run.arguments
     options = {one.name: told[one.name] for one in _SPARK}
@@ -69,7 +69,7 @@ def archive_first(run: JobRun, request: PurgeRequest) -> tuple[PurgeRequest, dic
 
 
 def archive_facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Returns the part of a job's summary that describes an archive."""
+    """Returns the figures of an archive for a job's summary: folder, events, state groups, files and bytes."""
     return {
         "folder": str(folder),
         "events": manifest.rows("event"),
@@ -80,7 +80,7 @@ def archive_facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 class ArchiveKind(JobKind):
-    """The job that writes the archive of a room. It deletes nothing."""
+    """The kind of job that writes the archive of a room. The job deletes nothing from the database."""
 
     name = "archive"
     help = "Write a room, or its history below an event, a time or a token, to Parquet files that restore takes back."
@@ -100,15 +100,18 @@ class ArchiveKind(JobKind):
     )  # fmt: skip
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Checks that at most one cut is given. Without a cut, the whole room is archived."""
+        """Raises ``UnusableArguments`` if more than one of the arguments for event, time and token is given.
+
+        If none of these arguments is given, the whole room is archived.
+        """
         check_cut(checked, optional=True)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Raises ``UnknownRoom``, ``UnknownEvent`` or ``BadToken`` if the room or the cut is not in the database."""
+        """Raises ``UnknownRoom``, ``UnknownEvent`` or ``BadToken`` if the database does not have the room, event or token."""
         depth_of_cut(arguments, using)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Writes the archive and returns its facts as the summary."""
+        """Writes the archive. Returns the summary: the room's ID, the depth of the cut, and the figures of the archive."""
         told, using = run.arguments, run.using
         cut = depth_of_cut(told, using)
         options = {name: told[name] for name in ("spark", "master", "delete_local")}

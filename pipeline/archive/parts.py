@@ -1,18 +1,17 @@
-"""Writes one file of an archive from a query, and checks it against the database's digest (no Django).
+"""Writes one file of an archive from a query, and checks it against the database's digest. Needs no Django.
 
-Runs in the driver or in executors. All files of an archive are read in one snapshot, which the driver keeps open. When
-``write_part`` returns, the file is on disk and was read back, and its row count and digest are the same as in the
-database. A repeated task writes its file again.
+Runs in Spark's driver or in executors. All queries for an archive use one snapshot, which the driver keeps open. When
+``write_part`` returns, the file is on disk and was read back. Its row count and digest equal those that the database
+computed. A repeated task writes its file again.
 
-Arrow, its PostgreSQL driver and pandas are imported only where a file is written or read. At the top of the module they
-would add a second to the start of every command.
+Arrow, its PostgreSQL driver and pandas are imported only where a file is written or read. Imports at the top of the
+module would add a second to the start of every command.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 from pipeline.archive.format import TABLES, ArchivedFile, digest_of, file_sha256
 from pipeline.errors import ArchiveDamaged
 from pipeline.private_files import open_new
-from streams.db.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArchivePart", "digest_sql", "in_snapshot", "read_batches", "write_part"]
+__all__ = ["ArchivePart", "count_rows", "digest_sql", "read_batches", "write_part"]
 
 _ROWS_PER_GROUP = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivePart:
-    """A file to write. ``query`` returns its rows in their order, with the columns of ``table``."""
+    """A file to write. ``query`` is the SQL that returns the file's rows in order, with the columns of ``table``."""
 
     table: str
     name: str
@@ -40,7 +38,10 @@ class ArchivePart:
 
 
 def digest_sql(table: str, query: str) -> str:
-    """Returns a query for (number of rows, digest) of the rows of ``query``, computed as by ``format.digest_of``."""
+    """Returns an SQL query with the result (number of rows, digest) for the rows of ``query``.
+
+    ``format.digest_of`` computes the same digest from Arrow batches.
+    """
     names = [name for name in TABLES[table].of_digest if name != "json"]
     values = ", ".join(f"coalesce({name}::text, '\\N')" for name in names)
     line = f"convert_to(concat_ws(chr(31), {values}), 'UTF8')"
@@ -50,22 +51,6 @@ def digest_sql(table: str, query: str) -> str:
         "SELECT count(*), encode(sha256(coalesce(string_agg(hash, ''::bytea ORDER BY place), ''::bytea)), 'hex') "
         f"FROM (SELECT sha256({line}) AS hash, row_number() OVER () AS place FROM ({query}) AS listed) AS hashed"
     )
-
-
-@contextmanager
-def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
-    """Opens a connection in the snapshot and yields its cursor.
-
-    Use one cursor for many files: opening a connection takes as long as reading some thousand rows.
-    """
-    import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - slow, see the module's docstring
-
-    with closing(adbc_driver_postgresql.dbapi.connect(dsn)) as connection, connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-        cursor.execute(NO_LIMITS)
-        cursor.fetchall()
-        yield cursor
 
 
 def write_part(cursor: Any, folder: str, part: ArchivePart) -> dict[str, Any]:
@@ -96,15 +81,29 @@ def _write(path: Path, table: str, batches: pa.RecordBatchReader) -> None:
         os.fsync(file.fileno())
 
 
+def count_rows(path: Path) -> int:
+    """Returns the number of rows of a file, as its footer says. Raises ``ArchiveDamaged`` if the footer cannot be read."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with pq.ParquetFile(path) as file:
+            return int(file.metadata.num_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveDamaged(f"{path} cannot be read: {error}. Take another copy of the archive.") from error
+
+
 def read_batches(path: Path, table: str, rows: int = _ROWS_PER_GROUP) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file in their order. Raises ``ArchiveDamaged`` if it cannot be read."""
+    """Yields the rows of a file in order. Raises ``ArchiveDamaged`` if the file cannot be read."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if file.schema_arrow.names != TABLES[table].schema().names:
-                raise ArchiveDamaged(f"{path} has other columns than a table {table!r} of an archive.")
+            if not file.schema_arrow.equals(TABLES[table].schema()):
+                raise ArchiveDamaged(
+                    f"{path} has other columns than a table {table!r} of an archive. Take another copy of the archive."
+                )
             yield from file.iter_batches(rows)
     except (OSError, pa.ArrowException) as error:
         raise ArchiveDamaged(f"{path} cannot be read: {error}. Take another copy of the archive.") from error

@@ -1,15 +1,15 @@
-"""Implements the job ``restore``, which puts an archive back. Every file is checked before anything is written.
+"""Implements the job ``restore``, which restores an archive. Every file is checked before anything is written.
 
-If the room still exists, its events come back in small transactions, with a pause after each. Events that are stored
-already are left alone. A killed job can be run again: the table that maps archived state groups to new ones shows which
-groups the killed job has copied.
+If the room still exists, its events are restored in small transactions, with a pause after each. Events that are stored
+already are not changed. A killed job can be run again. A table maps the ID of each archived state group to the ID of
+its copy in the database. The table's name is computed from the archive's manifest. The table commits together with the
+copies. So the next run finds the table and copies no state group twice.
 
-If the room no longer exists, it comes back as a whole, in one transaction. ``events.maintenance.restore`` has the SQL.
+If the room no longer exists, it is restored as a whole, in one transaction. ``events.maintenance.restore`` has the SQL.
 """
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from events.errors import PurgeRefused
 from events.maintenance.purge_history import purge_lock
@@ -33,16 +33,18 @@ from events.maintenance.restore import (
     restore_visibility,
 )
 from events.models import CurrentState, Room
+from events.room_lock import room_transaction
 from pipeline.archive.folders import folder_of_archive
 from pipeline.archive.format import MANIFEST, ArchivedFile, Manifest
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
-from pipeline.errors import ArchiveElsewhere
+from pipeline.errors import ArchiveDamaged, ArchiveElsewhere
 from pipeline.jobs.arguments import JSON, Argument, Type
 from pipeline.jobs.run import Count, JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from streams import registry
 from streams.caching import invalidate_room_state
+from streams.db import driver
 from streams.db.consistent_read import long_transaction
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def _folder(_: str, value: Any) -> str:
 
 
 class RestoreKind(JobKind):
-    """The job that puts an archive back."""
+    """The kind of job that restores an archive."""
 
     name = "restore"
     help = "Put an archive of a room back: its events, their states and who sees them. What is here stays as it is."
@@ -74,7 +76,7 @@ class RestoreKind(JobKind):
     )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Checks all files, then restores them. Returns the summary."""
+        """Checks all files of the archive, then restores their rows. Returns the summary."""
         folder = Path(run.arguments["archive"])
         with run.stage("check", None, "bytes") as count:
             manifest = open_archive(folder, count.add)
@@ -90,7 +92,7 @@ class RestoreKind(JobKind):
 
 
 class _Restore:
-    """The restore of one archive."""
+    """One run of the job that restores an archive."""
 
     def __init__(self, run: JobRun, folder: Path, manifest: Manifest) -> None:
         self._run, self._folder, self._manifest = run, folder, manifest
@@ -148,11 +150,19 @@ class _Restore:
                         "yet: it is of another one, or of a later time. Import its events: manage.py import_events --as-history "
                         f"{self._folder}/event-*.parquet"
                     )
+        rooms = [
+            row for batch in self._batches("room") for row in batch.select(["room_id", "room_version"]).to_pylist()
+        ]
+        if rooms != [{"room_id": self._room_id, "room_version": self._manifest.room_version}]:
+            raise ArchiveDamaged(
+                f"{self._folder}: the files are not those of {self._room_id} in room version {self._manifest.room_version}, "
+                "which the manifest names. Take another copy of the archive; nothing was changed."
+            )
 
     # --- tables -----------------------------------------------------------------------------------------------------
 
     def _temporary(self, cursor: Any) -> None:
-        """Creates the temporary tables. Fills all of them except those for events and state groups."""
+        """Creates the temporary tables. Fills all of them except those for events, state groups and deltas."""
         self._drop_temporary()
         for name, columns in TEMPORARY.items():
             cursor.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
@@ -176,9 +186,12 @@ class _Restore:
     # --- state groups -----------------------------------------------------------------------------------------------
 
     def _copy_groups(self, cursor: Any) -> None:
-        """Copies the state groups that the missing events need, and all groups that these build on.
+        """Copies archived state groups to the database.
 
-        Does nothing if a killed job has copied them already.
+        These are the groups of archived events that are not stored here, and all groups below these groups.
+
+        A group is stored as a delta to the group below it. Does nothing if an earlier run of the job, which was killed,
+        has copied these groups.
         """
         if self._has_mapping(cursor):
             return
@@ -191,12 +204,13 @@ class _Restore:
                 for batch in self._batches(table):
                     _copy(cursor, f"restored_{table}", _only(batch, column, needed))
             cursor.execute("ANALYZE restored_group; ANALYZE restored_delta")
-            # The mapping commits with the groups. If it exists when a killed job is run again, all of them were copied.
+            # The mapping commits with the groups. If the mapping exists when a killed job is run again, all groups were
+            # copied.
             copy_groups(cursor, self._room_id, self._mapping)
             cursor.execute("TRUNCATE restored_group, restored_delta")
 
     def _has_mapping(self, cursor: Any) -> bool:
-        """Returns true if a killed job copied the state groups and all the copies still exist."""
+        """Returns true if an earlier run, which was killed, copied the state groups, and all copies still exist."""
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [self._mapping])
         if not cursor.fetchone()[0]:
             return False
@@ -222,9 +236,9 @@ class _Restore:
 
     @staticmethod
     def _below(needed: set[int], below: list[tuple[int, int | None]]) -> set[int]:
-        """Returns the state groups in ``needed`` and all groups that these build on.
+        """Returns the IDs of the state groups in ``needed``, and of all groups below them.
 
-        ``below`` holds (group, the group that it builds on), sorted by the first.
+        ``below`` holds (state group, the group to which it is a delta or None), in ascending order of the state group.
         """
         found = set(needed)
         for group, prev in reversed(below):
@@ -240,12 +254,12 @@ class _Restore:
             deque(steps if gone else throttled(steps), maxlen=0)
 
     def _steps(self, count: Count, gone: bool) -> Iterator[None]:
-        """Restores the events in batches, each in a transaction. Yields after each batch.
+        """Restores the events in batches, each batch in a transaction. Yields after each batch.
 
         If the room is gone, these transactions are savepoints of one outer transaction.
         """
         for batch in self._batches("event"):
-            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            with room_transaction(self._using), connections[self._using].cursor() as cursor:
                 _copy(cursor, "restored_event", batch)
                 restore_events(self._room_id, self._mapping, self._using, self._done, whole=gone)
             count.add(batch.num_rows)
@@ -263,7 +277,7 @@ class _Restore:
 
 
 def _only(batch: pa.RecordBatch, column: str, wanted: set[int]) -> pa.RecordBatch:
-    """Returns the rows whose value in ``column`` is one of ``wanted``."""
+    """Returns the rows of ``batch`` whose value in ``column`` is in ``wanted``."""
     import pyarrow as pa  # noqa: PLC0415 - only where rows are read
 
     return batch.filter(pa.array([value in wanted for value in batch.column(column).to_pylist()], pa.bool_()))
@@ -278,4 +292,4 @@ def _copy(cursor: Any, table: str, batch: pa.RecordBatch) -> None:
     encoder = pgpq.ArrowToPostgresBinaryEncoder(batch.schema)
     content = encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
     columns = ", ".join(batch.schema.names)
-    cursor.copy_expert(f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)", io.BytesIO(content))
+    driver.copy_in(cursor, f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)", content)

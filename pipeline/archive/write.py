@@ -1,17 +1,19 @@
-"""Writes the archive of a room to Parquet files: all events, or those that a purge will delete (driver, with Django).
+"""Writes the archive of a room to Parquet files: all events, or those that a purge will delete.
 
 The room is read in one snapshot. If there are many events, Spark's executors write the files. Otherwise this process
-does, with the same code. The folder of a finished archive no longer ends in ``.partial``. The next archive of the room
-deletes the folders that killed or failed jobs left.
+writes the files, with the same code. While an archive is being written, the name of its folder ends in ``.partial``. A
+killed or failed job may leave such a folder. The next job that archives the room deletes it.
 
-Callers hold ``events.maintenance.purge_history.purge_lock``, so that nothing is deleted or restored meanwhile.
+The caller must hold ``events.maintenance.purge_history.purge_lock``. So no other job purges or restores the room
+meanwhile.
+
+Runs in the job's process, which is Spark's driver if executors write the files. Needs Django.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -21,27 +23,35 @@ from typing import Any
 
 from events.errors import UnknownRoom
 from events.maintenance.purge_batch import PURGED, PurgeRequest
-from pipeline.archive.format import PARTIAL, ArchivedFile, Manifest, write_manifest
-from pipeline.archive.parts import ArchivePart, in_snapshot, write_part
+from pipeline.archive.format import (
+    MOST_FILES,
+    ONE_FILE,
+    ONE_FILE_OF_WHOLE,
+    PARTIAL,
+    ArchivedFile,
+    Manifest,
+    write_manifest,
+)
+from pipeline.archive.parts import ArchivePart, write_part
 from pipeline.disk_full import disk_full
-from pipeline.errors import DiskFull
+from pipeline.errors import ArchiveTooLarge, DiskFull
 from pipeline.jobs.run import JobRun
-from pipeline.private_files import fsync_folder
+from pipeline.private_files import fsync_folder, make_folder, remove_folder
+from pipeline.source.shared_snapshot import SHARE_SNAPSHOT, in_snapshot
 from pipeline.spark.run_tasks import run_tasks
 from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
 from streams.db import driver
-from streams.db.long_transactions import NO_LIMITS
 
 __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 
+_NAME = "replsite archive"
 EVENTS_PER_FILE = 20_000
 GROUPS_PER_FILE = 50_000
 SPARK_EVENTS = 200_000
-"""The number of events from which on Spark writes the files, unless the request says otherwise."""
+"""With at least this number of events, Spark writes the files, unless the request says otherwise."""
 
 _LOCK_ROOM = "SELECT room_version FROM events_room WHERE room_id = %s FOR UPDATE"
-_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
 _POSITIONS = (
     "SELECT coalesce(min(stream_ordering), 0), coalesce(max(stream_ordering), 0) FROM events_event WHERE room_id = %s"
 )
@@ -58,8 +68,8 @@ FROM events_event e LEFT JOIN events_eventjson j USING (event_id) LEFT JOIN even
 WHERE {selected} AND (e.topological_ordering, e.stream_ordering) BETWEEN (%(low_depth)s, %(low)s) AND (%(high_depth)s, %(high)s)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
-#: The latest and the earliest event of every file, and the number of its events. Depths and positions are negated, so
-#: that min() gives the latest event.
+#: Selects the latest and the earliest event of every file, and the number of its events. Depths and positions are negated, so
+#: that min() returns the latest event.
 _EVENT_BOUNDS = """
 SELECT min(ARRAY[-topological_ordering, -stream_ordering]), max(ARRAY[-topological_ordering, -stream_ordering]), count(*) FROM (
     SELECT e.topological_ordering, e.stream_ordering,
@@ -67,7 +77,7 @@ SELECT min(ARRAY[-topological_ordering, -stream_ordering]), max(ARRAY[-topologic
     FROM events_event e WHERE {selected}
 ) AS numbered GROUP BY file ORDER BY file
 """
-#: State groups of the selected events, and all groups that these build on. Of each chain, all groups up to the highest
+#: State groups of the selected events, and all groups that these are deltas to. Of each chain, all groups up to the highest
 #: needed one are included.
 _REACH = """
 WITH RECURSIVE own AS MATERIALIZED (
@@ -100,7 +110,7 @@ FROM (SELECT g.chain, g.id {_REACHED} AND g.id BETWEEN %(low)s AND %(high)s) AS 
 JOIN state_stategroupdelta d ON d.chain = needed.chain AND d.state_group = needed.id
 ORDER BY d.state_group, d.type, d.state_key
 """
-#: Tables that fit into one file each.
+#: Tables that fit into one file each: ``ONE_FILE`` and ``ONE_FILE_OF_WHOLE``.
 _SINGLE: Mapping[str, str] = {
     "room": "SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved "
     "FROM events_room WHERE room_id = %(room)s",
@@ -109,9 +119,6 @@ _SINGLE: Mapping[str, str] = {
     "gap": "SELECT event_id FROM events_backwardextremity WHERE room_id = %(room)s ORDER BY event_id",
     "hole": "SELECT stream_ordering, instance_name FROM events_timelinegap WHERE room_id = %(room)s ORDER BY stream_ordering",
     "visibility": "SELECT user_id, kind, first, last FROM events_eventvisibility WHERE room_id = %(room)s ORDER BY id",
-}
-#: Tables that only the archive of a whole room contains. A purge of history does not touch them.
-_SINGLE_OF_WHOLE: Mapping[str, str] = {
     "current": "SELECT type, state_key, event_id, membership FROM events_currentstate WHERE room_id = %(room)s "
     "ORDER BY type, state_key",
     "change": "SELECT stream_ordering, instance_name, (extract(epoch FROM received_at) * 1000000)::bigint AS received_us, "
@@ -122,9 +129,10 @@ _SINGLE_OF_WHOLE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRequest:
-    """The room and folder of an archive: events below depth ``cut``, or the whole room if ``cut`` is None.
+    """The arguments for writing an archive of the events below depth ``cut``, or of the whole room if ``cut`` is None.
 
-    If ``spark`` is None, Spark writes the files only if there are many events. True and false decide it.
+    If ``spark`` is true, Spark writes the files. If it is false, this process writes them. If it is None, Spark writes
+    them if there are many events.
     """
 
     room_id: str
@@ -138,22 +146,23 @@ class ArchiveRequest:
 def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
     """Writes and checks an archive. Returns its folder and manifest.
 
-    Raises ``UnknownRoom``, ``ArchiveDamaged``, ``DiskFull``, and errors of Spark and the database. After an error no
-    archive is left.
+    Raises ``UnknownRoom``, ``ArchiveDamaged``, ``ArchiveTooLarge``, ``DiskFull``, and errors of Spark and the database.
+    An archive that failed with an error is not left under its final name.
     """
     for left in partial_archives(request.folder, request.room_id):
-        shutil.rmtree(left)
+        remove_folder(left)
     final = request.folder / f"{_name(request.room_id)}-{run.id}"
     folder = final.with_name(final.name + PARTIAL)
     try:
         with disk_full():
+            make_folder(request.folder)
             folder.mkdir(mode=0o700)
             manifest = _Archive(run, request, folder).write()
             write_manifest(folder, manifest)
             _put_in_place(folder, final)
     except BaseException as error:
         with suppress(OSError):
-            shutil.rmtree(folder)
+            remove_folder(folder)
         if isinstance(error, DiskFull):
             raise DiskFull(
                 f"The disk of {request.folder} is full: no archive was written and nothing was deleted. Free space, run it again."
@@ -163,7 +172,7 @@ def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
 
 
 def partial_archives(folder: Path, room_id: str) -> list[Path]:
-    """Returns the folders of unfinished archives of the room, which killed jobs left in ``folder``."""
+    """Returns the folders of unfinished archives of the room that killed jobs have left in ``folder``."""
     return sorted(folder.glob(f"{_name(room_id)}-*{PARTIAL}"))
 
 
@@ -174,9 +183,9 @@ def _name(room_id: str) -> str:
 
 
 def _put_in_place(folder: Path, final: Path) -> None:
-    """Gives the archive its final name.
+    """Renames the archive to its final name.
 
-    When this returns, a power cut cannot undo the renaming. So the archived rows may be deleted.
+    When this function returns, a power failure cannot undo the renaming. So the archived rows may then be deleted.
     """
     # The files' contents are on disk already, but their names may not be. Three names must be synced: those of the files in
     # the folder, that of the folder itself, and those of the folders above, which may be just as new.
@@ -192,7 +201,7 @@ def _put_in_place(folder: Path, final: Path) -> None:
 def _snapshot(room_id: str, using: str) -> Iterator[tuple[Any, str, str]]:
     """Yields (cursor in a snapshot of the room, name of the snapshot, room version)."""
     with (
-        closing(driver.direct_connection(using, application_name="replsite archive")) as reading,
+        closing(driver.direct_connection(using, application_name=_NAME)) as reading,
         closing(driver.direct_connection(using, application_name="replsite archive lock")) as locking,
         reading.cursor() as cursor,
     ):
@@ -204,7 +213,8 @@ def _snapshot(room_id: str, using: str) -> Iterator[tuple[Any, str, str]]:
             found = lock.fetchone()
             if found is None:
                 raise UnknownRoom(f"There is no room {room_id!r:.300}.")
-            cursor.execute(_SNAPSHOT)
+            cursor.execute(SHARE_SNAPSHOT)
+            driver.go_to_last_result(cursor)
             name = cursor.fetchone()[0]
         yield cursor, name, found[0]
 
@@ -218,7 +228,7 @@ class _Archive:
         purge = PurgeRequest(request.room_id, request.cut or 0, request.delete_local, run.using)
         self._names = purge.names
         self._selected = _WHOLE if whole else PURGED
-        self._single = {**_SINGLE, **_SINGLE_OF_WHOLE} if whole else _SINGLE
+        self._single = ONE_FILE + ONE_FILE_OF_WHOLE if whole else ONE_FILE
 
     def write(self) -> Manifest:
         """Writes all files and returns the manifest."""
@@ -241,7 +251,7 @@ class _Archive:
         )
 
     def _parts(self, cursor: Any) -> tuple[list[ArchivePart], int]:
-        """Returns the files to write, and the number of events in them."""
+        """Returns (files to write, number of events in these files). Raises ``ArchiveTooLarge``."""
         parts: list[ArchivePart] = []
         events = 0
         for first, last, count in self._ask(cursor, _EVENT_BOUNDS, size=EVENTS_PER_FILE):
@@ -252,7 +262,12 @@ class _Archive:
         for number, (low, high) in enumerate(self._ask(cursor, _GROUP_BOUNDS, size=GROUPS_PER_FILE)):
             for table, query in (("group", _GROUPS), ("delta", _DELTAS)):
                 parts.append(self._part(cursor, table, query, number, {"low": low, "high": high}))
-        parts += [self._part(cursor, table, query, 0, {}) for table, query in self._single.items()]
+        parts += [self._part(cursor, table, _SINGLE[table], 0, {}) for table in self._single]
+        if len(parts) > MOST_FILES:  # before anything is written: no restore would take it
+            raise ArchiveTooLarge(
+                f"The archive would have {len(parts):,} files, and at most {MOST_FILES:,} can be restored. Archive the history "
+                "before an earlier event, and delete it, several times. Nothing was written or deleted."
+            )
         return parts, events
 
     def _ask(self, cursor: Any, query: str, **names: Any) -> list[Any]:
@@ -264,18 +279,18 @@ class _Archive:
         return query.replace("{reach}", _REACH).replace("{selected}", self._selected)
 
     def _part(self, cursor: Any, table: str, query: str, number: int, names: Mapping[str, Any]) -> ArchivePart:
-        text = cursor.mogrify(self._text(query), {**self._names, **names}).decode()
+        text = driver.with_values(cursor, self._text(query), {**self._names, **names})
         return ArchivePart(table, f"{table}-{number:05}.parquet", text)
 
     def _write(self, parts: Sequence[ArchivePart], events: int, snapshot: str) -> list[ArchivedFile]:
-        """Writes the files, with Spark or one after the other in this process. Returns them in the order of ``parts``."""
+        """Writes the files, with Spark or in this process. Returns an ``ArchivedFile`` for each of ``parts``."""
         uses_spark = self._request.spark if self._request.spark is not None else events >= SPARK_EVENTS
         return (self._with_spark if uses_spark else self._in_process)(parts, snapshot)
 
     def _in_process(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
         files = []
         with (
-            in_snapshot(driver.dsn(self._run.using), snapshot) as cursor,
+            in_snapshot(driver.dsn(self._run.using), snapshot, _NAME) as cursor,
             self._run.stage("archive", len(parts), "files") as count,
         ):
             for part in parts:
@@ -284,13 +299,13 @@ class _Archive:
         return files
 
     def _with_spark(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
-        """Writes each file in a Spark task of its own. Progress is the number of files in the folder."""
+        """Writes each file in a Spark task. Reports as progress the number of files that are in the folder."""
         import json  # noqa: PLC0415 - travels with the task
 
         dsn, folder = driver.dsn(self._run.using), str(self._folder)
 
         def work(number: int) -> str:
-            with in_snapshot(dsn, snapshot) as cursor:
+            with in_snapshot(dsn, snapshot, _NAME) as cursor:
                 return json.dumps(write_part(cursor, folder, parts[number]))
 
         written = lambda: len(list(self._folder.glob("*.parquet")))  # noqa: E731 - called from another thread

@@ -1,6 +1,7 @@
-"""Reads one piece of an exported table in an executor, in the snapshot of the whole export (no Django).
+"""Reads one piece of an exported table in an executor, in the snapshot of the whole export. Needs no Django.
 
-Each piece has its own connection. Rows come as Arrow batches of some megabytes, so memory is bounded by the size of a batch.
+Each piece is read on a connection of its own. Rows come as Arrow batches of some megabytes
+(``pipeline.source.shared_snapshot``). So the memory of a task does not grow with its piece.
 """
 
 from __future__ import annotations
@@ -9,25 +10,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg2.extensions
-
 from events.format.client_format import pruned_json
-from streams.db.long_transactions import NO_LIMITS
+from pipeline.source.shared_snapshot import in_snapshot, read_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ExportPiece", "Exporting", "arrow_schema", "read_export"]
 
-_BATCH_BYTES = 4 * 1024 * 1024
 _DAY = "day"
 
 
 @dataclass(frozen=True, slots=True)
 class Exporting:
-    """The settings that all pieces of a table share.
+    """The settings for reading an exported table, the same for all its pieces.
 
-    ``columns`` are (name, kind). If the table is divided by days, the last column is the day.
+    ``columns`` holds (name, kind) of each column. If the table is divided by days, the last column is the day.
     """
 
     dsn: str
@@ -37,13 +35,13 @@ class Exporting:
 
 @dataclass(frozen=True, slots=True)
 class ExportPiece:
-    """The query of a piece, with all values inserted."""
+    """A piece of an exported table: the SQL query for its rows, with all values inserted as literals."""
 
     query: str
 
 
 def arrow_schema(columns: Sequence[tuple[str, str]]) -> pa.Schema:
-    """Returns the columns as an Arrow schema."""
+    """Returns an Arrow schema. ``columns`` holds (name, kind) of each column."""
     import pyarrow as pa  # noqa: PLC0415 - executors, and drivers that export
 
     kinds = {"string": pa.string(), "json": pa.string(), "int64": pa.int64(), "bool": pa.bool_(), "date": pa.date32()}
@@ -51,23 +49,13 @@ def arrow_schema(columns: Sequence[tuple[str, str]]) -> pa.Schema:
 
 
 def read_export(work: Exporting, piece: ExportPiece) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a piece.
+    """Yields the rows of a piece as Arrow batches.
 
-    Raises an error if the snapshot is gone. The snapshot ends with the process of the export.
+    Raises an error of the database driver if the snapshot has ended. The snapshot ends with the process of the export.
     """
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
-
-    options = {"application_name": "replsite export", "connect_timeout": 10}
-    dsn = psycopg2.extensions.make_dsn(work.dsn, **options)
     schema = arrow_schema(work.columns)
-    with dbapi.connect(dsn, autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
-        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        cursor.execute(f"SET TRANSACTION SNAPSHOT '{work.snapshot}'")
-        cursor.execute(NO_LIMITS)
-        cursor.fetchall()
-        cursor.execute(piece.query)
-        for batch in cursor.fetch_record_batch():
+    with in_snapshot(work.dsn, work.snapshot, "replsite export") as cursor:
+        for batch in read_batches(cursor, piece.query):
             yield _as_exported(batch, schema)
 
 
@@ -86,7 +74,7 @@ def _as_exported(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _without_redacted(batch: pa.RecordBatch) -> pa.Array:
-    """Returns the column ``json``, with the pruned form of each redacted event."""
+    """Returns the column ``json`` of a batch, in which each redacted event is replaced by its pruned form."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
     from pyarrow import compute  # noqa: PLC0415
 

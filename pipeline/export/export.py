@@ -1,14 +1,14 @@
-"""Exports tables to Parquet through Spark, all from one snapshot (driver, with Django).
+"""Exports tables to Parquet through Spark, all from one snapshot. Runs in Spark's driver, and needs Django.
 
     FOLDER/events/room_bucket=3/day=2026-01-31/part-….parquet      rows by room and position
     FOLDER/export.json                                             a list of the folder's contents, moved there last
 
-All rows of a room are in one bucket (``export.tables.room_bucket``). So 100,000 rooms make no more folders than 100
-rooms do, and the statistics of a Parquet file tell which rooms it has.
+All rows of a room are in one bucket (``export.tables.room_bucket``). So the number of folders does not grow with the
+number of rooms. The statistics of a Parquet file tell which rooms the file has.
 
-Each table is written to a folder beside the old one, and its rows are counted against the database. The tables are
-moved into place only when all of them are written. So an export that was interrupted, or ran out of disk, leaves the
-folder as it was.
+Each table is written to a new folder beside the folder of the last export. The rows in the new folder are counted and
+compared with the database. The new folders replace the old ones only when all tables are written. So an export that is
+interrupted or fills the disk leaves the last export as it was.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -25,26 +24,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.disk_full import disk_full
-from pipeline.errors import DiskFull, ExportDiffers, ExportRunning, SparkFailed, UnusableArguments
+from pipeline.errors import DiskFull, ExportDiffers, SparkFailed, UnusableArguments
 from pipeline.export.executor import Exporting, ExportPiece, arrow_schema, read_export
+from pipeline.export.folder import MANIFEST, OLD, PARTIAL, export_lock
 from pipeline.export.tables import TABLES, ExportedTable, buckets_for
 from pipeline.jobs.run import JobRun
-from pipeline.private_files import make_folder, open_new
+from pipeline.private_files import make_folder, open_new, remove_folder
+from pipeline.source.shared_snapshot import SHARE_SNAPSHOT
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
 from streams.core.queries import STORED_POSITIONS
 from streams.db import driver
-from streams.db.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["MANIFEST", "ExportRequest", "TableFigures", "export_tables"]
+__all__ = ["ExportRequest", "TableFigures", "export_tables"]
 
-MANIFEST = "export.json"
-PARTIAL = ".partial"
-OLD = ".replaced"
 _FORMAT = 1
 _DAY_MS = 86_400_000
 _ROWS_PER_PIECE = 50_000
@@ -53,15 +50,11 @@ _ROWS_PER_TASK = 200_000
 _MOST_TASKS = 2_000
 _ROWS_PER_FILE = 1_000_000
 _IO_ERROR = re.compile(r"(?:IOException|FSError): ([^\n]+)")
-_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
-#: Sites in several schemas of one database may export to the same folder. So the name of this lock does not contain a
-#: schema.
-_ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.export:' || %s, 0))"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """The tables to export, and the folder. ``since`` and ``until`` are days since 1970; ``until`` is exclusive."""
+    """The arguments of an export. ``since`` and ``until`` limit the days, counted from 1970; ``until`` is exclusive."""
 
     folder: Path
     tables: Sequence[str] = tuple(TABLES)
@@ -126,25 +119,18 @@ def _partial(folder: Path, table: str) -> Path:
 
 @contextmanager
 def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
-    """Yields (cursor in a snapshot, name of the snapshot).
+    """Yields (cursor in a snapshot of the database, name under which other sessions can open the snapshot).
 
     A session lock keeps other exports out of the folder while the block runs.
     """
     with (
         closing(driver.direct_connection(using, application_name="replsite export")) as connection,
         connection.cursor() as cursor,
+        export_lock(cursor, folder),
     ):
-        cursor.execute(_ONLY_ONE, [str(folder.resolve())])
-        if not cursor.fetchone()[0]:
-            raise ExportRunning(f"Another export to {folder} is at work; see manage.py jobs.")
-        try:
-            cursor.execute(_SNAPSHOT)
-            yield cursor, cursor.fetchone()[0]
-        finally:
-            # Released here and not by closing the connection: the server ends the session some time later, and an export that
-            # starts right now would find the lock taken.
-            with suppress(driver.DatabaseError):
-                cursor.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
+        cursor.execute(SHARE_SNAPSHOT)
+        driver.go_to_last_result(cursor)
+        yield cursor, cursor.fetchone()[0]
 
 
 class _Export:
@@ -156,7 +142,7 @@ class _Export:
         self._made_at_ms = time.time_ns() // 1_000_000
 
     def write(self) -> dict[str, Any]:
-        """Writes all tables beside the old ones, then moves them into place, the manifest last. Returns the manifest."""
+        """Writes all tables beside the old ones, then replaces the old ones. Returns the manifest, which is moved last."""
         request = self._request
         names = (*request.tables, MANIFEST)
         _settle(request.folder)
@@ -217,12 +203,11 @@ class _Export:
         return self._cursor.fetchone()
 
     def _text(self, query: str, values: Mapping[str, object]) -> str:
-        text: bytes = self._cursor.mogrify(query, values or None)
-        return text.decode()
+        return driver.with_values(self._cursor, query, values or None)
 
 
 def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Returns the columns of a table as (name, kind), and the query that selects them."""
+    """Returns (columns, query) for a table. The columns are (name, kind), and the query selects them."""
     columns = [(name, kind) for name, kind, _ in table.columns]
     selected = [f"{sql} AS {name}" for name, _, sql in table.columns]
     if table.day is not None:
@@ -232,7 +217,10 @@ def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], .
 
 
 def _checked(target: _Target, days: int) -> TableFigures:
-    """Returns the figures of the written files. Raises ``ExportDiffers`` if their row count differs from the database's."""
+    """Returns the figures of a written table, as read from its files.
+
+    Raises ``ExportDiffers`` if the files have more or fewer rows than the database.
+    """
     found, files, size = _count(target.folder)
     if found != target.rows:
         raise ExportDiffers(
@@ -243,9 +231,9 @@ def _checked(target: _Target, days: int) -> TableFigures:
 
 
 def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int, int]]:
-    """Divides the keys from ``low`` to ``high`` into ranges. Yields (first key, last key) of each range.
+    """Divides the integer keys from ``low`` to ``high`` into ranges of equal width. Yields (first key, last key) of each range.
 
-    If the keys have few gaps, all ranges have about the same number of rows. Yields nothing if there are no keys.
+    If the table has no rows, ``low`` and ``high`` are null, and no range is yielded.
     """
     if low is None or high is None:
         return
@@ -257,7 +245,7 @@ def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The destination of a table's rows."""
+    """The folder to which a table is written, with the numbers of its room buckets and of the rows in the database."""
 
     folder: Path
     buckets: int
@@ -266,7 +254,7 @@ class _Target:
 
 
 def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], target: _Target, done: Any) -> None:
-    """Reads all pieces with Spark, groups the rows by bucket and day, and writes them sorted as the table says."""
+    """Reads all pieces with Spark, groups the rows by bucket and day, and writes them sorted by ``order`` of the table."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
@@ -299,8 +287,8 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
 def _why(text: str) -> str:
     """Extracts the reason of a failure from the text of a Spark error.
 
-    If a file could not be written, the reason is the operating system's message. Otherwise it is the error of our own
-    code.
+    If a file could not be written, the reason is the operating system's message. Otherwise the reason is the error that
+    this package's code raised.
     """
     found = _IO_ERROR.findall(text)
     return found[-1][:1000] if found else error_summary(text)
@@ -325,9 +313,9 @@ def _count(folder: Path) -> tuple[int, int, int]:
 
 
 def _put_in_place(folder: Path, names: Sequence[str]) -> None:
-    """Replaces the old tables by the new ones, and the manifest last.
+    """Replaces the old tables ``names`` in ``folder`` by the new ones. The manifest is the last of them.
 
-    The tables are renamed, which takes no time and can be undone.
+    Folders are only renamed, which takes no time and can be undone.
     """
     # The manifest is the last name. It is the first to be moved away and the last to be put in place. So a folder with a
     # manifest always holds the tables that it describes, even if the process is killed in between (see ``_settle``).
@@ -349,7 +337,7 @@ def _put_in_place(folder: Path, names: Sequence[str]) -> None:
 def _settle(folder: Path) -> None:
     """Completes or undoes a replacement of tables that was interrupted.
 
-    If the new manifest is in place, the old tables are deleted. Otherwise they are moved back.
+    If the new manifest is in place, the old tables are deleted. Otherwise the old tables are moved back.
     """
     done = (folder / MANIFEST).exists()
     for name in (*TABLES, MANIFEST):
@@ -368,6 +356,6 @@ def _old(folder: Path, name: str) -> Path:
 def _remove(path: Path) -> None:
     """Removes a folder or file if it exists."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_folder(path)
     else:
         path.unlink(missing_ok=True)

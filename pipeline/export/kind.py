@@ -1,8 +1,8 @@
 """Implements the job ``export``: its arguments and its summary.
 
-A user who may queue jobs need not have the right to write everywhere. So a queued export goes to a folder below
-``exports`` in the pipeline's own folder, and its argument is relative to ``exports``. The command ``export`` has the
-rights of its user, without such a limit.
+A user who may queue jobs need not have the right to write everywhere. So a queued export is written to a folder below
+``exports`` in the pipeline's own folder. Its argument ``folder`` is relative to ``exports``. The command ``export``
+runs with the rights of its user, so it may write to any folder.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TextIO
 from django.core.management.base import BaseCommand
 
 from events.arguments import can_be_stored
-from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
+from pipeline.export.folder import exports_folder
 from pipeline.export.tables import MOST_BUCKETS, TABLES
 from pipeline.jobs.arguments import JSON, ROOMS, Argument, Type
 from pipeline.jobs.command import JobSubject
@@ -31,10 +31,6 @@ _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
-def _exports() -> Path:
-    return pipeline_settings().folder / "exports"
-
-
 def _folder(name: str, value: Any) -> str:
     if is_any_folder():
         return str(Path(value).absolute())
@@ -42,7 +38,7 @@ def _folder(name: str, value: Any) -> str:
         return value
     raise UnusableArguments(
         f"{name} must be the name of a folder, of letters, digits, '.', '_' and '-', not {value!r:.200}; it is made in "
-        f"{_exports()}."
+        f"{exports_folder()}."
     )
 
 
@@ -97,7 +93,7 @@ class ExportKind(JobKind):
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Exports to a folder below ``exports``. Refuses a folder that is a symbolic link."""
-        folder = _exports() / run.arguments["to"]
+        folder = exports_folder() / run.arguments["to"]
         if folder.is_symlink():
             raise UnusableArguments(f"{folder} is a link. Name a folder.")
         return _export(run, folder, None)
@@ -121,13 +117,15 @@ class ExportSubject(JobSubject):
 
 def _day(text: str | None) -> int | None:
     """Converts an ISO date to days since 1970."""
+    # Users' texts go through `streams.runtime.moments` where the argument is checked (`Type.DAY`). What is read here is
+    # the result, as it is stored with the job: always an ISO date, and the day of an age is settled.
     return None if text is None else date.fromisoformat(text).toordinal() - _EPOCH
 
 
 def run_export(
     folder: Path | str, arguments: Mapping[str, Any], master: str | None = None, stream: TextIO | None = None
 ) -> Mapping[str, Any]:
-    """Exports to any folder, as a job of this process. Returns its summary. Raises the errors of ``export_tables``."""
+    """Exports to any folder, as a job of this process. Returns the job's summary. Raises the errors of ``export_tables``."""
 
     def work(run: JobRun) -> Mapping[str, Any]:
         return _export(run, Path(run.arguments["to"]), master)

@@ -1,7 +1,7 @@
 """Defines the tables of an export, their columns, and how the day of a row is found (pure).
 
-The day of a row is that of its event, by the event's own clock, in UTC. Servers may claim any time. So days before
-``FIRST_DAY`` and days after that of the export become null. This bounds the number of days, and so the number of
+The day of a row is that of its event, by the event's own clock, in UTC. Servers may claim any time. So the day is null
+if it is before ``FIRST_DAY`` or after the day of the export. This bounds the number of days, and so the number of
 folders.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["FIRST_DAY", "MOST_PARTITIONS", "TABLES", "ExportedTable", "buckets_f
 #: 2014-01-01, some months before the first Matrix server.
 FIRST_DAY = 16_071
 MOST_PARTITIONS = 10_000
-"""The largest number of folders of one table. It has about as many files."""
+"""The largest number of folders of one table. The table has about as many files as folders."""
 MOST_BUCKETS = 256
 _ROWS_PER_FILE = 200_000
 _BUCKETS_OF_FEW = 16
@@ -32,13 +32,13 @@ _TEXT, _NUMBER, _BOOLEAN, _JSON = "string", "int64", "bool", "json"
 
 @dataclass(frozen=True, slots=True)
 class ExportedTable:
-    """A table of an export, and how it is read from the database.
+    """A table of an export, with the SQL that reads the table's rows from the database.
 
-    ``columns`` are (name, kind, SQL). The table is read in pieces, which are ranges of ``key``. ``day`` is the SQL for
-    the day of a row, counted from 1970.
+    ``columns`` holds (name, kind, SQL expression) of each column. The table is read in pieces. Each piece is a range of
+    values of the column ``key``. ``day`` is the SQL expression for the day of a row, counted from 1970.
 
-    A column of kind ``json`` is bytes in the database and text in the export. For a row whose column ``redacted`` is
-    true, it holds the pruned form of the event.
+    A column of kind ``json`` is bytes in the database and text in the export. If the column ``redacted`` of a row is
+    true, the exported JSON is the pruned form of the event.
     """
 
     name: str
@@ -53,9 +53,10 @@ class ExportedTable:
     def conditions(
         self, rooms: Sequence[str] | None, since: int | None, until: int | None
     ) -> tuple[str, dict[str, object]]:
-        """Returns the condition for the wanted rows as SQL with named parameters, and the parameters' values.
+        """Returns (SQL condition for the rows to export, values of the named parameters in the condition).
 
-        Wanted are the rows of ``rooms`` from day ``since`` on and before day ``until``. None means no limit.
+        The rows to export belong to ``rooms``, and their day is at least ``since`` and less than ``until``. For each of
+        the three, None means no limit.
         """
         parts, values = [self.where], dict[str, object]()
         if rooms is not None:
@@ -69,7 +70,7 @@ class ExportedTable:
         return " AND ".join(f"({part})" for part in parts), values
 
     def day_sql(self, last_day: int) -> str:
-        """Returns the SQL for the day of a row. It is null outside of ``FIRST_DAY`` to ``last_day``."""
+        """Returns the SQL expression for the day of a row. It is null for days before ``FIRST_DAY`` and after ``last_day``."""
         return f"CASE WHEN {self.day} BETWEEN {FIRST_DAY} AND {last_day} THEN ({self.day})::integer END"
 
 
@@ -157,7 +158,7 @@ TABLES: Mapping[str, ExportedTable] = {
 def buckets_for(rows: int, rooms: int, days: int) -> int:
     """Returns the number of buckets for the rooms of a table.
 
-    Small tables get few buckets. No table gets too many folders or files.
+    Small tables get few buckets. The number is limited so that no table gets more than ``MOST_PARTITIONS`` folders.
     """
     by_size = -(-rows // (_ROWS_PER_FILE * max(days, 1)))
     wanted = min(max(by_size, _BUCKETS_OF_FEW), max(rooms, 1))

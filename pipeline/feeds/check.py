@@ -1,8 +1,9 @@
 """Checks per-user feeds against the stream and repairs them.
 
-It finds missing entries, entries with a wrong room, and feeds whose stored length is wrong. An entry is known to be
-missing only if the user is joined to the room now, and only for events since the user's membership there last changed.
-The row with the position of the feeds is locked during the check. Writers of feeds lock it too, so they wait.
+The check finds missing entries, entries with a wrong room, and feeds whose stored length is wrong. An entry is reported
+as missing only under two conditions: the user is joined to the room now, and the event is not older than the last
+change of the user's membership in the room. The row with the position of the feeds is locked during the check. Code
+that writes feeds locks this row too, so it waits for the end of the check.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class FeedsChecked:
 
     @property
     def total(self) -> int:
-        """Number of all differences."""
+        """The number of all differences together."""
         return self.missing + self.wrong_room + self.wrong_length
 
 

@@ -37,9 +37,9 @@ class PurgeFeeds:
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Deletes the feeds, unless it is a dry run. Prints how many feeds and entries there were before and after.
+        """Deletes all feeds, or none in a dry run. Prints how many feeds and entries there were before and after.
 
-        Both are counted in the transaction that deletes.
+        Feeds and entries are counted and deleted in the same transaction.
         """
         using, user = stream_settings().database, options["user"]
         with transaction.atomic(using=using), connections[using].cursor() as cursor:

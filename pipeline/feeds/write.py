@@ -2,15 +2,16 @@
 
 ``write_feeds`` adds the events of one range of stream positions, in the caller's transaction. The caller is the named
 reader ``feeds`` (``pipeline.handlers``, run by ``manage.py runhandlers feeds``) or a micro-batch of the live pipeline.
-The position that the feeds have reached is stored with the entries. So a range that comes twice is added once, and it
-is noticed if events between two ranges were left out.
+The position that the feeds have reached is stored with the entries. So if the same range is given twice, its events are
+added once. ``write_feeds`` also notices if events between two ranges were left out.
 
-An event is added to the feed of each local user who is joined to its room now. It is also added for each local user
-whose membership there changed at or after the first event of the range. So all who were joined when the event was sent
-get it, however late the range is written. A change of a user's membership is always added to that user's feed.
+An event is added to the feed of each local user who is joined to its room now. It is also added to the feed of each
+local user whose membership in the room changed at or after the first event of the range. So all users who were joined
+when the event was sent get the event, however late the range is written. A change of a user's membership is always
+added to that user's feed.
 
-Feeds contain all events of a room, even those that the user is not allowed to see. Whoever reads a feed applies the
-rules of visibility that hold at the time of reading.
+Feeds contain all events of a room, even those that the user is not allowed to see. Code that reads a feed must apply
+the rules of visibility that hold at the time of reading.
 """
 
 from __future__ import annotations
@@ -67,21 +68,24 @@ INSERT INTO events_feed AS feed (user_id, complete_from, entries) SELECT user_id
 ON CONFLICT (user_id) DO UPDATE SET entries = feed.entries + excluded.entries
 RETURNING user_id, entries, (SELECT count(*) FROM written)
 """
-#: The newest ``kept`` entries of a user stay. ``complete_from`` moves to the newest entry that is deleted.
+#: The newest ``kept`` entries of a user stay. ``complete_from`` moves to the newest entry that is deleted. No entry is at or
+#: below ``complete_from``. So the index is read from there on: below it, the entries of earlier cuts stay until a vacuum.
 _CUT = """
 WITH cut AS MATERIALIZED (
-  SELECT user_id, (
-    SELECT stream_ordering FROM events_feedentry e WHERE e.user_id = feed.user_id
+  SELECT user_id, complete_from, (
+    SELECT stream_ordering FROM events_feedentry e WHERE e.user_id = feed.user_id AND e.stream_ordering > feed.complete_from
     ORDER BY stream_ordering DESC OFFSET %(kept)s LIMIT 1
   ) AS upto FROM events_feed feed WHERE user_id = ANY(%(users)s)
 ), gone AS (
-  DELETE FROM events_feedentry e USING cut WHERE e.user_id = cut.user_id AND e.stream_ordering <= cut.upto
+  DELETE FROM events_feedentry e USING cut
+  WHERE e.user_id = cut.user_id AND e.stream_ordering > cut.complete_from AND e.stream_ordering <= cut.upto
   RETURNING e.user_id
 ), counted AS (SELECT user_id, count(*) AS entries FROM gone GROUP BY user_id)
 UPDATE events_feed feed SET complete_from = cut.upto, entries = feed.entries - counted.entries
 FROM cut JOIN counted USING (user_id) WHERE feed.user_id = cut.user_id
 """
-#: The position is deleted first. Writers of feeds lock its row, so this waits for them, and new ones wait for this.
+#: The position is deleted first. Code that writes feeds locks the row of the position. So this statement waits for
+#: running writes, and new writes wait for this transaction.
 _DROP = ("DELETE FROM events_feedposition", "DELETE FROM events_feed", "DELETE FROM events_feedentry")
 _LOCK = "SELECT FROM events_feedposition WHERE name = %(name)s FOR UPDATE"
 _DROP_ONE = (
@@ -92,7 +96,7 @@ _DROP_ONE = (
 
 @dataclass(frozen=True, slots=True)
 class StreamRange:
-    """A range of positions of the stream ``events``, ``low < position <= upto``. All positions in it are complete."""
+    """A range of positions of the stream ``events``: ``low < position <= upto``. All positions in the range are complete."""
 
     low: int
     upto: int
@@ -100,9 +104,9 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result of ``write_feeds``: how many entries were written, and how many feeds were shortened.
+    """The result of ``write_feeds``: ``entries`` is the number of entries written, ``cut`` the number of feeds shortened.
 
-    ``began_anew`` says that all feeds were dropped and start over with this range.
+    If ``began_anew`` is true, all feeds were deleted, and now have only entries from the range that was written.
     """
 
     entries: int = 0
@@ -113,9 +117,9 @@ class Written:
 def write_feeds(cursor: Any, stretch: StreamRange, server_name: str, limit: int) -> Written:
     """Adds the events of a range to the feeds. Afterwards every feed has at most ``limit`` entries.
 
-    Call it in the transaction in which the caller's own cursor moves. Events that are in the feeds already change
-    nothing. If events between the last range and this one were left out, all feeds are dropped and start over with this
-    range.
+    Call this function in the transaction that moves the caller's cursor on the stream. Events that are in the feeds
+    already are ignored. If the stream has events between the range written last and this range, the feeds would lack
+    these events. Then all feeds are deleted, and only the events of this range are added.
     """
     low, began_anew = _begin(cursor, stretch)
     if low >= stretch.upto:
@@ -133,7 +137,7 @@ def write_feeds(cursor: Any, stretch: StreamRange, server_name: str, limit: int)
 def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
     """Deletes all feeds, or the feed of one user. Needs an open transaction.
 
-    Until the feeds are written again, their readers query the rooms instead.
+    As long as a user has no feed, a sync of the user queries the user's rooms instead.
     """
     # Lock the row of the position first, as writers of feeds do. To delete all feeds, the first statement deletes that
     # row, which locks it too.
@@ -144,9 +148,10 @@ def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
 
 
 def _begin(cursor: Any, stretch: StreamRange) -> tuple[int, bool]:
-    """Returns where the part of the range begins that is not in the feeds yet, and whether all feeds were dropped.
+    """Returns (position up to which the feeds have all events, true if all feeds were deleted now).
 
-    The part consists of the events above the returned position.
+    The caller adds the events of ``stretch`` that are above the position. All feeds are deleted if no position is
+    stored, or if events between the last range and ``stretch`` were left out.
     """
     cursor.execute(_POSITION, {"name": FEEDS})
     row = cursor.fetchone()

@@ -1,11 +1,12 @@
-"""Stores new events of rooms that exist, after the new rooms are loaded (driver, with Django).
+"""Stores new events of rooms that exist, after the new rooms are loaded. Runs in Spark's driver, and needs Django.
 
-New events are stored as live events are: the room's stored state decides about each event. So what a source states
-about rejection and soft failure is ignored here.
+New events are stored like live events: event auth against the room's stored state decides whether an event is rejected
+or soft-failed. What the source says about rejection and soft failure is ignored.
 
-Batches of history come first, from the newest batch to the oldest, as when history is requested from another server.
-Within such a batch, the oldest event comes first. Each batch continues the gap that the previous batch left, and
-positions on the stream ``backfill`` keep the order. The outcome of a batch is stored in the batch's own transaction.
+Batches of backfilled events come first, from the newest batch to the oldest, as when a server requests history from
+another server. Within such a batch, the oldest event comes first. Each batch fills a part of the gap that the batch
+before it did not fill. So positions on the stream ``backfill`` follow the order of the events. The outcome of a batch
+is stored in the same transaction as the batch.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from events.persist.batch import Incoming, PersistOutcome, persist
 from events.persist.gap_filling import resolve_room
+from events.room_lock import room_transaction
 from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
 from pipeline.jobs.run import JobRun
 from streams.conf import stream_settings
@@ -53,7 +55,7 @@ UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
 def extend_rooms(run: JobRun) -> None:
     """Stores the events that the plan set aside for existing rooms. Refused events are quarantined with the reason.
 
-    Raises ``JobCancelled`` between two batches. Batches that are stored by then stay.
+    If the job is cancelled, raises ``JobCancelled`` between two batches. Batches that were stored before stay stored.
     """
     names = {name: table_name(run.id, name) for name in ("known", STAGED_EVENTS.name, BROKEN.name)}
     with connections[run.using].cursor() as cursor:
@@ -63,7 +65,7 @@ def extend_rooms(run: JobRun) -> None:
         if total:
             with run.stage("known rooms", total, "events") as count:
                 while rows := _next(cursor, names):
-                    with transaction.atomic(using=run.using):
+                    with room_transaction(run.using):
                         # ``_note`` deletes the batch's rows from ``known`` in the same transaction. So a killed job
                         # repeats the batch as a whole, or not at all.
                         outcome = persist(
@@ -80,15 +82,15 @@ def extend_rooms(run: JobRun) -> None:
         cursor.execute(_UNRESOLVED_ROOMS, [run.id])
         rooms = [room_id for (room_id,) in cursor.fetchall()]
         for room_id in rooms:
-            resolve_room(room_id, run.using)
+            resolve_room(room_id, run.using, imported=True)
         cursor.execute(_NOTE_UNRESOLVED.format(**names), [rooms, run.id])
 
 
 def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
-    """Returns the rows of the next batch.
+    """Returns the staged rows of the next batch, in the order in which their events are to be stored.
 
-    The rows are in the order in which their events are to be stored. A batch is either history, with the oldest event
-    first, or live events.
+    The events of a batch are either all backfilled or all live. In a batch of backfilled events, the oldest event is
+    first.
     """
     cursor.execute(_NEXT.format(**names), [EVENTS_PER_BATCH])
     rows = cursor.fetchall()
@@ -103,7 +105,10 @@ def _incoming(row: Sequence[Any]) -> Incoming:
 
 
 def _note(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], outcome: PersistOutcome) -> None:
-    """Stores the outcome of a batch, and deletes its rows from the table of events that are still to be stored."""
+    """Adds the events of a batch to the counts of their rooms, and the refused events to the quarantine.
+
+    Deletes the rows of the batch from the table of events that are still to be stored.
+    """
     stored = Counter(event.room_id for event in outcome.stored)
     rejected = Counter(event.room_id for event in outcome.stored if event.rejected_reason is not None)
     rooms = sorted(stored)

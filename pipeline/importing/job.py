@@ -1,4 +1,4 @@
-"""The import of room histories, from files and databases to visible rooms (driver, with Django).
+"""Imports room histories from files and databases into the site's tables. Runs in Spark's driver, and needs Django.
 
     scan     Spark    count lines and find announced room versions in every part of the sources
     read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.parse_lines)
@@ -7,9 +7,10 @@
     load     SQL      move staged rows into the tables, whole rooms at a time     (pipeline.importing.load_rooms)
     known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
 
-Each step can be repeated: staging has a ledger, and loading records what it loaded in the same transaction. A killed
-job is continued by ``resume``, or by the next ``runjobs`` if it was queued. If a new job is started instead, it treats
-events that are loaded already as duplicates. Neither way loses events or stores them twice.
+Each step can be repeated. Staging records finished parts and rooms in a ledger. Loading records the loaded rooms in the
+transaction that loads them. ``resume`` continues a killed job. If the job was queued, the next ``runjobs`` continues
+the job. If a new job is started instead, the new job treats events that are loaded already as duplicates. In all cases
+no event is lost or stored twice.
 """
 
 from __future__ import annotations
@@ -26,11 +27,22 @@ from django.db import connections, transaction
 from pipeline.conf import pipeline_settings
 from pipeline.disk_full import disk_full
 from pipeline.errors import JobCancelled, LoaderFailed, SourceChanged
+from pipeline.frames.parse_lines import LineRules, PartScan
+from pipeline.frames.read_events import PART_BYTES, scan_parts
+from pipeline.frames.sources.inputs import (
+    Input,
+    check_unchanged,
+    input_names,
+    open_inputs,
+    parts_of_inputs,
+    unchanged,
+)
+from pipeline.frames.sources.parts import Part
 from pipeline.importing.extend_rooms import extend_rooms
 from pipeline.importing.keys import TRUSTED, VERIFIED, Signatures, read_keys
 from pipeline.importing.load_rooms import EVENTS_PER_BATCH, LoadedRoom, ready_rooms
 from pipeline.importing.loaders import LoaderThreads, ReadyRooms, default_loaders
-from pipeline.importing.parse_lines import LineWork, PartScan
+from pipeline.importing.parse_lines import LineWork
 from pipeline.importing.plan import (
     analyze_results,
     create_staging,
@@ -42,24 +54,16 @@ from pipeline.importing.plan import (
     store_broken,
     store_versions,
 )
-from pipeline.importing.sources.inputs import (
-    Input,
-    check_unchanged,
-    input_names,
-    open_inputs,
-    parts_of_inputs,
-    unchanged,
-)
-from pipeline.importing.sources.parts import Part
-from pipeline.importing.spark_tasks import pack_rooms, scan_parts, stage_parts, stage_rooms
+from pipeline.importing.spark_tasks import pack_rooms, stage_parts, stage_rooms
 from pipeline.importing.staging_tables import STEPS, WORKING, table_name
 from pipeline.importing.work_out_rooms import RoomWork
+from pipeline.jobs.checkpoints import watched_checkpoints
 from pipeline.jobs.folders import any_folder
 from pipeline.jobs.rows import claim_abandoned_jobs, hold_lock
 from pipeline.jobs.run import JobRun, run_job
 from pipeline.models import ImportedRoom, ImportSource
-from pipeline.spark.run_tasks import finished_tasks
 from pipeline.spark.site_session import site_session
+from pipeline.spark.stages import FinishedTasks
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
 from streams.db.driver import dsn
@@ -71,7 +75,6 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "ImportOptions", "Outcome", "import_history", "import_in"]
 
 KIND = "import_events"
-PART_BYTES = 16 * 1024 * 1024
 _SAID = {
     TRUSTED: "Signatures: trusted, as the sources have them; --keys FILE verifies them.",
     VERIFIED: "Signatures: verified with the keys that were named.",
@@ -82,8 +85,8 @@ _SAID = {
 class ImportOptions:
     """The sources of an import, and its options.
 
-    ``keys`` is a file with the keys of servers, which verify all signatures. Without it signatures are trusted.
-    ``pause`` is called with the name of each finished step. Tests use it to end the job at that point.
+    ``keys`` is a file with the keys of servers, which verify all signatures. Without this file, signatures are trusted.
+    ``pause`` is called with the name of each finished step. Tests use ``pause`` to end the job after a step.
     """
 
     sources: Sequence[str | Path]
@@ -115,7 +118,7 @@ class Outcome:
 
     @property
     def duplicates(self) -> int:
-        """Returns the number of events that were stored before, or that came more than once in the input."""
+        """Returns the number of lines whose event was stored before, or was in the input more than once."""
         return self.read - self.imported - self.quarantined
 
     def summary(self) -> dict[str, Any]:
@@ -131,15 +134,15 @@ class Outcome:
         }
 
     def record(self) -> dict[str, Any]:
-        """Returns the figures that are stored with the job: the summary, and ``signatures`` (``trusted`` or ``verified``)."""
+        """Returns the figures to store in the job's row: the summary, and ``signatures`` (``trusted`` or ``verified``)."""
         return {**self.summary(), "signatures": self.signatures}
 
 
 def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outcome:
-    """Imports as a job of this process, with its progress written to ``stream``.
+    """Imports as a job of this process. Writes the job's progress to ``stream``.
 
-    Raises ``UnusableArguments`` before the job begins. Later it raises ``PipelineError`` and database errors. The job is
-    then marked as failed, and can be resumed.
+    Raises ``UnusableArguments`` before the job begins. Raises ``PipelineError`` and database errors while the job runs.
+    Then the job is marked as failed, and can be resumed.
     """
     using = stream_settings().database
     signatures = read_keys(options.keys)
@@ -166,12 +169,12 @@ def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outc
 
 
 def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> Outcome:
-    """Imports within a job that is running already, in a process with a writer."""
+    """Imports within the running job ``run``. This process must be a writer."""
     return _Import(run, options, inputs, signatures).run()
 
 
 class _Import:
-    """One run of an import job."""
+    """One run of an import job in this process."""
 
     def __init__(self, run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> None:
         self._run = run
@@ -191,7 +194,7 @@ class _Import:
         self._run.note_before(self._figures())
         self._run.say(_SAID[self._signatures.word])
         try:
-            with disk_full():
+            with disk_full(), watched_checkpoints(self._run):
                 outcome = self._steps()
         except (JobCancelled, SourceChanged):  # not resumed, or not to be trusted: the staged rows are useless
             self._drop_staging([self._job])
@@ -227,7 +230,7 @@ class _Import:
 
     @contextmanager
     def _spark(self, loading: LoaderThreads) -> Iterator[SparkSession]:
-        """Yields a Spark session. Its tasks are cancelled if the job is to end or a loader has failed."""
+        """Yields a Spark session. If the job is to end or a loader has failed, the session's tasks are cancelled."""
         with (
             site_session("import", self._options.master, light=True) as spark,
             self._run.spark_steps(spark, loading.look),
@@ -237,7 +240,9 @@ class _Import:
     # --- sources ----------------------------------------------------------------------------------------------------
 
     def _remember_sources(self) -> list[Input]:
-        """Returns the inputs to read. A new job stores them, and a resumed job compares them with the stored ones.
+        """Returns the inputs to read.
+
+        In a new job, stores the inputs. In a resumed job, compares them with the inputs that the job stored before.
 
         Raises ``SourceChanged`` if a resumed job was given other sources, or if a source has changed.
         """
@@ -262,7 +267,10 @@ class _Import:
             raise
 
     def _drop_leftovers(self) -> None:
-        """Drops the staging tables of imports that will not be continued."""
+        """Drops the staging tables of other import jobs that are done, cancelled, failed or killed.
+
+        Keeps the tables of killed jobs that ``runjobs`` will run again.
+        """
         # The lock on each abandoned job is held until its tables are dropped, so that no process resumes it meanwhile.
         with hold_lock(self._using) as lock:
             over = claim_abandoned_jobs(lock, KIND, [self._job], self._using)
@@ -280,11 +288,12 @@ class _Import:
         limit = pipeline_settings().line_limit_bytes
         with self._spark_reads(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
             self._parts = parts
-            with self._run.watch("scan", len(parts), "parts", lambda: finished_tasks(spark)):
+            with self._run.watch("scan", len(parts), "parts", FinishedTasks(spark)):
                 scans = scan_parts(spark, parts, limit, self._signatures.keys)
             self._note_rows(scans)
             self._store_versions(scans)
-            work = LineWork(self._job, dsn(self._using), limit, self._signatures.keys, stream_settings().server_name)
+            rules = LineRules(limit, self._signatures.keys, stream_settings().server_name)
+            work = LineWork(self._job, dsn(self._using), rules)
             total = sum(scan.lines for scan in scans)
             with self._run.watch("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
                 stage_parts(spark, work, parts)
@@ -295,7 +304,7 @@ class _Import:
     def _spark_reads(self) -> Iterator[None]:
         """Raises ``SourceChanged`` at the end of the block if a source has changed.
 
-        This replaces any error of the block, because the change may have caused it.
+        ``SourceChanged`` replaces any error of the block, because the change of the source may have caused that error.
         """
         try:
             yield
@@ -335,7 +344,7 @@ class _Import:
         self._ready.finish()
 
     def _worked_out(self) -> int:
-        """Returns the number of events in finished rooms, plus those done so far in large rooms."""
+        """Returns the number of events whose rows are computed, in finished rooms and in large unfinished rooms."""
         return self._counter("result_room", "sum(events)")() + self._counter(WORKING.name, "sum(events)")()
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
@@ -343,7 +352,11 @@ class _Import:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
     def _ready_rooms(self) -> list[LoadedRoom]:
-        """Returns the rooms that can be loaded now. Called by loaders, but never by two of them at the same time."""
+        """Returns the rooms whose rows are staged and that are not loaded yet.
+
+        Loader threads call this method, but never two threads at the same time. The method also updates PostgreSQL's
+        statistics of the staged rows, each time that the number of these rows has doubled.
+        """
         with self._cursor() as cursor:
             rooms = ready_rooms(cursor, self._job)
             worked_out = self._counter("result_room", "sum(events)")()
@@ -382,9 +395,10 @@ class _Import:
         )
 
     def _counter(self, table: str, what: str) -> Callable[[], int]:
-        """Returns a function that queries a staging table for the value of ``what``, an SQL aggregate such as a sum.
+        """Returns a function that queries a staging table for ``what``, an SQL aggregate such as ``sum(events)``.
 
-        The function may be called in the reporting thread, which has a connection of its own.
+        The function may be called in any thread, such as the thread that reports progress. It uses the connection of
+        that thread.
         """
 
         def count() -> int:
@@ -397,7 +411,7 @@ class _Import:
     def _figures(self) -> dict[str, int]:
         """Returns the figures that are stored before and after the work.
 
-        They are the number of rooms, and the size of the database in bytes.
+        The figures are the number of rooms, and the size of the database in bytes.
         """
         with self._cursor() as cursor:
             cursor.execute("SELECT (SELECT count(*) FROM events_room), pg_database_size(current_database())")

@@ -1,4 +1,4 @@
-"""Reads the file with the server keys that an import uses to verify signatures (driver, no Django)."""
+"""Reads the file with the server keys that an import uses to verify signatures. Runs in Spark's driver, without Django."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOST_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """The treatment of signatures in an import: verified with ``keys``, or trusted if there are none.
+    """The treatment of signatures in an import. They are verified with ``keys``, or trusted if ``keys`` is null.
 
-    ``name`` identifies the keys. It changes when the content of the file does.
+    ``name`` identifies the keys. It has a digest of the file's content, so other keys have another name.
     """
 
     keys: KeyRing | None = None
@@ -33,9 +33,9 @@ class Signatures:
 
 
 def read_keys(path: str | Path | None) -> Signatures:
-    """Returns the keys of a file in the format of ``KeyRing.from_json``. Without a path, signatures are trusted.
+    """Reads keys from a file in the format of ``KeyRing.from_json``. If ``path`` is null, signatures are trusted.
 
-    Raises ``UnusableArguments`` if there is no such file, if it is too large or unreadable, or if its keys cannot be used.
+    Raises ``UnusableArguments`` if the file does not exist, is too large or unreadable, or has unusable keys.
     """
     if path is None:
         return Signatures()

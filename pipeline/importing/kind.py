@@ -1,9 +1,9 @@
 """Imports as queued jobs: the check of their arguments, and the run by ``manage.py runjobs``.
 
 A user who may queue a job need not be allowed to read every file of the machine, or to reach every database from it. So
-a queued import reads only files of one folder (setting ``REPLSITE_IMPORT_FOLDER``), and their names are relative to it.
-It names a PostgreSQL database by a libpq service, which only the operator can define. The command ``import_events``
-runs with the rights of its user, without these limits.
+a queued import reads only files of one folder (setting ``REPLSITE_IMPORT_FOLDER``), and their names are relative to
+this folder. A queued import names a PostgreSQL database by a libpq service, which only the operator can define. The
+command ``import_events`` runs with the rights of its user, without these limits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _keys(_: str, name: Any) -> str:
 
 
 class ImportKind(JobKind):
-    """The kind of job that imports room histories. A repeated run continues where the last one ended."""
+    """The kind of job that imports room histories. A repeated run continues where the last run ended."""
 
     name = "import_events"
     help = (
@@ -81,10 +81,10 @@ class ImportKind(JobKind):
     )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Runs the import as the command does. Returns the figures to store with the job."""
+        """Runs the import. Returns the figures to store in the job's row."""
+        from pipeline.frames.sources.inputs import open_inputs  # noqa: PLC0415
         from pipeline.importing.job import ImportOptions, import_in  # noqa: PLC0415 - needs pyspark
         from pipeline.importing.keys import read_keys  # noqa: PLC0415
-        from pipeline.importing.sources.inputs import open_inputs  # noqa: PLC0415
 
         checked = self.check(run.arguments)
         names = [_opened(name) for name in checked["sources"]]
@@ -111,7 +111,10 @@ def _checked(name: str) -> str:
 
 
 def _opened(name: str) -> str:
-    """Returns the path or URL to open. Raises ``UnusableArguments`` if a link leads out of the import folder."""
+    """Returns the path or URL to open for the input ``name``.
+
+    Raises ``UnusableArguments`` if a symbolic link leads out of the import folder.
+    """
     if "://" in name:
         return name
     folder = pipeline_settings().import_folder

@@ -1,12 +1,15 @@
-"""The last step of an import: moves staged results into the rooms' tables, in batches (driver, with Django).
+"""Loads the rooms of an import: copies rows from the staging tables into the site's tables, in batches.
 
 Each batch of rooms is one transaction. A room becomes visible as a whole, together with its row in ``ImportedRoom``. If
-the process is killed, each room is either loaded and recorded, or not begun. The control loop announces the stream IDs
-after the commit.
+the process is killed, each room is either loaded and recorded, or not loaded at all. The control loop announces the
+stream IDs after the commit.
 
 Stream IDs ascend over all events of a batch in the order of the stream orderings that the source gives. Events without
-a stream ordering come last, in the order of the lines. On the stream ``backfill`` the newest event gets the lowest ID.
-Stream orderings are the negative IDs there, so they keep the order too.
+a stream ordering come last, in the order of the lines. On the stream ``backfill``, the newest event gets the lowest ID.
+The stream ordering of a backfilled event is its negative ID, so stream orderings ascend from the oldest event to the
+newest.
+
+Runs in Spark's driver, and needs Django.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ from streams.writing.process import current_writer
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "load_batch", "ready_rooms"]
 
 EVENTS_PER_BATCH = 20_000
-"""The most events of a batch. A larger room is a batch of its own."""
+"""The largest number of events of a batch. A larger room is a batch of its own."""
 _LARGEST_RESERVATION = 500_000
 _OWN = [name for name in OWN_COLUMNS if name != "state_group"]
 
 
 def _of_batch(table: str = "") -> str:
-    """Returns the SQL condition for rows of the batch's rooms."""
+    """Returns the SQL condition for rows of the batch's rooms. ``table`` is the table's name or alias in the query."""
     return f"{table}.room_no = ANY(%(rooms)s)" if table else "room_no = ANY(%(rooms)s)"
 
 
@@ -122,7 +125,7 @@ FROM (
 ) AS ordered
 JOIN unnest(%(ids)s::bigint[]) WITH ORDINALITY AS ids(id, place) USING (place)
 """
-#: The same for consecutive IDs, which is the usual case.
+#: Assigns reserved IDs to events if the IDs are consecutive, which is the usual case.
 _MAP_EVENTS_IN_ONE = f"""
 INSERT INTO import_ordering (room_no, index, stream_ordering)
 SELECT room_no, index, %(sign)s * (%(first_id)s - 1 + row_number() OVER (ORDER BY {{order}}))
@@ -178,10 +181,10 @@ WHERE {_of_batch("c")} AND {_of_batch("r")} GROUP BY r.room_id ORDER BY r.room_i
 
 @dataclass(frozen=True, slots=True)
 class LoadedRoom:
-    """A room whose rows are staged. ``room_no`` is its number in the job.
+    """A room whose rows are staged. ``room_no`` is the room's number in the job.
 
-    ``events`` is the number of events to load. ``backward`` of them need IDs of the stream ``backfill``, and the others
-    need IDs of the stream ``events``.
+    ``events`` is the number of events to load. ``backward`` of these events need IDs of the stream ``backfill``. The
+    other events need IDs of the stream ``events``.
     """
 
     room_no: int
@@ -205,7 +208,7 @@ def batches(rooms: Iterable[LoadedRoom], events: int = EVENTS_PER_BATCH) -> Iter
 
 
 def ready_rooms(cursor: Any, job: int) -> list[LoadedRoom]:
-    """Returns the rooms that are staged and not loaded yet, in the order of loading."""
+    """Returns the rooms whose rows are staged and not loaded yet, in the order in which they are to be loaded."""
     # A room that contradicts itself has a row with 0 events: it is finished, and there is nothing to load.
     cursor.execute(
         f"SELECT room_no, room_id, events, backward FROM {table_name(job, 'result_room')} r WHERE events > 0 AND NOT EXISTS "
@@ -216,9 +219,10 @@ def ready_rooms(cursor: Any, job: int) -> list[LoadedRoom]:
 
 
 def load_batch(job: int, rooms: Sequence[LoadedRoom], using: str) -> set[str]:
-    """Loads a batch in one transaction. Returns the IDs of rooms that were left out.
+    """Loads a batch of rooms in one transaction. Returns the IDs of rooms that were left out.
 
-    A room is left out if another transaction created it since the plan, if it is still being purged, or if it is blocked.
+    A room is left out if another transaction has created the room since the import was planned. A room that is being
+    purged or is blocked is left out, too.
     """
     lost: set[str] = set()
     while rooms := [room for room in rooms if room.room_id not in lost]:
@@ -235,7 +239,7 @@ def load_batch(job: int, rooms: Sequence[LoadedRoom], using: str) -> set[str]:
 
 
 class _Batch:
-    """One transaction that loads a batch."""
+    """A transaction that loads a batch of rooms."""
 
     def __init__(self, cursor: Any, job: int, rooms: Sequence[LoadedRoom], using: str) -> None:
         self._cursor = cursor
@@ -252,12 +256,12 @@ class _Batch:
         self._values = {"rooms": [room.room_no for room in rooms], "job": job}
 
     def take_rooms(self) -> set[str]:
-        """Inserts the rows of the rooms, and returns the IDs of those that were inserted."""
+        """Inserts a row in ``events_room`` for each room of the batch. Returns the IDs of the rooms that were inserted."""
         self._run(_TAKE_ROOMS)
         return {row[0] for row in self._cursor.fetchall()}
 
     def load(self) -> None:
-        """Inserts the rows of the rooms in all other tables, and reserves stream IDs for the events."""
+        """Reserves stream IDs for the events, and inserts the rows of the rooms in all tables except ``events_room``."""
         self._cursor.execute(ROOMY)
         for sql in (*_PLAIN, _MAP_GROUPS):
             self._run(sql)
@@ -291,7 +295,7 @@ class _Batch:
         return ids
 
     def _join(self, statements: Sequence[str], more: dict[str, Any] | None = None) -> None:
-        """Runs statements that join rows of the batch, with a fixed join order."""
+        """Runs statements that join rows of the batch. PostgreSQL joins tables in the order in which a statement names them."""
         self._cursor.execute(_JOIN_AS_WRITTEN)
         for sql in statements:
             self._run(sql, more)

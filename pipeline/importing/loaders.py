@@ -1,8 +1,11 @@
-"""Loader threads of an import, which load rooms while Spark still computes others (driver, with Django).
+"""Runs the loader threads of an import, which load rooms while Spark computes other rooms.
+
+Runs in Spark's driver, and needs Django.
 
 Loading is mostly PostgreSQL's work, and one session uses one core. So there are several loaders, each a thread with its
-own connection. A loader takes rooms whose rows are staged, some thousand events at a time, and loads them in one
-transaction (``pipeline.importing.load_rooms``). While Spark computes rooms, loaders wait until there is a full batch.
+own connection. A loader takes a batch of rooms whose rows are staged, and loads the batch in one transaction
+(``pipeline.importing.load_rooms``). A full batch has some thousand events. While Spark computes rooms, loaders wait
+until there is a full batch.
 """
 
 from __future__ import annotations
@@ -26,30 +29,31 @@ __all__ = ["MOST_LOADERS", "Loaded", "LoaderThreads", "ReadyRooms", "default_loa
 MOST_LOADERS = 4
 _WAIT_SECONDS = 0.5
 _PAUSES_PER_LOOK = 25
-"""The pause after a query for ready rooms, as a multiple of the query's duration. It bounds the load of such queries."""
+"""The pause after a query for ready rooms, as a multiple of the query's duration. This pause limits the load that such
+queries cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A committed batch. ``lost`` holds the IDs of rooms that were not loaded (see `load_batch`)."""
+    """A committed batch. ``lost`` holds the IDs of rooms that ``load_batch`` left out."""
 
     rooms: Sequence[LoadedRoom]
     lost: set[str]
 
 
 def default_loaders() -> int:
-    """Returns the default number of loaders: the cores of this process plus one, at most ``MOST_LOADERS``.
+    """Returns the default number of loaders: one more than this process has cores, at most ``MOST_LOADERS``.
 
-    This assumes that PostgreSQL's server has about as many cores, as on a small machine. The additional loader keeps
-    the cores busy while another loader waits for the disk.
+    This number assumes that PostgreSQL can use about as many cores as this process. The additional loader keeps the
+    cores busy while another loader waits for the disk.
     """
     return min(MOST_LOADERS, len(os.sched_getaffinity(0)) + 1)
 
 
 class ReadyRooms:
-    """A queue of rooms that are ready to load. It hands out each room once, in batches, to several threads.
+    """A queue of rooms that are ready to load. Several threads take batches from the queue. No room is in two batches.
 
-    ``look`` returns the rooms whose rows are staged and that are not loaded yet.
+    The function ``look`` returns the rooms whose rows are staged and that are not loaded yet.
     """
 
     def __init__(self, look: Callable[[], Sequence[LoadedRoom]], events: int = EVENTS_PER_BATCH) -> None:
@@ -63,11 +67,11 @@ class ReadyRooms:
         self._lock = threading.Lock()
 
     def finish(self) -> None:
-        """Marks that the rows of all rooms are staged. From now on smaller batches are handed out too."""
+        """Records that the rows of all rooms are staged. After this call, ``take`` also returns batches that are not full."""
         self._all_worked_out.set()
 
     def take(self) -> list[LoadedRoom] | None:
-        """Returns the next batch, or an empty list if there is none yet. Null means that all rooms were handed out."""
+        """Returns the next batch. Returns an empty list if no batch is full yet, and null if ``take`` has returned all rooms."""
         with self._lock:
             if not self._seen_all and not self._has_batch():
                 self._queue_ready()
@@ -85,9 +89,9 @@ class ReadyRooms:
         return self._events_left >= self._events
 
     def _queue_ready(self) -> None:
-        """Calls ``look`` for the rooms that can be loaded now, and queues those that were not queued before.
+        """Calls ``look``, which returns the rooms that can be loaded now. Adds those to the queue that were never in the queue.
 
-        While rooms are still computed, does nothing if the last call of ``look`` was too recent.
+        ``look`` queries the database. So while rooms are being computed, ``look`` is called again only after some time.
         """
         # Read the flag before the query. In the other order: the query misses room R, then R is finished and the flag
         # is set, and the flag read here says that all rooms were seen. R would never be handed out.
@@ -118,7 +122,7 @@ class LoaderThreads:
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Starts the loaders. Called when Spark begins to compute rooms."""
+        """Starts the loaders. To be called when Spark begins to compute rooms."""
         for number in range(self._most):
             self._threads.append(threading.Thread(target=self._load, name=f"loader {number}"))
             self._threads[-1].start()
@@ -129,20 +133,20 @@ class LoaderThreads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the loaders after their current batches, and waits for them."""
+        """Ends the loaders after their current batches, and waits for the end of their threads."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
 
     def look(self) -> None:
-        """Raises ``LoaderFailed`` if a loader has failed. Called at intervals while the job waits for Spark."""
+        """Raises ``LoaderFailed`` if a loader has failed. To be called at intervals while the job waits for Spark."""
         if self._failure is not None:
             raise LoaderFailed(self._failure)
 
     def loaded(self) -> Iterator[Loaded]:
         """Yields each batch after its commit, until all rooms are loaded.
 
-        Raises the first error of a loader. The other loaders then end after their current batches.
+        If a loader fails, raises its error. The other loaders then end after their current batches.
         """
         at_work = len(self._threads)
         while at_work:
@@ -155,7 +159,7 @@ class LoaderThreads:
                 yield done
 
     def _load(self) -> None:
-        """Loads batches until none are left, the ``with`` block ends, or a loader fails."""
+        """Loads batches until all rooms are loaded, the ``with`` block ends, or a loader fails."""
         try:
             while not self._ended.is_set() and (rooms := self._rooms.take()) is not None:
                 if rooms:

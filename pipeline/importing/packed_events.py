@@ -1,7 +1,8 @@
-"""Parsed events as bytes: everything that the rules of a room need to know of an event, without its JSON (pure).
+"""Encodes parsed events as bytes, with all fields that the rules of a room read, but without the JSON (pure).
 
-An import stages these bytes beside the columns that SQL needs. So the events of a room are read from one column, and no
-event is parsed twice. Only the job that wrote the bytes reads them.
+An import stores these bytes in a column of the staging table of events. Other columns hold the fields that SQL needs.
+So the events of a room are read from one column, and no event is parsed twice. Only the job that wrote the bytes reads
+these bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Unpacker:
         self._room_id = room_id
 
     def unpack(self, packed: bytes, stream_ordering: int | None) -> ParsedEvent:
-        """Decodes an event that ``pack`` encoded. It gets this room's ID and stream ordering, and has no JSON."""
+        """Decodes an event that ``pack`` encoded.
+
+        The event gets the decoder's room ID and the given stream ordering. Its JSON is empty.
+        """
         event, content = _decode(packed)
         # Events are frozen. Setting fields is safe here, because no other code has this object yet.
         force_setattr(event, "room_id", self._room_id)

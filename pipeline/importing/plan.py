@@ -1,7 +1,9 @@
-"""The plan of an import, between its two halves: which staged events are new, and which rooms to compute (driver).
+"""Plans an import after its events are staged: selects the new events, and numbers the rooms to compute.
 
-The plan is made by SQL over whole staging tables, in one transaction with a row in the ledger. So a resumed job finds
-the plan complete or not begun.
+The plan is made by SQL over whole staging tables, in one transaction with a row in the ledger. So when a job is
+resumed, the plan is either complete or not begun.
+
+Runs in Spark's driver.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.frames.sources.parts import HEAD_BYTES, Part
+from pipeline.frames.work_out_rooms import VERSION_DIFFERS
 from pipeline.importing.parse_lines import LINES_PER_PART
-from pipeline.importing.sources.parts import HEAD_BYTES, Part
 from pipeline.importing.staging_tables import (
     BROKEN,
     PREFIX,
@@ -39,7 +42,6 @@ __all__ = [
 
 ROOM_KNOWN = "room-known"
 ROOM_PURGED = "room-purged"
-VERSION_DIFFERS = "room-version-differs"
 MOST_QUARANTINED = 1_000_000
 _CREATED = "created, format 3"
 """Ledger step, with the version of the staging format (``packed`` and the columns). Increase the number when the format changes.
@@ -128,7 +130,7 @@ ORDER BY b.seq LIMIT %(most)s
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoom:
-    """A room to compute. ``room_no`` is its number in the job. Rooms are loaded in the order of their numbers."""
+    """A room to compute. ``room_no`` is the room's number in the job. Rooms are loaded in the order of their numbers."""
 
     room_no: int
     room_id: str
@@ -141,11 +143,11 @@ def _named(sql: str, job: int) -> str:
 
 
 def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
-    """Creates the job's staging tables, unless they exist with a matching row in the ledger.
+    """Creates the job's staging tables. Does nothing if the tables exist and the ledger has a matching row.
 
-    The row is missing if PostgreSQL emptied the tables after a crash. It does not match if another version of this
-    program filled them, or if their events were verified with other keys (``signatures``). Then they are dropped and
-    created again.
+    The row in the ledger is missing if PostgreSQL emptied the tables after a crash. The row does not match if another
+    version of this program filled the tables, or if the staged events were verified with other keys (``signatures``).
+    In all these cases the tables are dropped and created again.
     """
     created = f"{_CREATED}, signatures {signatures}"
     if _step_done(cursor, job, created):
@@ -171,9 +173,9 @@ def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:
 
 
 def leftover_staging(cursor: Any, kind: str) -> list[int]:
-    """Returns the jobs of a kind that are done or cancelled and still have staging tables.
+    """Returns the IDs of jobs of a kind that are done or cancelled and still have staging tables.
 
-    That happens, for instance, when a job is cancelled after its process was killed.
+    For instance, a job keeps its staging tables if it is cancelled after its process was killed.
     """
     cursor.execute(
         """
@@ -188,7 +190,10 @@ def leftover_staging(cursor: Any, kind: str) -> list[int]:
 
 
 def store_versions(cursor: Any, job: int, versions: Mapping[str, str]) -> None:
-    """Stores the room versions that create events announce. The first version stored for a room wins."""
+    """Stores the room versions that create events announce. ``versions`` maps room IDs to versions.
+
+    If a version of a room is stored already, it is not changed.
+    """
     cursor.execute(
         f"INSERT INTO {table_name(job, VERSIONS.name)} (room_id, room_version) "
         "SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING",
@@ -197,9 +202,9 @@ def store_versions(cursor: Any, job: int, versions: Mapping[str, str]) -> None:
 
 
 def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
-    """Selects the new events, sets events of existing rooms aside, and numbers the other rooms.
+    """Selects the new events, puts new events of existing rooms into a separate table, and numbers the new rooms.
 
-    The caller has a transaction open, and all lines are staged. A plan that exists is kept.
+    All lines must be staged already. Needs an open transaction. Does nothing if the job has a plan already.
     """
     if _step_done(cursor, job, _PLANNED):
         return
@@ -221,7 +226,7 @@ def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
 
 
 def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
-    """Returns all rooms of the plan, in the order of loading."""
+    """Returns all rooms of the plan, in the order in which they are to be loaded."""
     cursor.execute(_named("SELECT room_no, room_id, events FROM {room} ORDER BY room_no", job))
     return [PlannedRoom(*row) for row in cursor.fetchall()]
 
@@ -229,26 +234,27 @@ def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
 def analyze_results(cursor: Any, job: int) -> None:
     """Updates PostgreSQL's statistics of the result tables, for which autovacuum is off.
 
-    Only the column with the room's number needs statistics: rows are found by it. Joins need none, because the
-    statements of loading fix their order.
+    Only the column ``room_no`` needs statistics, because rows are found by the room's number. Joins need no statistics,
+    because the statements that load rooms fix the order of their joins.
     """
     for table in RESULT_TABLES:
         cursor.execute(f"ANALYZE {table_name(job, table.name)} (room_no)")
 
 
 def quarantine_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
-    """Puts the new events of these rooms into the quarantine.
+    """Puts the new events of ``rooms`` into the quarantine. These rooms could not be loaded.
 
-    Such a room was created by another process meanwhile, is still being purged, or is blocked.
+    A room cannot be loaded if another process has created the room since the plan was made, if another process is
+    purging the room, or if the room is blocked.
     """
     cursor.execute(_named(_GIVE_UP, job), {"known": ROOM_KNOWN, "purged": ROOM_PURGED, "rooms": list(rooms)})
 
 
 def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[int]) -> int:
-    """Replaces the job's stored quarantine, with file and line of each entry. Returns the number of broken lines.
+    """Replaces the job's rows in the table of quarantined lines. Returns the number of broken lines.
 
-    ``lines`` holds the number of lines of each part. At most ``MOST_QUARANTINED`` broken lines are stored, but all are
-    counted.
+    ``lines`` holds the number of lines of each part, from which the line number within the file is computed. At most
+    ``MOST_QUARANTINED`` broken lines are stored, but all broken lines are counted.
     """
     before, counted = [], 0
     for number, part in enumerate(parts):

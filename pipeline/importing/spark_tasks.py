@@ -1,42 +1,28 @@
-"""The Spark tasks of an import: one for each part of a source, and one for each pack of rooms.
+"""Runs the Spark tasks of an import: one task for each part of a source, and one task for each pack of rooms.
 
 A pack is a list of rooms that one task computes. Tasks are numbered, and Spark starts them in the order of the numbers.
-Packs of large rooms come first. Executors import the code of tasks by name from modules without Django, so a task
-carries plain values only.
+Packs of large rooms come first. Executors import the functions of tasks by name, from modules that do not need Django.
+So Spark sends only plain values with a task.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from events.room.verification import KeyRing
+from pipeline.frames.sources.parts import Part
 from pipeline.importing import work_out_rooms as on_executors
-from pipeline.importing.parse_lines import LineWork, PartScan, scan_part, stage_part
+from pipeline.importing.parse_lines import LineWork, stage_part
 from pipeline.importing.plan import PlannedRoom
-from pipeline.importing.sources.parts import Part
 from pipeline.importing.work_out_rooms import RoomWork
 from pipeline.spark.run_tasks import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["pack_rooms", "scan_parts", "stage_parts", "stage_rooms"]
+__all__ = ["pack_rooms", "stage_parts", "stage_rooms"]
 
 EVENTS_PER_TASK = 20_000
-
-
-def scan_parts(
-    spark: SparkSession, parts: Sequence[Part], limit_bytes: int, keys: KeyRing | None = None
-) -> list[PartScan]:
-    """Scans each part for its number of lines and for room versions. Returns the results in the order of the parts."""
-
-    def scan(number: int) -> str:
-        found = scan_part(parts[number], limit_bytes, keys)
-        return json.dumps([found.lines, dict(found.versions)])
-
-    return [PartScan(*json.loads(answer)) for answer in run_tasks(spark, len(parts), scan)]
 
 
 def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> None:
@@ -61,7 +47,7 @@ def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[Pl
 def pack_rooms(rooms: Sequence[PlannedRoom], events: int = EVENTS_PER_TASK) -> list[list[PlannedRoom]]:
     """Divides the rooms into packs of at most ``events`` events. A larger room is a pack of its own.
 
-    The largest rooms come first, so that none of them is left running alone at the end.
+    The largest rooms come first. So no large room is computed alone at the end, while other cores are idle.
     """
     packs: list[list[PlannedRoom]] = []
     size = events

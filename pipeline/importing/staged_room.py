@@ -1,4 +1,4 @@
-"""The staged events of one room, as ``events.history`` reads them to compute the room's rows (no Django).
+"""Reads the staged events of one room, for ``events.history``, which computes the room's rows. Needs no Django.
 
 ``EventsInMemory`` holds all events in memory. ``StagedEvents`` reads a chunk at a time.
 """
@@ -24,7 +24,7 @@ _NOT_GIVEN = 0
 
 
 class RoomEvents(EventSource, Protocol):
-    """Events of a room, with their places in the input. Events are numbered from 0 in stream order."""
+    """The interface to a room's events and their places in the input. Events are numbered from 0, by stream ordering."""
 
     def check(self) -> None:
         """Raises ``HistoryError`` unless all events are of the same room."""
@@ -35,7 +35,10 @@ class RoomEvents(EventSource, Protocol):
         ...
 
     def given_orderings(self, first: int, end: int) -> Sequence[int | None]:
-        """Returns the stream orderings that the source gave these events. Null means that it gave none."""
+        """Returns the stream orderings that the source gave the events ``first`` to ``end`` (exclusive).
+
+        Null means that the source gave an event no stream ordering.
+        """
         ...
 
 
@@ -43,7 +46,7 @@ class EventsInMemory(GivenEvents):
     """Events of a room that are all in memory."""
 
     def __init__(self, places: Sequence[int], given: Sequence[int | None], events: Sequence[ParsedEvent]) -> None:
-        """Takes three sequences with one item for each event.
+        """Takes three sequences. Each has one item for each event, in the same order.
 
         ``places`` are the places in the input. ``given`` are the stream orderings that the source gave. ``events`` are
         the events.
@@ -64,7 +67,7 @@ class StagedEvents:
     def __init__(self, connection: Any, job: int, room_no: int, stream_ordering: int | None) -> None:
         """Reads the place in the input and the stream ordering of every event.
 
-        If ``stream_ordering`` is not null, every event that is read later gets this stream ordering instead of its own.
+        If ``stream_ordering`` is not null, all events get this stream ordering in place of their own.
         """
         self._connection = connection
         self._kept, self._event = table_name(job, "kept"), table_name(job, STAGED_EVENTS.name)
@@ -83,7 +86,7 @@ class StagedEvents:
         return len(self._places)
 
     def check(self) -> None:
-        """Does nothing, because the plan has selected the events by room and version."""
+        """Does nothing, because the plan of the import has selected the room's events by room ID and room version."""
 
     def places(self, first: int, end: int) -> Sequence[int]:
         return self._places[first:end]
@@ -111,7 +114,7 @@ class StagedEvents:
         return [found[place] for place in places]
 
     def _fetch(self, places: Sequence[int]) -> Iterator[ParsedEvent]:
-        """Yields the events at these places in the input, in the order of ``places``. All share one room ID string."""
+        """Yields the events whose places in the input are ``places``, in the same order."""
         sql = f"SELECT seq, stream_ordering, packed FROM {self._event} WHERE seq = ANY(%s)"
         rows = {place: (given, packed) for place, given, packed in self._rows(sql, places)}
         unpack, everywhere = Unpacker(self.room_id).unpack, self._stream_ordering

@@ -1,10 +1,11 @@
-"""The staging tables of an import: names, columns, and functions that write rows (no Django).
+"""Defines the staging tables of an import: their names, their columns, and functions that write rows. Needs no Django.
 
-Staging tables are UNLOGGED. Each belongs to one job, whose number is part of the name. So a late task cannot write into
-another job's tables, and the tables of a killed job are found by prefix. After a crash PostgreSQL empties them. The
-ledger is one of them, so the job begins again.
+Staging tables are UNLOGGED. Each table belongs to one job, and the table's name has the number of the job. So a late
+task cannot write into another job's tables, and the tables of a killed job are found by the prefix of their names.
+After a crash PostgreSQL empties the staging tables. The ledger is a staging table, too, so after a crash the job begins
+again from the start.
 
-Each task writes its rows and its row in the ledger in one transaction. If the task is repeated, it finds its row in the
+Each task writes its rows and a row in the ledger in one transaction. If the task is repeated, it finds this row in the
 ledger and does nothing. So staged rows exist exactly once, however often Spark retries.
 """
 
@@ -45,7 +46,8 @@ __all__ = [
 
 PREFIX = "pipeline_stage_"
 ROOMY = "SET LOCAL work_mem = '64MB'"
-"""For transactions that sort and join many rows. Only a few of them run at a time."""
+"""The statement raises ``work_mem`` for a transaction that sorts and joins many rows. Only a few such transactions run at a
+time."""
 _ROWS_PER_COPY = 5_000
 OWN_COLUMNS = tuple(name for name in EVENT_COLUMNS if name != "room_id")
 """Columns of an event, without the room ID."""
@@ -57,9 +59,10 @@ _EVENT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class StagedTable:
-    """A staging table.
+    """A staging table of an import.
 
-    ``name`` is what follows the job's number in the table's full name. ``columns`` are (name, SQL type).
+    The table's full name consists of a prefix, the job's number, and ``name``. ``columns`` holds (name, SQL type) of
+    each column.
     """
 
     name: str
@@ -90,9 +93,9 @@ _STORED = "autovacuum_enabled = false, toast_tuple_target = 8160"
 
 
 def _sql_type(kind: str) -> str:
-    """Returns the SQL type of a column. Text gets the collation "C".
+    """Returns the SQL type of a column, with the collation "C" if the type is text.
 
-    So identifiers are compared by code point, as in the final tables.
+    With this collation, PostgreSQL compares text by code point, as in the site's own tables.
     """
     words = kind.split(" ", 1)
     if words[0].startswith("text"):
@@ -121,10 +124,9 @@ STAGED_EVENTS = _table(
 )
 """Parsed events. ``seq`` is the place in the input (``sequence_number``).
 
-The plan needs the other columns, and the rules of the room need ``packed``. ``fits`` says that the content matches its hash.
-Rooms are mixed in an input, so reading a room may touch one page for each event. That happens twice: for ``packed`` and for
-``json``.
-"""
+The plan needs the other columns, and the rules of the room need ``packed``. ``fits`` is true if the event's content
+matches its hash. Rooms are mixed in an input, so reading a room may touch one page for each event. The rows of a room
+are read twice: once for ``packed``, once for ``json``."""
 VERSIONS = _table("version", room_id="text PRIMARY KEY", room_version="text")
 """Room versions that create events announce, for bare events of other lines."""
 BROKEN = _table("broken", seq="bigint", reason="text", detail="text", content="bytea")
@@ -189,12 +191,11 @@ RESULT_TABLES = (
     ),
     _table("result_visibility", room_no="bigint", user_id="text", kind="text", first="bigint", last="bigint"),
 )
-"""Tables with the computed rows of rooms. ``index`` numbers a room's events and ``number`` its state groups, from 0 in each room.
-When the room is loaded, they are mapped to IDs of the site.
+"""Tables with the computed rows of rooms. ``index`` numbers a room's events and ``number`` its state groups, from 0 in each
+room. When the room is loaded, these numbers are mapped to IDs of the site.
 
-``result_event`` has all columns of events but the JSON. Outliers have no prev events there, and only state events have auth
-events.
-"""
+``result_event`` has all columns of events but the JSON. Outliers have no prev events there, and only state events have
+auth events."""
 WORKING = _table("working", room_no="bigint PRIMARY KEY", events="bigint")
 """Progress of large rooms: the number of events done."""
 STAGED_TABLES = (STEPS, VERSIONS, STAGED_EVENTS, BROKEN, WORKING, *RESULT_TABLES)
@@ -230,13 +231,13 @@ def staging_connection(dsn: str) -> Iterator[Any]:
 
 
 def copy_rows(cursor: Any, job: int, table: StagedTable, rows: Sequence[Sequence[Any]]) -> None:
-    """Appends rows by binary COPY, each in the order of the table's columns."""
+    """Appends rows by binary COPY. The values of each row are in the order of the table's columns."""
     for start in range(0, len(rows), _ROWS_PER_COPY):
         copy_columns(cursor, job, table, [*zip(*rows[start : start + _ROWS_PER_COPY], strict=True)])
 
 
 def copy_columns(cursor: Any, job: int, table: StagedTable, columns: Sequence[Sequence[Any]]) -> None:
-    """Appends some thousand rows at once, given as one sequence for each column."""
+    """Appends some thousand rows at once. ``columns`` has one sequence of values for each column of the table."""
     import pgpq  # noqa: PLC0415 - only where rows are written
     import pyarrow as pa  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""Second half of an import, on executors: computes the rows of all tables from a room's staged events (no Django).
+"""Computes the rows of all tables from a room's staged events. Runs in Spark's executors. Needs no Django.
 
-The rules are those of ``events.history.rows``. The JSON of events stays in the staging table. A task holds in memory:
-the extracted fields of a chunk of one room (``pipeline.importing.staged_room``), what later chunks need to know of
-earlier ones, and some thousand of the resulting rows.
+``events.history.rows`` has the rules. The JSON of events is not read. A task holds one chunk of a room's events in
+memory (``pipeline.importing.staged_room``). It also holds values of earlier chunks that later chunks need, and some
+thousand of the resulting rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RESULT_EVENT = next(table for table in RESULT_TABLES if table.name == "result_e
 _ROWS_PER_FETCH = 5_000
 _ROWS_PER_COPY = 5_000
 _EVENTS_PER_GROUP = 5_000
-#: An event with a negative stream ordering is backfilled. The value does not matter.
+#: An event with a negative stream ordering is backfilled. Only the sign of this value matters.
 _BACKWARD = -1
 
 
@@ -59,10 +59,10 @@ class RoomWork:
 
 
 def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
-    """Computes the rows of rooms, given as (number, ID, events). Returns the number of events in the computed rooms.
+    """Computes the rows of rooms and stores them in the staging tables. Returns the number of events in these rooms.
 
-    Small rooms share a transaction. A finished room has a row in ``result_room``. When a task is repeated, it skips
-    finished rooms.
+    ``rooms`` has (number, room ID, number of events) of each room. Several small rooms share a transaction. A finished
+    room has a row in ``result_room``. A repeated task skips rooms that are finished, and does not count their events.
     """
     large = {number: events for number, _, events in rooms if events > work.chunk}
     done = 0
@@ -80,7 +80,7 @@ def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
 def _groups(rooms: Iterable[tuple[int, str, int]], most: int) -> Iterator[list[int]]:
     """Yields lists of room numbers. The rooms of a list share a transaction.
 
-    The rooms of a list have at most ``most`` events together. A larger room has a list of its own.
+    The rooms of a list have at most ``most`` events together. A room with more events has a list of its own.
     """
     group: list[int] = []
     size = 0
@@ -115,7 +115,7 @@ def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int
 
 
 def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, EventsInMemory]]:
-    """Yields (room number, events of the room).
+    """Yields (room number, events of the room) for each room in ``numbers``.
 
     The events of a room are ordered by stream ordering, then by place in the input. Events without a stream ordering
     come last.
@@ -140,7 +140,7 @@ def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[t
 def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> int:
     """Computes one room in chunks.
 
-    Its progress is written on a second connection, so that it is visible before the room commits.
+    The progress is written on a second connection, so that it is visible before the room's transaction commits.
     """
     backward = _BACKWARD if work.as_history else None
     with closing(connect(work.dsn)) as telling, connection.cursor() as cursor:
@@ -155,7 +155,7 @@ def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> i
 
 
 class _Progress:
-    """Progress of a large room, in the staging table ``working``.
+    """A writer of a large room's progress to the staging table ``working``.
 
     An event counts half when its event auth is done, and half when its rows are written.
     """
@@ -180,7 +180,7 @@ class _Progress:
 
 
 class _Results:
-    """A buffer of rows for the staging tables. It writes some thousand rows at a time by COPY."""
+    """A buffer of rows for the staging tables. Some thousand rows at a time are written by COPY."""
 
     def __init__(self, cursor: Any, job: int) -> None:
         self._cursor, self._job = cursor, job
@@ -200,9 +200,9 @@ class _Results:
                 waiting.clear()
 
     def add_events(self, columns: Sequence[Sequence[Any]]) -> None:
-        """Adds rows of ``result_event``, given as columns.
+        """Adds rows to ``result_event``. ``columns`` has one sequence of values for each column of this table.
 
-        Most rows belong to this table. As columns they need not be transposed for Arrow.
+        Most rows belong to this table. They are added as columns, because Arrow needs columns.
         """
         for waiting, more in zip(self._events, columns, strict=True):
             waiting.extend(more)
@@ -216,7 +216,7 @@ class _Results:
             waiting.clear()
 
     def flush(self) -> None:
-        """Writes the rows that are left in the buffer."""
+        """Writes the rows that are still in the buffer."""
         self._flush_events()
         for table, waiting in self._rows.values():
             copy_rows(self._cursor, self._job, table, waiting)
@@ -226,10 +226,10 @@ class _Results:
 def _work_out(
     room_no: int, room: RoomEvents, results: _Results, chunk: int = EVENTS_PER_CHUNK, progress: _Progress | None = None
 ) -> None:
-    """Adds the rows of one room to ``results``.
+    """Computes the rows of one room and adds them to ``results``.
 
-    If the events of the room contradict each other, all of them go to the quarantine. A room with only some of them
-    would be wrong.
+    If the events of the room contradict each other, all events of the room go to the quarantine. It would be wrong to
+    load a room with only some of its events.
     """
     try:
         room.check()
@@ -266,7 +266,10 @@ def _room(room_no: int, room: RoomEvents, history: RoomHistory) -> Sequence[Any]
 
 
 def _event_columns(room_no: int, room: RoomEvents, part: EventPart) -> Sequence[Sequence[Any]]:
-    """Returns the columns of ``result_event``. Outliers get no prev events, and only state events get auth events."""
+    """Returns the columns of ``result_event`` for some events of a room.
+
+    For an outlier, the prev events are null. For an event that is no state event, the auth events are null.
+    """
     first, events = part.first, part.events
     end = first + len(events)
     return (
@@ -282,7 +285,10 @@ def _event_columns(room_no: int, room: RoomEvents, part: EventPart) -> Sequence[
 
 
 def _more(history: RoomHistory) -> dict[str, Iterable[Sequence[Any]]]:
-    """Returns the rows of all result tables except ``result_room`` and ``result_event``, without the room's number."""
+    """Returns the rows of all result tables except ``result_room`` and ``result_event``: table -> rows.
+
+    The rows lack the first column, which is the room's number.
+    """
     return {
         "result_forward": ((event_id,) for event_id in history.forward_extremities()),
         "result_backward": ((event_id,) for event_id in history.backward_extremities()),

@@ -1,33 +1,37 @@
-"""The admin pages of jobs: staff see jobs, and queue, carry out and cancel them.
+"""The admin pages on which staff see, queue, carry out, resume and cancel jobs.
 
-Each of the three actions is by POST only, and needs a permission of its own. A job that has a dry run is always queued
-as one, whatever permissions the user has. The page of the dry run shows its figures. From there the job is carried out
-with the same arguments, once, while the figures are fresh. Every action is in the admin's log.
+Each action needs a POST request and a permission. To resume a job, a user needs the permission to carry out jobs. If a
+kind of job has a dry run, the form always queues a dry run, whatever permissions the user has. The page of a finished
+dry run shows the figures of the dry run. On this page, a user can carry out the job with the same arguments, once,
+within an hour after the dry run. Every action is recorded in the admin's log.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.safestring import SafeString
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString, mark_safe
 
 from events.errors import EventsError
 from pipeline import models
 from pipeline.errors import PipelineError
 from pipeline.jobs.arguments import DRY_RUN
+from pipeline.jobs.confirm import CANCEL, CARRY_OUT, FRESH_SECONDS, MASTER, QUEUE, confirmed_by, is_dry, why_not
 from pipeline.jobs.forms import JobForm, job_form
-from pipeline.jobs.rows import CancelOutcome, cancel_job, killed_jobs
-from pipeline.jobs.run import check_arguments, job_kinds, queue_job
+from pipeline.jobs.room_search import find_rooms
+from pipeline.jobs.rows import CancelOutcome, cancel_job, is_resumable, killed_jobs
+from pipeline.jobs.run import check_arguments, job_kinds, queue_job, resume_job
 from pipeline.jobs.view import JobView, view_of
 from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
@@ -37,24 +41,21 @@ from streams.runtime.text import printable
 
 __all__ = ["FRESH_SECONDS", "JobAdmin"]
 
-MASTER = "master"
-QUEUE, CARRY_OUT, CANCEL = "pipeline.queue_job", "pipeline.carry_out_job", "pipeline.cancel_job"
-#: Seconds after its end for which the figures of a dry run may be confirmed.
-FRESH_SECONDS = 3600.0
+VIEW_ROOMS = "events.view_room"
 
 
 @admin.register(models.Job)
 class JobAdmin(ReadOnlyAdmin):
-    """The pages of jobs: a list with their progress and outcome, and actions on each."""
+    """The pages of jobs: a list of jobs with their progress and outcome, and a page with actions for each job."""
 
     ordering = ("-pk",)
     list_display = ("id", "kind", "word", "progress", "asked_by", "started_at", "took")
     list_filter = ("state",)
-    readonly_fields = ("word", "progress", "took", "figures")
+    readonly_fields = ("word", "progress", "took", "figures", "spark")
     _when = ("queued_at", "started_at", "updated_at", "finished_at", "took", "host", "process_id", "attempts")
     fieldsets = (
         (None, {"fields": ("kind", "word", "progress", "asked_by", "arguments", "cancel_asked_by", "error")}),
-        ("Before and after", {"fields": ("figures", "summary", "confirmed_from")}),
+        ("Before and after", {"fields": ("figures", "spark", "summary", "confirmed_from")}),
         ("When and where", {"fields": _when}),
     )
     change_form_template = "jobs/job.html"
@@ -67,7 +68,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="progress")
     def progress(self, job: models.Job) -> str:
-        """Returns stage, rate and time left."""
+        """Returns a text with the job's stage, its rate and the remaining time."""
         return self._view(job).progress
 
     @admin.display(description="took")
@@ -80,42 +81,54 @@ class JobAdmin(ReadOnlyAdmin):
         """Returns a table of the figures before and after the work, side by side."""
         return render_to_string("jobs/figures.html", {"figures": self._view(job).figures})
 
+    @admin.display(description="stages of Spark")
+    def spark(self, job: models.Job) -> SafeString:
+        """Returns HTML with a line for each Spark stage of the job: tasks, bytes shuffled and spilled, skew."""
+        return format_html_join(mark_safe("<br>"), "{}", ((words,) for words in self._view(job).spark))
+
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Returns the rows. Finds out once for each page which jobs were killed."""
+        """Returns a query for the rows of jobs. Also reads which jobs were killed, once for all rows of the page."""
         using = stream_settings().database
-        # One admin object serves all requests. If another request overwrites these values during this one, the new
-        # values are as good.
+        # One admin object serves all requests. If another request overwrites these values while this request runs, this
+        # request shows the newer values, which does no harm.
         self._killed, self._as_of = killed_jobs(using), database_now(using)
         return super().get_queryset(request)
 
     def get_urls(self) -> list[URLPattern]:
-        """Returns the paths of the forms for queueing, carrying out and cancelling, followed by Django's own."""
+        """Returns the URL patterns of this class's own pages, followed by those of Django's admin."""
         wrap = self.admin_site.admin_view
         own = [
             path("queue/", wrap(self.queue_view), name="pipeline_job_queue"),
             path("<int:number>/carry-out/", wrap(self.carry_out_view), name="pipeline_job_carry_out"),
+            path("<int:number>/resume/", wrap(self.resume_view), name="pipeline_job_resume"),
             path("<int:number>/cancel/", wrap(self.cancel_view), name="pipeline_job_cancel"),
+            path("rooms/", wrap(self.rooms_view), name="pipeline_job_rooms"),
         ]
         return [*own, *super().get_urls()]
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Adds to the page of a dry run whether its plan may be carried out, and the job that carried the plan out, if any."""
+        """Adds values to the context of a job's page. The buttons of the page depend on these values.
+
+        The values say whether the user may resume the job, whether the user may carry out the dry run, and which job
+        carried out the dry run.
+        """
         job = kwargs.get("obj")
-        context["may_carry_out"] = job is not None and request.user.has_perm(CARRY_OUT) and not _why_not(job)
-        context["confirmed_by"] = _confirmed_by(job) if job is not None and _is_dry(job) else None
+        context["may_resume"] = job is not None and request.user.has_perm(CARRY_OUT) and is_resumable(job, self._killed)
+        context["may_carry_out"] = job is not None and request.user.has_perm(CARRY_OUT) and not why_not(job)
+        context["confirmed_by"] = confirmed_by(job) if job is not None and is_dry(job) else None
         return super().render_change_form(request, context, *args, **kwargs)
 
     # --- queue --------------------------------------------------------------------------------------------------------
 
     def queue_view(self, request: HttpRequest) -> HttpResponse:
-        """Shows the kinds of job, then the form of one kind, and queues the job for ``manage.py runjobs``.
+        """Shows the kinds of job, then the form of the chosen kind. Then queues a job for ``manage.py runjobs``.
 
-        A job that has a dry run is queued as a dry run.
+        If the chosen kind has a dry run, a dry run is queued.
         """
         if not request.user.has_perm(QUEUE):
-            raise PermissionDenied
+            raise PermissionDenied(QUEUE)
         kinds, name = job_kinds(), request.GET.get("kind", "")
         if not name:
             listed = [{"name": kind, "help": found.help} for kind, found in kinds.items()]
@@ -139,19 +152,19 @@ class JobAdmin(ReadOnlyAdmin):
         except (PipelineError, EventsError, ValueError) as error:
             form.refuse(str(error))
             return None
-        # Executors get what they need to reach the database. A user who may only queue dry runs must not choose where they are.
+        # A Spark master's executors receive the database's credentials. A user who may only queue dry runs must not choose it.
         if arguments.get(MASTER) is not None and not request.user.has_perm(CARRY_OUT):
             form.refuse(f"{MASTER} may be named with the permission {CARRY_OUT}; leave it empty for the site's own.")
             return None
         return arguments
 
     def _queue_what_changes(self, request: HttpRequest, name: str, arguments: dict[str, Any]) -> HttpResponse:
-        """Queues a job that changes something and has no dry run, after asking for confirmation.
+        """Asks for confirmation, then queues the job. Used for jobs that change something and have no dry run.
 
-        Needs the permission to carry out jobs.
+        The user needs the permission to carry out jobs.
         """
         if not request.user.has_perm(CARRY_OUT):
-            raise PermissionDenied
+            raise PermissionDenied(CARRY_OUT)
         if request.POST.get("confirmed") == "yes":
             return self._queue(request, name, arguments)
         hidden = [
@@ -184,17 +197,27 @@ class JobAdmin(ReadOnlyAdmin):
         messages.success(request, text)
         return self._to(request, job.pk)
 
+    def rooms_view(self, request: HttpRequest) -> JsonResponse:
+        """Returns the rooms that match the query parameter ``q``, as suggestions for fields of the forms.
+
+        The user needs the permission to view rooms.
+        """
+        if not request.user.has_perm(QUEUE) or not request.user.has_perm(VIEW_ROOMS):
+            raise PermissionDenied(VIEW_ROOMS)
+        return JsonResponse({"rooms": find_rooms(request.GET.get("q", ""))})
+
     # --- carry out ----------------------------------------------------------------------------------------------------
 
     def carry_out_view(self, request: HttpRequest, number: int) -> HttpResponse:
-        """Shows the figures of a dry run once more, then queues the same job without the dry run."""
+        """Shows the figures of a dry run and asks for confirmation. Then queues the job that does the real work."""
         if not request.user.has_perm(CARRY_OUT):
-            raise PermissionDenied
+            raise PermissionDenied(CARRY_OUT)
         dry = self._job(number)
         title = f"Carry out {dry.kind}?"
-        if (why_not := _why_not(dry)) is not None:
+        if (reason := why_not(dry)) is not None:
             shown = dry.arguments if isinstance(dry.arguments, dict) else {"arguments": dry.arguments}
-            return self._confirm(request, title, [why_not], shown, dry=dry)
+            again = _queue_address(dry.kind, shown) if dry.kind in job_kinds() and request.user.has_perm(QUEUE) else ""
+            return self._confirm(request, title, [reason], shown, dry=dry, again=again)
         arguments = {**dry.arguments, DRY_RUN: False}
         if request.method == "POST":
             return self._queue(request, dry.kind, arguments, dry)
@@ -203,12 +226,38 @@ class JobAdmin(ReadOnlyAdmin):
             sentences.append(f"{printable(words[:1].upper() + words[1:])}.")
         return self._confirm(request, title, sentences, arguments, button=f"Carry out {dry.kind}", dry=dry)
 
+    # --- resume -------------------------------------------------------------------------------------------------------
+
+    def resume_view(self, request: HttpRequest, number: int) -> HttpResponse:
+        """Asks for confirmation, then queues a failed, cancelled or killed job again."""
+        if not request.user.has_perm(CARRY_OUT):
+            raise PermissionDenied(CARRY_OUT)
+        job, using = self._job(number), stream_settings().database
+        if request.method != "POST":
+            told = job.arguments if isinstance(job.arguments, dict) else {"arguments": job.arguments}
+            if not is_resumable(job, killed_jobs(using)):
+                return self._confirm(request, f"Resume job {number}?", [f"Job {number} is {job.state}."], told)
+            sentences = [
+                f"{job.kind} is queued again with the same arguments, and goes on where it was, as far as it can.",
+                *([f"It ended with: {printable(job.error)}"] if job.error else []),
+            ]
+            return self._confirm(request, f"Resume job {number}?", sentences, told, button="Resume it")
+        try:
+            with transaction.atomic(using=using):
+                resume_job(number, request.user.get_username(), using)
+                self.log_change(request, job, f"Resumed: {job.kind}")
+        except (PipelineError, EventsError) as error:
+            messages.error(request, str(error))
+        else:
+            messages.success(request, f"Job {number} is queued again; manage.py runjobs carries it out.")
+        return self._to(request, number)
+
     # --- cancel -------------------------------------------------------------------------------------------------------
 
     def cancel_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Asks for confirmation, then cancels the job."""
         if not request.user.has_perm(CANCEL):
-            raise PermissionDenied
+            raise PermissionDenied(CANCEL)
         job, using = self._job(number), stream_settings().database
         if request.method != "POST":
             return self._page(request, "jobs/cancel.html", title=f"Cancel job {number}?", job=job)
@@ -260,30 +309,14 @@ class JobAdmin(ReadOnlyAdmin):
         return view_of(job, self._as_of, self._killed)
 
 
+def _queue_address(kind: str, arguments: Mapping[str, Any]) -> str:
+    """Returns the address of the form that queues a job of the kind ``kind``. The form is filled in with ``arguments``."""
+    filled = {
+        name: "\n".join(map(str, value)) if isinstance(value, list) else value for name, value in arguments.items()
+    }
+    texts = {name: value for name, value in filled.items() if isinstance(value, str) or value is True}
+    return f"{reverse('admin:pipeline_job_queue')}?{urlencode({**texts, 'kind': kind})}"
+
+
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_dry(job: models.Job) -> bool:
-    return isinstance(job.arguments, dict) and job.arguments.get(DRY_RUN) is True
-
-
-def _confirmed_by(dry: models.Job) -> int | None:
-    """Returns the ID of the job that carries out this dry run, or null if there is none."""
-    jobs = models.Job.objects.using(stream_settings().database)
-    return jobs.filter(confirmed_from=dry.pk).values_list("pk", flat=True).first()
-
-
-def _why_not(dry: models.Job) -> str | None:
-    """Returns the reason why the figures of a dry run cannot be confirmed, or null if they can."""
-    if not isinstance(dry.arguments, dict):
-        return f"The arguments of job {dry.pk} are no JSON object, so no kind of job can use them. Queue another one."
-    if not _is_dry(dry) or dry.kind not in job_kinds():
-        return f"Job {dry.pk} is no dry run of a kind of job that there is."
-    if dry.state != models.JobState.DONE or dry.finished_at is None:
-        return f"Dry run {dry.pk} is {dry.state}: only the figures of one that is done can be confirmed."
-    if (number := _confirmed_by(dry)) is not None:
-        return f"Dry run {dry.pk} was confirmed already: job {number} carries it out."
-    if database_now(stream_settings().database) - dry.finished_at > timedelta(seconds=FRESH_SECONDS):
-        return f"Dry run {dry.pk} ended more than an hour ago, and its figures may be others now. Queue another one."
-    return None

@@ -1,4 +1,4 @@
-"""The arguments of jobs, each declared once.
+"""Declares the arguments of jobs. Each argument is declared once.
 
 The options of commands, the checks of jobs and the forms in the admin all follow from these declarations.
 """
@@ -32,14 +32,13 @@ __all__ = [
     "dry_run",
 ]
 
-#: The name of the argument of jobs that have a dry run. No form has a field for it: the page where a job is queued decides
-#: whether it is a dry run.
+#: The argument that makes a job a dry run. No form has a field for it: the page that queues the job sets it.
 DRY_RUN = "dry_run"
 _LATEST = 2**63 - 1
 
 
 class Type(Enum):
-    """The type of an argument. It selects the check, the option of the command and the field of the form."""
+    """The type of an argument. The type determines how a value is checked, the command's option and the form's field."""
 
     TEXT = auto()
     LINES = auto()
@@ -53,16 +52,16 @@ class Type(Enum):
     """Milliseconds since 1970, entered as date and time in UTC."""
     DAY = auto()
     WHETHER = auto()
-    """True, false, or null: the job decides."""
+    """True, false, or null. If it is null, the job decides."""
     MASTER = auto()
     """The URL of a Spark master."""
 
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """A group of a command's options that exclude each other.
+    """A group of a command's options of which a user may give only one.
 
-    The options of a group share this object, and follow one another in the list of arguments.
+    The arguments of a group share one ``OneOf`` object, and follow one another in the list of arguments.
     """
 
     required: bool = False
@@ -70,7 +69,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument: of a job, of the command that runs it, or of both."""
+    """An argument of a job, of the command that runs the job, or of both."""
 
     name: str
     type: Type
@@ -83,22 +82,27 @@ class Argument:
     choices: tuple[str, ...] = ()
     bounds: tuple[int, int] = (0, 0)
     default: Any = None
-    """The default, or a function that returns it."""
+    """The default value, or a function that returns the default value."""
     must: str = ""
-    """What follows "must be" in the error. If empty, the type gives it."""
+    """The words after "must be" in the error for an unusable value. If it is empty, the words of the argument's type are
+    used."""
     check: Callable[[str, Any], Any] | None = None
-    """Replaces the check of the type. Takes name and value; returns the value for the job, or raises."""
+    """A function that replaces the check of the type. Takes name and value. Returns the value for the job, or raises an
+    error."""
     omitted: bool = False
-    """True if the job's arguments leave it out when it is null."""
+    """True if a null value is left out of the job's arguments."""
     stored: bool = True
     """False if only the command takes the argument, and the job's row does not store it."""
     typed: str | None = ""
-    """The form on the command line: ``ROOM`` is positional, ``--room ROOM`` an option. Empty: an option with its own name.
-    Null: the command does not take it."""
+    """The form on the command line: ``ROOM`` is positional, ``--room ROOM`` an option. If it is empty, the option has the
+    argument's name. If it is null, the command does not take the argument."""
     one_of: OneOf | None = None
 
     def value(self, given: Mapping[str, Any]) -> Any:
-        """Returns the checked value for a job, or the default if ``given`` has none. Raises ``UnusableArguments``."""
+        """Returns the checked value of this argument in ``given``. If ``given`` has no value, returns the default.
+
+        Raises ``UnusableArguments``.
+        """
         value = given.get(self.name)
         if value is None and callable(self.default):
             value = self.default()
@@ -107,7 +111,7 @@ class Argument:
         return self.check(self.name, value) if self.check is not None else _CHECKS[self.type](self, value)
 
     def refusal(self, value: Any, must: str) -> UnusableArguments:
-        """Returns the error for an unusable value. It says what the argument must be."""
+        """Returns the error for an unusable value. The error's text says what the value must be."""
         return UnusableArguments(f"{self.name} must be {self.must or f'{must}, not {value!r:.100}'}.")
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
@@ -127,7 +131,7 @@ class Argument:
 
 
 def add_options(parser: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
-    """Declares the arguments that a command takes, in their order."""
+    """Declares on ``parser`` those of the arguments that a command takes, in the same order."""
     for one_of, some in groupby((one for one in arguments if one.typed is not None), key=lambda one: one.one_of):
         place = parser if one_of is None else parser.add_mutually_exclusive_group(required=one_of.required)
         for one in some:
@@ -185,10 +189,10 @@ def _choices(one: Argument, value: Any) -> list[str]:
 
 
 def _moment(one: Argument, value: Any) -> int:
-    """Returns milliseconds since 1970.
+    """Converts a time or an age to milliseconds since 1970.
 
     An age such as 30 days is subtracted from the present time once, before the job is stored. So a dry run and the job
-    that carries it out use the same time.
+    that carries out the dry run use the same time.
     """
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST:
         return value
@@ -249,5 +253,5 @@ JSON = Argument("json", Type.FLAG, "the outcome as one JSON object", stored=Fals
 
 
 def dry_run(text: str) -> Argument:
-    """Returns the argument of a job that has a dry run. ``text`` is the help of its option."""
+    """Returns the argument ``dry_run``, for a kind of job that has a dry run. ``text`` is the help text of the option."""
     return Argument(DRY_RUN, Type.FLAG, text)

@@ -1,6 +1,6 @@
-"""Jobs on the command line: a job is a command, or a subject of the commands ``purge`` and ``resync``.
+"""Runs jobs from the command line. A kind of job is a command, or a subject of the commands ``purge`` and ``resync``.
 
-The options are the arguments of the kind of job.
+The options of the command are the arguments of the kind.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ __all__ = ["JobCommand", "JobSubject", "as_command", "as_command_errors"]
 
 @contextmanager
 def as_command_errors() -> Iterator[None]:
-    """Turns errors of the block into ``CommandError``, with status 2 for unusable arguments and 1 for the others.
+    """Converts errors of the block to ``CommandError``, with exit status 2 for unusable arguments and 1 for other errors.
 
-    An ``OSError`` is not changed. ``manage.py`` handles it: a command ends quietly if the reader closes its output.
+    An ``OSError`` is not converted. ``manage.py`` handles this error: for example, a command ends without a message if
+    the process that reads the command's output closes the pipe.
     """
     try:
         yield
@@ -46,9 +47,9 @@ def as_command_errors() -> Iterator[None]:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Turns errors of the block into ``CommandError`` like ``as_command_errors``, for jobs with the rights of the user.
+    """Runs the block with the rights of the process's user: jobs may name any folder.
 
-    In the block a job may name any folder. ``OSError`` becomes a ``CommandError`` with status 1, too.
+    Converts errors to ``CommandError`` like ``as_command_errors``. Also converts an ``OSError``, with exit status 1.
     """
     with as_command_errors(), any_folder():
         try:
@@ -58,9 +59,9 @@ def as_command() -> Iterator[None]:
 
 
 class JobSubject:
-    """A kind of job on the command line: it declares the options, runs the job and prints its summary.
+    """The command-line form of a kind of job. It declares the options, runs the job and prints the job's summary.
 
-    If the kind has the option ``--yes``, the command asks before it deletes.
+    If the kind of job has the option ``--yes``, the command asks for confirmation before the job deletes anything.
     """
 
     def __init__(self, kind: JobKind, help: str = "") -> None:
@@ -94,7 +95,8 @@ class JobSubject:
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of the job from the command's options.
 
-        If the command has an option ``--all``, raises ``CommandError`` unless either rooms or ``--all`` are given.
+        A command that has the option ``--all`` needs either names of rooms or ``--all``. Raises ``CommandError`` if the
+        user gives no names and no ``--all``, or both.
         """
         if ALL_ROOMS in self.arguments and bool(options["rooms"]) == options["all"]:
             raise CommandError("Name rooms, or give --all.", returncode=2)
@@ -104,14 +106,14 @@ class JobSubject:
     def perform(
         self, command: BaseCommand, checked: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Runs the job; returns its summary."""
+        """Runs the job in this process and returns its summary."""
         stream: Any = command.stderr  # Django's wrapper of a file; it has all that is used
         return run_job(self.kind.name, checked, stream=stream, resume=options.get("resume", False))
 
     def _ask(self, command: BaseCommand, checked: Mapping[str, Any], *, is_sure: bool) -> None:
-        """Shows what would be deleted and asks for confirmation. Raises ``CommandError`` if the answer is no.
+        """Does a dry run, prints what would be deleted, and asks for confirmation. Raises ``CommandError`` if the answer is no.
 
-        Does not ask if standard input is no terminal, because a script could not answer.
+        If standard input is no terminal, returns without a question, because a script could not answer.
         """
         if is_sure or checked[DRY_RUN]:
             return
@@ -121,7 +123,8 @@ class JobSubject:
             )
             return
         foreseen = self.perform(command, {**checked, DRY_RUN: True}, {})
-        command.stderr.write(f"{printable(foreseen['room_id'])}: {foreseen['words']}")
+        about = foreseen["folder"] if "folder" in foreseen else foreseen["room_id"]
+        command.stderr.write(f"{printable(about)}: {foreseen['words']}")
         command.stderr.write("It cannot be taken back. Delete it? [y/N] ", ending="")
         command.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -1,7 +1,8 @@
 """Adds up how many rows of each table finished jobs added or removed.
 
-Metrics show these sums, which outlive the rows of the jobs. They come from the figures that a job stores before and
-after its work. A figure is left out unless it is an integer before the work and after it.
+The sums are shown as metrics. The sums are not stored in the rows of jobs, because old jobs are removed. A job stores
+figures before and after its work, and the differences are added to the sums. If one of the two values of a figure is no
+integer, the figure is ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KIND = "job rows"
 
 
 def count_rows(job: int, using: str) -> None:
-    """Adds the changes that a job has stored to the sums. For a dry run, which changes nothing, it does nothing."""
+    """Adds the differences between a job's stored figures to the sums. Ignores dry runs, which change nothing."""
     found = Job.objects.using(using).values_list("kind", "arguments", "before", "after")
     kind, arguments, before, after = found.get(pk=job)
     if arguments.get(DRY_RUN):

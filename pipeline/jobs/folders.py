@@ -1,7 +1,7 @@
 """Decides which folders a job may name: only folders of the site, or any folder.
 
-A user who may queue a job need not be allowed to write or read everywhere. So a queued job is limited to folders of the
-site. A command that runs a job at once has the rights of its user, without this limit.
+The server's process may read and write in more folders than a user who may queue a job. So a queued job may name only
+the site's folders. A command that runs a job at once has the rights of its user, so the job may name any folder.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ def any_folder() -> Iterator[None]:
 
 
 def is_any_folder() -> bool:
-    """Returns true inside a block of ``any_folder``: jobs may name any folder."""
+    """Returns true if jobs may name any folder, because the caller runs inside a block of ``any_folder``."""
     return _any_folder.get()

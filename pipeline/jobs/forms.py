@@ -1,8 +1,8 @@
 """Forms for the arguments of jobs, one for each kind, so that a user of the admin need not write JSON.
 
-Empty fields are left out. The kind's check fills in defaults and refuses unusable values. A kind whose ``arguments``
-are null has a single field, which takes JSON. There is no field for ``dry_run``: the page where a job is queued decides
-whether the job is a dry run.
+Empty fields are left out of the job's arguments. The check of the kind fills in defaults and refuses unusable values.
+If the ``arguments`` of a kind are null, the form has a single field, which takes JSON. There is no field for
+``dry_run``, because the page that queues the job sets this argument.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from django import forms
 
-from pipeline.jobs.arguments import DRY_RUN, Argument, Type
+from pipeline.jobs.arguments import DRY_RUN, ROOM, ROOMS, Argument, Type
 from pipeline.jobs.run import job_kinds
 
 __all__ = ["ARGUMENTS", "JobForm", "job_form"]
@@ -26,12 +26,12 @@ _LONGEST_NAME = 1_000
 
 
 class JobForm(forms.Form):
-    """The form for the arguments of one kind."""
+    """The form for the arguments of one kind of job."""
 
     job_fields: list[Argument] | None = None
 
     def job_arguments(self) -> dict[str, Any]:
-        """Returns the entered values in the form that the kind takes.
+        """Returns the entered values as the arguments of a job: name -> value.
 
         Raises ``ValueError`` if the JSON field holds no JSON object.
         """
@@ -42,16 +42,16 @@ class JobForm(forms.Form):
         return {one.name: value for one, value in found if not _is_empty(one, value)}
 
     def refuse(self, reason: str) -> None:
-        """Shows an error beside the field that the first word of ``reason`` names.
+        """Shows the error ``reason`` beside the field whose name is the first word of ``reason``.
 
-        If there is no such field, shows it beside the JSON field or above the form.
+        If no field has this name, shows the error beside the JSON field or above the form.
         """
         name = reason.partition(" ")[0]
         self.add_error(name if name in self.fields else ARGUMENTS if ARGUMENTS in self.fields else None, reason)
 
 
 def job_form(kind: str) -> type[JobForm]:
-    """Returns the form class of a kind. Raises ``KeyError`` if there is no such kind."""
+    """Returns the form class of a kind of job. Raises ``KeyError`` if there is no such kind."""
     arguments = job_kinds()[kind].arguments
     if arguments is None:
         fields = None
@@ -71,11 +71,17 @@ def _common(one: Argument) -> dict[str, Any]:
 
 
 def _text(one: Argument) -> forms.Field:
-    return forms.CharField(**_common(one), max_length=_LONGEST_NAME)
+    line = forms.TextInput(attrs=_searched(one))
+    return forms.CharField(**_common(one), max_length=_LONGEST_NAME, widget=line)
+
+
+def _searched(one: Argument) -> dict[str, str]:
+    """Returns the HTML attributes of an argument's field. For a room, an attribute makes ``room_search.js`` add a search."""
+    return {"data-rooms": "", "autocomplete": "off"} if one.name in (ROOM.name, ROOMS.name) else {}
 
 
 def _lines(one: Argument) -> forms.Field:
-    area = forms.Textarea(attrs={"rows": 3, "spellcheck": "false"})
+    area = forms.Textarea(attrs={"rows": 3, "spellcheck": "false", **_searched(one)})
     return forms.CharField(**_common(one), max_length=_MOST_OF_TEXT, widget=area)
 
 

@@ -1,13 +1,12 @@
 """Removes the rows of old jobs, so that the history of jobs stays bounded.
 
-A job is over if its state is done, failed or cancelled. It is removed some days after its end. It is removed earlier if
-more jobs are over than the settings allow; the oldest go first. The rows that refer to the job are removed with it:
-they tell what the job refused, loaded and read. Waiting and running jobs stay. So does a job whose lock a process
-holds, because that process is resuming it.
+A job is over if its state is done, failed or cancelled. A job that is over is removed some days after its end. If more
+jobs are over than the settings allow, the oldest are removed earlier. Rows of other tables that refer to a removed job
+are removed too, for example its quarantined lines. Waiting and running jobs are not removed. If a process holds the
+lock of a job, the job is not removed either, because that process is resuming the job.
 
-A job that was killed over a day ago and was not resumed is first marked as failed. ``manage.py runjobs`` removes old
-jobs at most once an hour, while nothing is queued. If a removal is stopped in the middle, the next one removes the
-rest.
+A job that was killed more than a day ago and was not resumed is first marked as failed. ``manage.py runjobs`` removes old
+jobs at most once an hour, while nothing is queued. If a removal is stopped in the middle, the next removal continues it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ROWS_AT_ONCE = 10_000
 _KILLED_FOR = timedelta(days=1)
 _OVER = "state IN ('done', 'failed', 'cancelled')"
 #: A job's row stays as long as there are staging tables with its number in their names. The next job of its kind drops
-#: them.
+#: these tables.
 _DUE = f"""
 SELECT id FROM pipeline_job job WHERE {_OVER} AND id > %(after)s AND (
     coalesce(finished_at, updated_at) < clock_timestamp() - %(days)s * interval '1 day'
@@ -48,9 +47,10 @@ _IS_OVER = f"SELECT count(*) FROM pipeline_job WHERE id = %s AND {_OVER}"
 
 
 def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Removes the jobs that are old by the settings, in small transactions. Returns how many.
+    """Removes the jobs that the settings no longer keep, in small transactions. Returns the number of jobs removed.
 
-    Ends early if ``stopping`` returns true; it is called before each job. Must not be called inside a transaction.
+    ``stopping`` is called before each job. If ``stopping`` returns true, no further job is removed. Do not call this
+    function inside a transaction.
     """
     removed = 0
     close_killed(lock, using, updated_at__lt=Now() - _KILLED_FOR)
@@ -85,9 +85,9 @@ def _due(cursor: Any) -> Iterator[int]:
 
 
 def _remove(cursor: Any, job: int) -> bool:
-    """Deletes a job and the rows that refer to it, each statement in a transaction of its own.
+    """Deletes a job and the rows that refer to the job. Each statement commits by itself. Returns true if the job is deleted.
 
-    Returns false if the job is no longer over, because a process resumed it after it was listed.
+    Returns false if the job is not over any more, because a process resumed the job after this process listed it.
     """
     # A lists the job, B resumes it, fails again and releases the lock, A takes the lock: the row is read again under the lock.
     cursor.execute(_IS_OVER, [job])
@@ -104,6 +104,6 @@ def _remove(cursor: Any, job: int) -> bool:
 
 
 def _relations() -> Iterator[tuple[str, str]]:
-    """Yields the tables with a foreign key to jobs, each with the name of the key's column."""
+    """Yields (table, column) for each foreign key to the table of jobs."""
     for relation in Job._meta.related_objects:
         yield relation.field.model._meta.db_table, str(relation.field.column)

@@ -1,4 +1,4 @@
-"""The kinds of job whose work is done by other packages: checking the streams, and censoring.
+"""The kinds of job whose work other packages do: checking the streams, and censoring events.
 
 Each kind is a thin wrapper around a function that a command calls too.
 """
@@ -20,14 +20,14 @@ __all__ = ["CensorKind", "CheckStreamsKind"]
 
 
 class CheckStreamsKind(JobKind):
-    """The kind of job that checks whether sequences, tables and stored positions of streams agree. It changes nothing."""
+    """The kind of job that checks whether sequences, tables and stored positions of streams agree. The job changes nothing."""
 
     name = "check streams"
     help = "Compare sequences, tables and stored positions of all streams; changes nothing."
     changes_nothing = True
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns a summary with the number of streams checked and, for each wrong one, the verdict and the fix."""
+        """Checks all streams. Returns a summary with the number of streams, and the verdict and the fix for each wrong stream."""
         connection = driver.direct_connection(run.using, application_name="replsite job")
         try:
             with run.stage("check", None, "streams") as count, connection.cursor() as cursor:
@@ -40,9 +40,9 @@ class CheckStreamsKind(JobKind):
 
 
 class CensorKind(JobKind):
-    """The kind of job that censors: it replaces the stored JSON of redacted events by their pruned form.
+    """The kind of job that replaces the stored JSON of redacted events by the pruned form of these events.
 
-    An event is due when it was redacted long enough ago.
+    An event is due for censoring some days after its redaction.
     """
 
     name = "censor"
@@ -56,14 +56,14 @@ class CensorKind(JobKind):
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Counts the events that are due. Returns the summary of a dry run."""
+        """Counts the events that are due for censoring. Returns the summary of a dry run."""
         found = {"due": due(timedelta(days=run.arguments["days"]), run.using)}
         run.note_before(found)
         run.note_after(found)
         return {"censored": 0, "rooms": 0, "failed": []}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Censors what is due, room by room. The summary names at most 100 of the failures."""
+        """Censors the events that are due for censoring, room by room. Returns the summary, which names at most 100 failures."""
         age = timedelta(days=run.arguments["days"])
         before = due(age, run.using)
         run.note_before({"due": before})

@@ -1,7 +1,7 @@
 """Reports the progress of a job: stage, rate and time left.
 
-The reports go to a terminal or as plain lines to a file, and to the job's row. The work of a stage is done in the
-caller's thread, or in Spark. A second thread asks at intervals how much is done.
+A report is written to the job's row and to an output stream, which is a terminal or a file. The work of a stage is done
+in the caller's thread, or in Spark. A second thread calls a function at intervals that returns how much is done.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol, TextIO
 
 from django.db import connections
 
+from streams.runtime.amounts import done_of
 from streams.runtime.logs import get_logger
 
 __all__ = ["Progress", "Stage", "describe"]
@@ -35,7 +36,8 @@ class Stage(Protocol):
 class Progress:
     """A reporter of stages. It writes lines to ``stream``, and figures through ``store``.
 
-    ``store`` gets the stage's name, the amount done, the total and the rate per second. Total and rate may be null.
+    ``store`` is called with the stage's name, the amount done, the total and the rate per second. Total and rate may be
+    null.
     """
 
     def __init__(self, stream: TextIO, store: Store, *, quiet: bool = False) -> None:
@@ -45,13 +47,13 @@ class Progress:
         self._terminal = stream.isatty()
 
     def say(self, text: str) -> None:
-        """Writes one line to the stream."""
+        """Writes a line to the output."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
     @contextmanager
     def stage(self, name: str, total: int | None, unit: str, done: Stage) -> Iterator[None]:
-        """Reports on a stage while the block runs, and once more at its end unless the block raises.
+        """Reports on a stage while the block runs. Reports once more at the end of the block, except after an error.
 
         ``done`` is called from another thread. ``total`` is null if the total is not known.
         """
@@ -90,11 +92,10 @@ class Progress:
 
 
 def describe(name: str, done: int, total: int | None, unit: str, seconds: float) -> str:
-    """Returns one line with the amount done and the rate, and if they are known, the total and the seconds left."""
+    """Returns a line with the amount done and the rate. If ``total`` is known, adds the total and the remaining seconds."""
     rate = done / seconds if seconds > 0 else 0.0
-    text = f"{name}: {done:,}"
-    text += f" of {total:,} {unit}" if total is not None else f" {unit}"
-    text += f", {rate:,.0f}/s, {seconds:.1f} s"
+    text = f"{name}: {done_of(done, total, unit)}"
+    text += f", {rate:,.0f}/s, {seconds:.1f} s" if total != 0 else f", {seconds:.1f} s"
     if total is not None and 0 < done < total and rate > 0:
         text += f", {(total - done) / rate:.0f} s left"
     return text

@@ -1,9 +1,9 @@
 """Serves the queue of jobs: ``manage.py runjobs`` runs the jobs that the admin or another service queued.
 
-Any number of processes may serve the queue. A job is run by one of them at a time, and a process runs one job after
-another. If a job was killed with its process, it is queued again, and after ``MOST_ATTEMPTS`` attempts it is marked as
-failed. A process that is to stop ends its job at the next step and queues it again. While the database is away, the
-process waits for it. Old jobs are removed (``pipeline.jobs.history``).
+Any number of processes may serve the queue. Each process runs one job after another. No two processes run the same job
+at the same time. A job whose process was killed is queued again. After ``MOST_ATTEMPTS`` attempts the job is marked as
+failed instead. When a process is asked to stop, its job ends at the next step and is queued again. While the database
+cannot be reached, the process waits. Each process also removes old jobs (``pipeline.jobs.history``).
 
 Assumes that the work of a job can be repeated (``pipeline.jobs.run``).
 """
@@ -32,23 +32,23 @@ __all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
 
 log = get_logger(__name__)
 MOST_ATTEMPTS = 3
-#: Seconds after which the queue is read even without a notification. A queued job is noticed by its notification, a
-#: killed one only by this.
+#: Seconds after which the queue is read even without a notification. When a job is queued, there is a notification.
+#: When a job is killed, there is no notification. So a killed job is noticed only after these seconds.
 _LOOK_SECONDS = 10.0
-#: Seconds between two attempts to reach a database that is away.
+#: Seconds between two attempts to connect to a database that cannot be reached.
 _AWAY_SECONDS = 1.0
 #: The least number of seconds between two reads of an empty queue. Every role that may connect to the database can send
-#: notifications, so their number must not decide how often the queue is read.
+#: notifications. So without a limit, any role could make this process read the queue all the time.
 _LOOK_GAP_SECONDS = 0.2
 #: Seconds between two removals of old jobs.
 _REMOVE_SECONDS = 3_600.0
 
 
 def requeue_killed(lock: JobLock, using: str) -> list[int]:
-    """Queues the jobs again whose process was killed, and returns them.
+    """Queues jobs again whose processes were killed. Returns the IDs of these jobs.
 
-    A job that had ``MOST_ATTEMPTS`` attempts is marked as failed instead. Jobs that a command runs are left as they
-    are.
+    If a job had ``MOST_ATTEMPTS`` attempts, the job is marked as failed instead. Jobs that a command ran are not
+    changed.
     """
     found = []
     for job in sorted(killed_jobs(using)):
@@ -69,17 +69,17 @@ def requeue_killed(lock: JobLock, using: str) -> list[int]:
 
 
 class _QueueListener(NotifyListener[None]):
-    """A listener for notifications that a job was queued. Their payload is ignored: the table says which jobs wait."""
+    """A listener for notifications that a job was queued. It ignores the payload: the table of jobs says which jobs wait."""
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[None]:
-        """Returns one element for any number of notifications, and an empty list if there were none."""
+        """Returns ``[None]`` if ``heard`` has a notification, otherwise an empty list. The server is woken once for each item."""
         return [None] if heard else []
 
 
 class JobServer:
-    """A server of the queue that runs until it is stopped or, with ``once``, until the queue is empty.
+    """A server of the queue. It runs until it is stopped. With ``once``, it ends when the queue is empty.
 
-    ``done`` and ``failed`` count the jobs that this process has run.
+    ``done`` counts the jobs that this server has run without an error, ``failed`` the jobs that failed.
     """
 
     def __init__(self, using: str, stream: TextIO, say: Callable[[str], object]) -> None:
@@ -93,15 +93,15 @@ class JobServer:
         self.done = self.failed = 0
 
     def stop(self) -> None:
-        """Makes ``run`` end after the current step. May be called from any thread or from a signal handler."""
+        """Makes ``run`` end after the current step of the running job. May be called from any thread or a signal handler."""
         self._stopping = True
         self._heard.set()
 
     def run(self, *, once: bool) -> None:
         """Runs the queued jobs, then waits for more. With ``once``, returns when the queue is empty.
 
-        Raises database errors when it starts, and with ``once`` at any time. Otherwise it waits until the database is
-        back.
+        Raises database errors that occur when it starts. If ``once`` is true, raises later database errors too. If
+        ``once`` is false, waits until the database can be reached again.
         """
         listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._heard.set(), self._using, "jobs")
         listener.start()
@@ -117,8 +117,8 @@ class JobServer:
         while not self._stopping:
             time.sleep(max(0.0, look_due - time.monotonic()))
             look_due = time.monotonic() + _LOOK_GAP_SECONDS
-            # Cleared before the queue is read: a job that is queued during the read sets it again, so the wait below
-            # ends at once.
+            # The flag is cleared before the queue is read. If a job is queued during the read, its notification sets
+            # the flag again, and the wait below ends at once.
             self._heard.clear()
             requeue_killed(lock, self._using)
             if self._serve_next(lock):
@@ -131,7 +131,7 @@ class JobServer:
             self._heard.wait(_LOOK_SECONDS)
 
     def _remove_old_jobs(self, lock: JobLock) -> None:
-        """Removes old jobs, at most once an hour. Called while nothing is queued."""
+        """Removes old jobs, at most once an hour. Called while no job is queued."""
         if self._removed_at is not None and time.monotonic() - self._removed_at < _REMOVE_SECONDS:
             return
         self._removed_at = time.monotonic()
@@ -139,10 +139,10 @@ class JobServer:
             log.info("jobs.removed", jobs=removed, why="they were over long ago")
 
     def _serve_while_it_lasts(self, *, once: bool) -> bool:
-        """Opens a connection that holds the locks, and serves the queue as long as the connection lasts.
+        """Opens a connection for the locks of jobs, and serves the queue as long as this connection exists.
 
-        Returns false if the database was lost and the caller is to try again. Returns true if there is nothing more to
-        do.
+        Returns false if the connection was lost, so that the caller tries again. Returns true if the server was stopped or,
+        with ``once``, the queue is empty.
         """
         try:
             with hold_lock(self._using) as lock:
@@ -157,9 +157,9 @@ class JobServer:
         return True
 
     def _serve_next(self, lock: JobLock) -> bool:
-        """Runs the oldest queued job that no other process holds. Returns false if there is none.
+        """Runs the oldest queued job that no other process has locked. Returns false if there is no such job.
 
-        A job of a kind that this version of the program does not know is left for a newer version.
+        A job whose kind this version of the program does not know stays in the queue, for a newer version.
         """
         queued = Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(job_kinds())).order_by("pk")
         for number in list(queued.values_list("pk", flat=True)[:100]):

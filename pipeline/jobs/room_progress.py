@@ -1,10 +1,11 @@
-"""Stores which rooms a job over many rooms has done. If the job is killed, it continues with the other rooms.
+"""Stores which rooms a job over many rooms has done. If the job is killed, its next run continues with the other rooms.
 
-Rooms are stored several at a time, at most once a second. A job that was killed therefore repeats the rooms of its last
-second, and its work must be repeatable. The job's counts so far are stored in the same transaction.
+Finished rooms are stored at most once a second, several rooms in one row. So if a job is killed, its next run repeats
+the rooms of the last second. The work on a room must be repeatable. The job's counts so far are stored in the same
+transaction as the rooms.
 
-If rooms are done in the order of their IDs, one row says that all rooms up to an ID are done. So the table names only
-the single rooms after that ID.
+A job may work on all rooms in the order of their IDs. Then the table stores up to which room ID all rooms are done, and
+names only the finished rooms with higher IDs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.models import ComparedRooms
 __all__ = ["RoomProgress"]
 
 _WRITE_SECONDS = 1.0
-#: Each new row has the counts of the whole job so far, so older rows need not keep their counts.
+#: The newest row has the counts of the whole job so far. So the counts in older rows are not needed.
 _ONLY_NEWEST = "UPDATE pipeline_comparedrooms SET counted = NULL WHERE job_id = %s AND counted IS NOT NULL"
 _FORGET = "DELETE FROM pipeline_comparedrooms WHERE job_id = %s"
 _WRITE = (
@@ -32,14 +33,15 @@ _WRITE = (
 class RoomProgress:
     """The stored progress of one job. ``room_id in progress`` is true if an earlier run of the job has done the room.
 
-    ``counted`` holds the counts that the earlier run stored last, as JSON. It is null if no counts are stored.
+    ``counted`` holds the counts that an earlier run of the job stored last, decoded from JSON. It is null if no counts
+    are stored.
     """
 
     def __init__(self, job: int, using: str) -> None:
         self._job = job
         self._using = using
         self.through = ""
-        """For a job over all rooms, in the order of their IDs: all rooms up to this ID are done."""
+        """All rooms up to this ID are done. Used by jobs that handle all rooms in the order of their IDs."""
         self.counted: Mapping[str, Any] | None = None
         self._done: set[str] = set()
         self._new: list[str] = []
@@ -53,7 +55,7 @@ class RoomProgress:
     def counts_by(self, count: Callable[[], Mapping[str, Any]]) -> None:
         """Sets the function that returns the job's counts so far.
 
-        It is called at each write. Its result must fit JSON.
+        ``count`` is called each time rooms are stored. The result of ``count`` must be serializable as JSON.
         """
         self._count = count
 
@@ -61,22 +63,22 @@ class RoomProgress:
         return room_id in self._done
 
     def add(self, room_id: str) -> None:
-        """Records that a room is done and counted.
+        """Records that a room is done and is included in the job's counts.
 
-        If the last write was a second ago, writes all rooms recorded since.
+        If rooms were last stored at least a second ago, stores all rooms that were recorded since then.
         """
         self._new.append(room_id)
         if time.monotonic() - self._wrote >= _WRITE_SECONDS:
             self._write([_ONLY_NEWEST])
 
     def all_done(self, through: str) -> None:
-        """Records that all rooms up to ``through`` are done, and deletes the rows that name single rooms."""
+        """Stores that all rooms up to the ID ``through`` are done. Deletes the rows that name single rooms."""
         self.through, self._new = through, []
         self._done.clear()
         self._write([_FORGET])
 
     def forget(self) -> None:
-        """Deletes the stored progress. Called when the job is done."""
+        """Deletes the stored progress. To be called when the job is done."""
         with connections[self._using].cursor() as cursor:
             cursor.execute(_FORGET, [self._job])
 

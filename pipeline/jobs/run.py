@@ -1,10 +1,10 @@
-"""Runs jobs: kinds of job, and one run of a job with progress, figures before and after, and cancellation.
+"""Defines kinds of job, and runs jobs with progress, figures before and after, and cancellation.
 
 A command runs a job at once (``run_job``). The admin and other services queue a job (``queue_job``) for ``manage.py
-runjobs``. Both use the same code, so a job looks the same wherever it was requested.
+runjobs``. Both ways run the same code, so the result of a job does not depend on how it was started.
 
-A kind does its work in small transactions, and calls ``Count.add`` after each of them, outside of the transaction. If
-the job was cancelled, this call raises. The work must be repeatable, because a job that was killed is run again.
+The code of a kind works in small transactions, and calls ``Count.add`` after each transaction has ended. ``Count.add``
+raises an error if the job was cancelled. The work must be repeatable, because a killed job is run again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,25 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from pipeline.errors import CarriedOut, JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownKind, UnusableArguments
+from pipeline.errors import (
+    CarriedOut,
+    JobCancelled,
+    JobInterrupted,
+    JobLost,
+    NotResumable,
+    QueueFull,
+    UnknownJob,
+    UnknownKind,
+    UnusableArguments,
+)
 from pipeline.jobs.arguments import DRY_RUN, Argument
 from pipeline.jobs.counts import count_rows
 from pipeline.jobs.progress import Progress
@@ -33,15 +43,19 @@ from pipeline.jobs.rows import (
     close_killed,
     end_run,
     hold_lock,
+    queue_again,
     show_progress,
     storable_arguments,
 )
+from pipeline.jobs.view import SPARK
 from pipeline.models import Job, JobState
 from pipeline.spark.cancellation import spark_steps
+from pipeline.spark.stages import StageFigures, StagesSince, added_up
 from streams.conf import stream_settings
 from streams.db.driver import channel, past_pooler
 from streams.runtime.logs import get_logger
 from streams.runtime.masking import masked
+from streams.runtime.when_asked import WhenAsked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,15 +73,18 @@ __all__ = [
     "job_kinds",
     "queue_job",
     "register",
+    "register_when_asked",
+    "resume_job",
     "run_job",
 ]
 
 log = get_logger(__name__)
 QUEUE_CHANNEL = "replsite_jobs"
 MOST_QUEUED = 1_000
-"""The most jobs that may wait. If as many wait, ``queue_job`` refuses another."""
+"""The largest number of waiting jobs. If so many jobs wait, ``queue_job`` raises ``QueueFull``."""
 _MOST_OF_ARGUMENTS = 100_000
-#: A run checks whether it is to end at most once in this number of seconds.
+_DESCRIPTION = "spark.job.description"
+#: Seconds between two checks of a run whether it is to end.
 _LOOK_SECONDS = 1.0
 _WHY: Mapping[type[BaseException], str] = {
     KeyboardInterrupt: "Interrupted. What was done stays; the job can be run again."
@@ -84,13 +101,17 @@ class JobKind:
     """The name for persons, such as ``censor`` or ``purge history``."""
     help = ""
     arguments: Sequence[Argument] | None = ()
-    """Null means JSON of any form, which ``check`` examines."""
+    """The arguments in order. If it is null, the job takes any JSON, which ``check`` examines."""
     changes_nothing = False
     staging_prefix: str | None = None
-    """Names of a job's tables begin with this prefix and the job's number. While such tables exist, the job's row is kept."""
+    """The names of the staging tables begin with this prefix and the job's number. While these tables exist, the job's row
+    is kept."""
 
     def check(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the arguments with all defaults filled in. Raises ``UnusableArguments``. Does not query the database."""
+        """Checks ``given``, and returns the arguments with all defaults filled in. Raises ``UnusableArguments``.
+
+        Does not query the database.
+        """
         known = [one for one in self.arguments or () if one.stored]
         if unknown := sorted(set(given) - {one.name for one in known}):
             names = ", ".join(one.name for one in known) or "none"
@@ -100,55 +121,67 @@ class JobKind:
         return {one.name: checked[one.name] for one in known if not one.omitted or checked[one.name] is not None}
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Raises ``UnusableArguments`` for arguments that do not go together. May fill in values that follow from others."""
+        """Raises ``UnusableArguments`` if the arguments contradict each other. May compute an argument from other arguments."""
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Raises the errors that the work would raise at its start for these checked arguments. Changes nothing.
+        """Checks in the database whether the work can begin with the checked ``arguments``. Changes nothing.
 
-        So a typing error is reported at once, and does not become a failed job.
+        Raises the errors that the work would raise when it begins. So a mistyped argument is reported before a job is
+        queued.
         """
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Does the dry run, which changes nothing. Returns the summary that ``run`` would return."""
+        """Does the dry run of a job, which changes nothing. Returns a summary with the figures that ``run`` would return."""
         raise NotImplementedError(f"{self.name} takes no {DRY_RUN}.")
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Does the work. Returns the summary, which must fit JSON."""
+        """Does the work of a job. Returns the summary, which must be serializable as JSON."""
         raise NotImplementedError(self.name)
 
     def lines(self, summary: Mapping[str, Any]) -> Iterable[str]:
-        """Returns the summary as lines for a person."""
+        """Returns the summary of a job as lines of text for people."""
         return [json.dumps(summary)]
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Raises an error if the outcome of the work is not satisfactory. Called with the summary, after the work.
 
-        Raises ``UnusableArguments`` for names that the work has not found, and ``PipelineError`` for what is still
-        wrong.
+        Raises ``UnusableArguments`` for names that do not exist, and ``PipelineError`` if the job could not mend
+        everything.
         """
 
 
 _kinds: dict[str, JobKind] = {}
+_fill = WhenAsked()
 
 
 def register(*kinds: JobKind) -> None:
-    """Registers kinds of job. Called while Django loads the apps."""
+    """Registers kinds of job."""
     _kinds.update({kind.name: kind for kind in kinds})
+
+
+def register_when_asked(function: str) -> None:
+    """Records the dotted name of a function. The function is called when kinds of job are first needed, and registers some.
+
+    ``register_when_asked`` may be called while Django loads the apps.
+    """
+    _fill.add(function)
 
 
 def job_kinds() -> Mapping[str, JobKind]:
     """Returns the registered kinds by name, in the order of their names."""
+    _fill.call()
     return dict(sorted(_kinds.items()))
 
 
 def _kind(name: str) -> JobKind:
-    if name not in _kinds:
-        raise UnknownKind(f"There is no kind of job {name!r}; there are: {', '.join(sorted(_kinds)) or 'none'}.")
-    return _kinds[name]
+    kinds = job_kinds()
+    if name not in kinds:
+        raise UnknownKind(f"There is no kind of job {name!r}; there are: {', '.join(kinds) or 'none'}.")
+    return kinds[name]
 
 
 def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapping[str, Any]:
-    """Returns the arguments of a job of this kind, with all defaults filled in.
+    """Checks the arguments of a job of the kind ``name``. Returns the arguments with all defaults filled in.
 
     Raises ``UnknownKind``, ``UnusableArguments``, and the errors of the kind's ``look``.
     """
@@ -159,7 +192,7 @@ def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapp
 
 
 class Count:
-    """The amount of a stage that is done. Each addition is a step of the job, so it raises if the job is to end."""
+    """A counter of the work that is done in a stage of a job. ``add`` raises an error if the job is to end."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
@@ -170,28 +203,28 @@ class Count:
         return self._done
 
     def add(self, number: int = 1) -> None:
-        """Adds work that is done and committed. Raises what ``JobRun.step`` does."""
+        """Adds ``number`` to the amount of work that is done and committed. Raises the errors of ``JobRun.step``."""
         self._done += number
         self._run.step()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLink:
-    """The link of a run to its process.
+    """The connection between a run of a job and the process that runs it.
 
-    ``lock`` holds the lock of the job. ``stopping`` returns true if the process is to stop.
+    ``lock`` holds the advisory lock of the job, or is null. ``stopping`` returns true if the process is to stop.
     """
 
     lock: JobLock | None = None
     stopping: Callable[[], bool] = lambda: False
 
     def has_lost(self) -> bool:
-        """Returns true if the lock was lost, because its connection ended. A run without a lock cannot lose it."""
+        """Returns true if the connection that held the lock has ended. Returns false for a run without a lock."""
         return self.lock is not None and not self.lock.is_held()
 
 
 class JobRun:
-    """One run of a job in this process. A kind of job gets it for its work."""
+    """One run of a job in this process. This object is the argument of ``JobKind.run``."""
 
     def __init__(self, job: Job, using: str, stream: TextIO, keeper: ProcessLink | None = None) -> None:
         if not isinstance(job.arguments, dict):
@@ -202,52 +235,102 @@ class JobRun:
         self.using = using
         self._keeper = keeper or ProcessLink()
         self._progress = Progress(stream, self._store)
-        self._unit = ""
+        self._unit = self._stage = ""
         self._looked = time.monotonic()
+        self._spark: SparkSession | None = None
+        self._page_told = False
+        self.spark_figures: list[StageFigures] = []
+        """The figures of the Spark stages of this run, by stage."""
 
     @contextmanager
     def stage(self, name: str, total: int | None, unit: str) -> Iterator[Count]:
-        """Reports on one part of the work, with rate and time left. The block adds to the count that it gets.
+        """Reports on a stage of the work, with rate and remaining time. Yields a counter, to which the block adds what is done.
 
-        ``total`` is null if the total is not known.
+        ``total`` is null if the total amount of work is not known.
         """
         count = Count(self)
-        self._unit = unit
-        with self._progress.stage(name, total, unit, count):
+        with self._named(name, unit), self._progress.stage(name, total, unit, count):
             yield count
 
     @contextmanager
     def watch(self, name: str, total: int | None, unit: str, done: Callable[[], int]) -> Iterator[None]:
-        """Reports like ``stage`` on work that is done elsewhere, and calls ``step`` at its end.
+        """Reports like ``stage`` on work that Spark or another thread does. Calls ``step`` when the block ends.
 
-        ``done`` returns the amount done. It is called at intervals in another thread.
+        ``done`` returns the amount of work done. ``done`` is called at intervals in another thread.
         """
-        self._unit = unit
-        with self._progress.stage(name, total, unit, done):
+        with self._named(name, unit), self._progress.stage(name, total, unit, done):
             yield
         self.step()
 
-    def spark_steps(self, spark: SparkSession, also: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
+    @property
+    def spark_group(self) -> str:
+        """The job group of this job's Spark jobs."""
+        return f"replsite job {self.id}"
+
+    @property
+    def spark_description(self) -> str:
+        """The description that Spark's page shows for the Spark jobs of the current stage."""
+        return f"{self.spark_group}, {self.kind}" + (f": {self._stage}" if self._stage else "")
+
+    @contextmanager
+    def _named(self, stage: str, unit: str) -> Iterator[None]:
+        """Sets the name and unit of the current stage while the block runs. The name is also shown on Spark's page."""
+        before, self._stage, self._unit = self._stage, stage, unit
+        self._describe()
+        try:
+            yield
+        finally:
+            self._stage = before
+            self._describe()
+
+    def _describe(self) -> None:
+        if self._spark is not None:
+            with suppress(Exception):  # a name: the JVM may be gone, and then the work itself says so
+                self._spark.sparkContext.setLocalProperty(_DESCRIPTION, self.spark_description)
+
+    @contextmanager
+    def spark_steps(self, spark: SparkSession, also: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Calls ``step`` at intervals in another thread while the block waits for Spark.
 
-        If ``step`` raises, the block's Spark tasks are cancelled and the block ends with that error. This works only
-        for Spark jobs that the block's own thread starts. ``also`` is called before each ``step``, and may raise a
-        ``PipelineError`` of its own, with the same effect.
+        If ``step`` raises an error, the block's Spark tasks are cancelled and the block ends with that error. Only
+        Spark jobs that the block's own thread starts are cancelled. ``also`` is called before each ``step``. If
+        ``also`` raises a ``PipelineError``, the effect is the same.
+
+        On Spark's page, the Spark jobs of the block have the names of the job's stages. The figures of their Spark
+        stages are added to ``spark_figures``.
         """
 
         def look() -> None:
             also()
             self.step()
 
-        return spark_steps(look, spark, f"replsite job {self.id}")
+        if (page := spark.sparkContext.uiWebUrl) is not None and not self._page_told:
+            self.say(f"Spark's page: {page}")
+            self._page_told = True
+        stages, self._spark = StagesSince(spark, self.spark_group), spark
+        try:
+            with spark_steps(look, spark, self.spark_group, self.spark_description):
+                yield
+            self._add_figures(stages)
+        finally:
+            self._spark = None
+
+    def _add_figures(self, stages: StagesSince) -> None:
+        prefix = f"{self.spark_group}, {self.kind}: "
+        try:
+            found = [replace(one, name=one.name.removeprefix(prefix)) for one in stages.figures()]
+        except Exception as error:  # noqa: BLE001 - the work is done; another version of Spark may not have these figures
+            log.warning("job.no_spark_figures", job=self.id, error=str(error)[:200])
+            return
+        self.spark_figures = added_up([*self.spark_figures, *found])
 
     def step(self) -> None:
-        """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` if the work is to end. Checks at most once a second."""
+        """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` if the job is to end. Checks this at most once a second."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        # The lock is checked first. Without it another process may run the job, and a request in the row is meant for
+        # The lock is checked first. If it is lost, another process may run the job, and a request in the row is meant for
         # that run.
         if self._keeper.has_lost():
             raise JobLost(f"Job {self.id} has lost its lock, so another process may run it now; this one stops.")
@@ -258,15 +341,19 @@ class JobRun:
             raise JobInterrupted("Its process was ordered to end. What was done stays; the job is queued again.")
 
     def say(self, text: str) -> None:
-        """Writes a line to the job's stream."""
+        """Writes a line to the job's output."""
         self._progress.say(text)
 
     def note_before(self, figures: Mapping[str, Any]) -> None:
-        """Stores figures from before the work. If an earlier run of the job has stored figures, these are kept."""
+        """Stores the figures from before the work. If an earlier run of the job has stored such figures, does nothing."""
         Job.objects.using(self.using).filter(pk=self.id, before__isnull=True).update(before=dict(figures))
 
     def note_after(self, figures: Mapping[str, Any]) -> None:
-        """Stores figures from after the work, under the names that ``note_before`` used."""
+        """Stores figures from after the work.
+
+        The figures must have the same names as those of ``note_before``. Then both values of a figure are shown side by
+        side.
+        """
         show_progress(self.id, self.using, after=dict(figures))
 
     def _store(self, stage: str, done: int, total: int | None, rate: float | None) -> None:
@@ -287,12 +374,12 @@ def run_job(
 ) -> Mapping[str, Any]:
     """Runs a job now, in this process. Returns its summary.
 
-    ``using`` defaults to the database of the streams, and ``stream`` to standard error. With ``resume``, the newest job
-    with these arguments that failed or was killed is continued, if there is one. ``work`` replaces the work of the
-    kind.
+    ``using`` defaults to the database of the streams. ``stream`` is the output for progress, by default standard error.
+    If ``resume`` is true, continues the newest failed or killed job that has the same kind and arguments, if there is
+    such a job. ``work`` is called in place of the work of the kind.
 
-    Raises what ``check_arguments`` does, then ``JobCancelled``, ``JobLost`` and the errors of the work, which are also
-    stored in the row.
+    Raises the errors of ``check_arguments`` before the job begins. While the job runs, raises ``JobCancelled``,
+    ``JobLost`` and the errors of the work. Errors of the work are also stored in the job's row.
     """
     alias = using or stream_settings().database
     checked = check_arguments(name, arguments, alias)
@@ -300,7 +387,7 @@ def run_job(
         ended = claim_resumable_job(lock, name, checked, alias) if resume else None
         job = ended or begin_job(lock, name, checked, alias)
         summary = carry_out(job, alias, stream or sys.stderr, work, ProcessLink(lock))
-        # This run has done the work of killed jobs with the same arguments, so none of them is to be resumed.
+        # This run has done the work of killed jobs with the same arguments, so no such job is to be resumed.
         close_killed(lock, alias, kind=name, arguments=dict(checked))
         return summary
 
@@ -308,25 +395,64 @@ def run_job(
 def queue_job(
     name: str, arguments: Mapping[str, Any], by: str, using: str | None = None, *, confirmed_from: int | None = None
 ) -> Job:
-    """Queues a job for ``manage.py runjobs``, which is notified when the caller's transaction commits.
+    """Queues a job for ``manage.py runjobs``. Processes of ``runjobs`` are notified when the caller's transaction commits.
 
-    ``by`` is the user who asks. ``confirmed_from`` is the dry run that this job carries out; only one job may do that.
+    ``by`` is the user who queues the job. ``confirmed_from`` is the ID of the dry run that this job carries out. A dry
+    run can be carried out only once.
 
-    Raises what ``check_arguments`` does, ``UnusableArguments`` for arguments that are too long, ``QueueFull``, and
-    ``CarriedOut`` if the dry run was confirmed before.
+    Raises the errors of ``check_arguments``, ``UnusableArguments`` if the arguments are too long, ``QueueFull``, and
+    ``CarriedOut`` if the dry run was carried out before.
     """
     alias = using or stream_settings().database
     checked = check_arguments(name, arguments, alias)
     if len(json.dumps(dict(checked))) > _MOST_OF_ARGUMENTS:
         raise UnusableArguments(f"The arguments are longer than {_MOST_OF_ARGUMENTS:,} characters of JSON.")
-    # Counted without a lock: callers that queue at the same time may exceed the limit by a few jobs.
-    if Job.objects.using(alias).filter(state=JobState.QUEUED).count() >= MOST_QUEUED:
-        raise QueueFull(f"{MOST_QUEUED:,} jobs wait already. Let manage.py runjobs work, or cancel some of them.")
+    _check_queue(alias)
     with transaction.atomic(using=alias):
         job = _queued(Job(kind=name, arguments=dict(checked), asked_by=by, confirmed_from=confirmed_from), alias)
-        with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job.pk)])
+        _notify(job.pk, alias)
     return job
+
+
+def resume_job(job: int, by: str, using: str | None = None) -> Job:
+    """Queues a failed, cancelled or killed job again, with the same arguments. Returns the job's row.
+
+    The job continues where it ended, if its kind of job can do this. ``by`` is the user who resumes the job.
+
+    Raises ``UnknownJob`` if there is no such job, ``NotResumable`` if the job is in another state, ``QueueFull``, and
+    the errors of ``check_arguments``. The arguments are checked again, because the job may have been started by a
+    command, which may use arguments that a queued job may not, such as any folder.
+    """
+    alias = using or stream_settings().database
+    row = Job.objects.using(alias).filter(pk=job).first()
+    if row is None:
+        raise UnknownJob(f"There is no job {job}. manage.py jobs lists them.")
+    if not isinstance(row.arguments, dict):
+        raise UnusableArguments(f"The arguments of job {job} are no JSON object. Queue another one.")
+    check_arguments(row.kind, row.arguments, alias)
+    _check_queue(alias)
+    with transaction.atomic(using=alias):
+        if not queue_again(job, alias):
+            row.refresh_from_db(using=alias)
+            raise NotResumable(
+                f"Job {job} is {row.state}. Only a job that failed, was cancelled or was killed can be resumed."
+            )
+        _notify(job, alias)
+    log.info("job.resumed", job=job, kind=row.kind, by=by)
+    row.refresh_from_db(using=alias)
+    return row
+
+
+def _check_queue(using: str) -> None:
+    # Counted without a lock: callers that queue at the same time may exceed the limit by a few jobs.
+    if Job.objects.using(using).filter(state=JobState.QUEUED).count() >= MOST_QUEUED:
+        raise QueueFull(f"{MOST_QUEUED:,} jobs wait already. Let manage.py runjobs work, or cancel some of them.")
+
+
+def _notify(job: int, using: str) -> None:
+    """Notifies the processes that serve the queue, when the caller's transaction commits."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job)])
 
 
 def _queued(job: Job, using: str) -> Job:
@@ -348,18 +474,20 @@ def _work(run: JobRun) -> Mapping[str, Any]:
 def carry_out(
     job: Job, using: str, stream: TextIO, work: Work | None = None, keeper: ProcessLink | None = None
 ) -> Mapping[str, Any]:
-    """Does the work of a job whose lock this process holds, and writes into the job's row how it ended.
+    """Does the work of a job whose lock this process holds, and writes the outcome into the job's row.
 
-    Returns the summary. ``work`` replaces the work of the kind. Raises the errors of the work, and ``JobLost`` if
-    another process has begun the job meanwhile. The run then writes nothing, because the row belongs to the other
-    process.
+    Returns the summary. ``work`` is called in place of the work of the kind. Raises the errors of the work. Raises
+    ``JobLost`` if another process has begun the job meanwhile. In this case no outcome is written, because the job's
+    row now describes the run of the other process.
     """
     keeper = keeper or ProcessLink()
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
     try:
         with past_pooler(using):
-            summary = (work or _work)(JobRun(job, using, stream, keeper))
-        _finish(job, using, summary)
+            run = JobRun(job, using, stream, keeper)
+            summary = (work or _work)(run)
+        figures = {SPARK: [asdict(one) for one in run.spark_figures]} if run.spark_figures else {}
+        _finish(job, using, {**summary, **figures})
     except JobCancelled as error:
         end_run(job, using, state=JobState.CANCELLED, finished_at=Now())
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))
@@ -376,9 +504,7 @@ def carry_out(
 
 
 def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
-    """Marks a job as done, and adds the number of rows that it changed to the sums of ``pipeline.jobs.counts``.
-
-    Both are done in one transaction.
+    """Marks a job as done. In the same transaction, adds the job's changes of tables to the sums of ``pipeline.jobs.counts``.
 
     Raises ``JobLost`` if another run has taken the job over.
     """
@@ -391,17 +517,17 @@ def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
 
 
 def _put_back(job: Job, using: str) -> None:
-    """Queues an interrupted job again. The run does not count as an attempt, because the job did not fail."""
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+    """Queues an interrupted job again. The interrupted run does not count as an attempt, because the job did not fail."""
+    with transaction.atomic(using=using):
         end_run(job, using, state=JobState.QUEUED, stage="", attempts=F("attempts") - 1)
-        cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job.pk)])
+        _notify(job.pk, using)
 
 
 def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> None:
     """Marks a job as failed.
 
-    If the job's lock was lost, as after a restart of the database, a job from the queue is not marked. It is then
-    queued again.
+    A queued job whose lock was lost is not marked. The lock is lost, for example, when the database restarts.
+    ``requeue_killed`` then queues the job again.
     """
     why = masked(str(error)) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():
@@ -412,22 +538,22 @@ def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> No
     connections[using].close()  # the cause that ended the lock's connection may have ended this one, too
     # A queued job is not marked: its row stays ``running`` without a lock, so ``requeue_killed`` queues it again.
     if job.queued_at is None:
-        with suppress(DatabaseError, InterfaceError):  # without the database the row stays that of a killed job
+        with suppress(DatabaseError, InterfaceError):  # if the database is away, the job will be seen as killed
             end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
 
 
 def claim_queued_job(lock: JobLock, job: int, using: str) -> Job | None:
     """Takes the lock of a queued job and marks the job as running in this process.
 
-    Returns null if another process holds the lock, or if the job no longer waits.
+    Returns null if another process holds the lock, or if the job does not wait in the queue any more.
     """
     if not lock.take(job):
         return None
-    # A lists the job, B takes it, runs it and releases the lock, A takes the lock. The state, read under the lock, shows A that
-    # the job is done.
+    # A lists the job. B takes it, runs it and releases the lock. A takes the lock. So A reads the state again under the lock, and
+    # sees that the job is done.
     queued = Job.objects.using(using).filter(pk=job, state=JobState.QUEUED)
-    # B runs the job and is asked to end it. Before its next step B is killed or stopped, so the job is queued again. It
-    # must not be begun then.
+    # B runs the job, and a user cancels it. Before its next step B is killed or stopped, so the job is queued again. It must
+    # be cancelled here, and not begun.
     asked = queued.exclude(cancel_asked_by="")
     if asked.update(state=JobState.CANCELLED, finished_at=Now(), updated_at=Now()):
         log.warning("job.cancelled", job=job, why="this was asked for before it was queued again")

@@ -1,4 +1,4 @@
-"""Throttles maintenance: it uses less than half of a core, and leaves the database to other work most of the time."""
+"""Throttles maintenance, so that it uses less than half of a core and leaves the database free for other work."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Step = TypeVar("Step")
 
 
 def throttled(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yields the steps, and after each one sleeps for 1.15 times the time that the step took, at most 1.5 seconds.
+    """Yields the steps. After each step, sleeps for 1.15 times the time that the step took, at most 1.5 seconds.
 
-    The time of a step includes the caller's work on it.
+    The time of a step includes the time that the caller works on the step.
     """
     began = time.monotonic()
     for step in steps:

@@ -1,4 +1,4 @@
-"""Jobs as a person sees them. The terminal and the admin use the same words."""
+"""Formats jobs as text for people. The terminal and the admin use the same texts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,40 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.template.defaultfilters import filesizeformat
+
 from pipeline.errors import UnknownJob
+from pipeline.jobs.rate import rate_of
 from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job, JobState
 from streams.db.clock import database_now
+from streams.runtime.amounts import done_of
 from streams.runtime.text import printable
 
-__all__ = ["Figure", "JobView", "figures_of", "job_view", "job_views", "progress_text", "view_of"]
+__all__ = [
+    "SPARK",
+    "Figure",
+    "JobView",
+    "figures_of",
+    "job_view",
+    "job_views",
+    "progress_text",
+    "spark_words",
+    "view_of",
+]
 
 #: The order of a list by state: running jobs, waiting jobs, and all others.
 _FIRST = {JobState.RUNNING: 0, JobState.QUEUED: 1}
 KILLED = "killed"
+SPARK = "spark"
+"""The key of a summary under which the figures of Spark's stages are stored."""
 _MOST_FIGURES = 200
 _LONGEST_FIGURE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as of the database's time ``as_of``."""
+    """A job with its texts for people, at the time ``as_of`` of the database's clock."""
 
     job: Job
     as_of: datetime
@@ -34,17 +50,20 @@ class JobView:
 
     @property
     def word(self) -> str:
-        """The job's state, or ``killed``."""
+        """The job's state, or ``killed`` if no process works on the running job."""
         return KILLED if self.is_killed else self.job.state
 
     @property
     def progress(self) -> str:
-        """Stage, amount done, rate and time left."""
+        """A text with stage, amount done, rate and remaining time.
+
+        If the job is over, the rate is the average over the job's whole time.
+        """
         return progress_text(self.job)
 
     @property
     def seconds(self) -> float | None:
-        """The seconds that the job took, or has taken so far. Null if it has not begun."""
+        """The seconds that the job took, or has taken so far. Null if the job has not begun."""
         if self.job.started_at is None:
             return None
         return ((self.job.finished_at or self.as_of) - self.job.started_at).total_seconds()
@@ -59,8 +78,13 @@ class JobView:
         """The figures before and after the work, side by side."""
         return figures_of(self.job.before, self.job.after)
 
+    @property
+    def spark(self) -> list[str]:
+        """A sentence for each stage of Spark that the summary has figures of."""
+        return spark_words(self.job.summary)
+
     def cells(self) -> list[str]:
-        """Returns one line of a terminal's table: job, kind, state, progress, user, begin, duration."""
+        """Returns the texts of a row in the terminal's table: job, kind, state, progress, user, begin, duration."""
         job = self.job
         began = job.started_at.strftime("%Y-%m-%d %H:%M:%S") if job.started_at else ""
         told = printable(job.kind), self.word, self.progress, printable(job.asked_by)
@@ -80,7 +104,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a job as text, before and after its work. ``change`` is empty unless both are numbers."""
+    """A figure of a job as text, before and after the work. ``change`` is empty if one of the two values is no number."""
 
     name: str
     before: str
@@ -89,16 +113,16 @@ class Figure:
 
 
 def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
-    """Returns a figure for each name in ``before`` or ``after``, at most 200. The names of ``before`` come first."""
+    """Returns a figure for each name in ``before`` or ``after``, at most 200 figures. The names in ``before`` come first."""
     old, new = (_named(found) for found in (before, after))
     names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
     return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
 
 
 def _named(found: Any) -> Mapping[str, Any]:
-    """Returns stored figures as a mapping.
+    """Returns stored figures as a mapping: name -> value. If ``found`` is no mapping, it becomes the figure ``figures``.
 
-    They may be any JSON, because another service may have written the row.
+    ``found`` may be any JSON value, because another service may have written the job's row.
     """
     if found is None or isinstance(found, Mapping):
         return found or {}
@@ -130,8 +154,36 @@ def _figure_text(value: Any) -> str:
     return text if len(text) <= _LONGEST_FIGURE else f"{text[:_LONGEST_FIGURE]}…"
 
 
+def spark_words(summary: Any) -> list[str]:
+    """Returns a sentence for each Spark stage in the summary of a job.
+
+    ``summary`` may be any JSON value, because another service may have written the job's row.
+    """
+    stages = summary.get(SPARK) if isinstance(summary, Mapping) else None
+    found = [one for one in stages if isinstance(one, Mapping)] if isinstance(stages, list) else []
+    return [_stage_words(one) for one in found[:_MOST_FIGURES]]
+
+
+def _stage_words(stage: Mapping[str, Any]) -> str:
+    def number(name: str) -> int:
+        value = stage.get(name)
+        return int(value) if value is not None and _is_number(value) else 0
+
+    def size(name: str) -> str:
+        return filesizeformat(number(name)).replace("\xa0", " ")
+
+    tasks, failed, skew = number("tasks"), number("failed"), stage.get("skew")
+    parts = [f"{tasks:,} task{'s' if tasks != 1 else ''}"]
+    parts += [f"{failed:,} failed and were repeated"] if failed else []
+    parts += [f"{number('records'):,} records read"] if number("records") else []
+    parts += [f"{size('shuffled_bytes')} shuffled"] if number("shuffled_bytes") else []
+    parts += [f"{size('spilled_bytes')} spilled to disk"] if number("spilled_bytes") else []
+    parts += [f"the longest task took {skew:,} times the median"] if _is_number(skew) else []
+    return f"{_figure_text(stage.get('name'))}: {', '.join(parts)}"
+
+
 def job_view(job: int, using: str) -> JobView:
-    """Returns one job. Raises ``UnknownJob``."""
+    """Returns the job with the ID ``job``. Raises ``UnknownJob`` if there is no such job."""
     row = Job.objects.using(using).filter(pk=job).first()
     if row is None:
         raise UnknownJob(f"There is no job {job}. manage.py jobs lists them.")
@@ -139,7 +191,7 @@ def job_view(job: int, using: str) -> JobView:
 
 
 def job_views(limit: int, using: str) -> list[JobView]:
-    """Returns the newest ``limit`` jobs: running jobs first, then waiting jobs, then the others."""
+    """Returns the newest ``limit`` jobs, sorted: running jobs first, then waiting jobs, then other jobs."""
     killed = killed_jobs(using)
     rows = list(Job.objects.using(using).order_by("-pk")[:limit])
     # The sort is stable, so jobs with the same place stay newest first.
@@ -149,21 +201,24 @@ def job_views(limit: int, using: str) -> list[JobView]:
 
 
 def view_of(job: Job, as_of: datetime, killed: Collection[int] = ()) -> JobView:
-    """Returns a job as a person sees it.
+    """Returns the `JobView` of a job, which has the texts and figures that pages and commands show.
 
-    ``as_of`` is the database's time. ``killed`` are the jobs that no process works on.
+    ``as_of`` is the database's time. ``killed`` has the IDs of the running jobs that no process works on.
     """
     return JobView(job, as_of, job.pk in killed and job.state == JobState.RUNNING)
 
 
 def progress_text(job: Job) -> str:
-    """Returns stage, amount done, total, rate and time left. Empty if the job waits or nothing is known."""
+    """Returns a text with stage, amount done, total, rate and remaining time.
+
+    The text is empty if the job waits, or if it has not yet reported any progress.
+    """
     if job.state == JobState.QUEUED or not (job.stage or job.done):
         return ""
-    text = f"{job.stage}: {job.done:,}" if job.stage else f"{job.done:,}"
-    text += f" of {job.total:,}" if job.total is not None else ""
-    text += f" {job.unit}" if job.unit else ""
-    text += f", {job.rate:,.0f}/s" if job.rate else ""
+    text = f"{job.stage}: " if job.stage else ""
+    text += done_of(job.done, job.total, job.unit)
+    rate = rate_of(job.done, job.rate, job.started_at, job.finished_at)
+    text += f", {rate:,.0f}/s" if rate else ""
     left = job.seconds_left
     text += f", {left:,.0f} s left" if left is not None else ""
     return text + (", asked to end" if job.cancel_asked_by and job.state == JobState.RUNNING else "")

@@ -1,11 +1,11 @@
 """Keeps per-user feeds current in the live pipeline.
 
-The live pipeline acts as the named reader ``feeds``, in place of ``manage.py runhandlers``. It takes the reader's name
-and lease, so only one of the two runs at a time. Each continues where the other stopped, because both move the reader's
-cursor in the transaction that writes the entries.
+The live pipeline acts as the named reader ``feeds``, in place of ``manage.py runhandlers``. The live pipeline holds the
+reader's name and lease. So the pipeline and the command never both run at the same time. Both move the reader's cursor
+in the transaction that writes entries of feeds. So each continues where the other has stopped.
 
-Spark only tells that there are new facts and how far a batch goes. The feeds are written up to the linear position, in
-ranges of at most 2,000 events, with the same SQL that the reader uses.
+This module uses only the vector at which a micro-batch of Spark ends, and not the batch's rows. The feeds are written
+up to the linear position, in ranges of at most 2,000 events, with the SQL that ``manage.py runhandlers`` uses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SELECT count(*), max(stream_ordering) FROM (
 
 
 class FeedsTable:
-    """The feeds of all users, as a table of the live pipeline. Use it within a block of `held`."""
+    """The feeds of all users, as a table of the live pipeline. Use this object within a block of `held`."""
 
     name = FEEDS
     streams = (_STREAM,)
@@ -62,7 +62,7 @@ class FeedsTable:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the name of the reader ``feeds`` for the block. Raises ``ReaderNameTaken``."""
+        """Holds the name of the reader ``feeds`` while the block runs. Raises ``ReaderNameTaken`` if another process holds it."""
         self._lock = ReaderLock(FEEDS, self._using, self._positions)
         self._owner = self._lock.take()
         try:
@@ -81,13 +81,13 @@ class FeedsTable:
 
     @property
     def is_lost(self) -> bool:
-        """True once the reader's name was lost with its connection."""
+        """True if this process has lost the reader's name, because the connection that held the name has ended."""
         return self._lock is not None and self._lock.lost.is_set()
 
     def begin(self, cursor: Any) -> Vectors:
-        """Returns the position of the reader's cursor, and stores it in the ledger.
+        """Returns the position of the reader's cursor, and stores this position in the ledger.
 
-        A new cursor starts at the present position of the stream, as for every reader.
+        If there is no cursor yet, creates a cursor at the present linear position of the stream.
         """
         with transaction.atomic(using=self._using):
             epoch, stored = current_epoch(cursor), _stored(cursor)
@@ -103,22 +103,22 @@ class FeedsTable:
         return vectors
 
     def columns(self, stream: str) -> tuple[str, ...]:
-        """Returns the one column that Spark has to read."""
+        """Returns the name of the only column that Spark has to read."""
         return ("token",)
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """Returns the facts unchanged. The feeds are written by SQL in the database, which reads the facts there."""
+        """Returns the facts unchanged. ``write`` does not use them: its SQL reads the facts from the stream's tables."""
         return facts
 
     def find(self, batch: DataFrame) -> None:
-        """Does nothing, because only the end of the batch is needed."""
+        """Does nothing, because ``write`` needs only the vector at which the batch ends."""
 
     def write(self, cursor: Any, found: None, offsets: BatchOffsets) -> None:
-        """Adds the events up to the end of the batch to the feeds, except events that are not complete yet."""
+        """Adds the events up to the end of the batch to the feeds, except events above the linear position."""
         self._advance(cursor, offsets.end[_STREAM])
 
     def catch_up(self, cursor: Any) -> bool:
-        """Adds events to the feeds that had to wait for another writer and are complete by now.
+        """Adds events of earlier batches to the feeds that were above the linear position and no longer are.
 
         Returns true if the feeds have reached the linear position. Needs an open transaction.
         """
@@ -126,9 +126,9 @@ class FeedsTable:
         return self._advance(cursor, vector) >= linear_position(_stored(cursor).values())
 
     def _advance(self, cursor: Any, vector: Mapping[str, int]) -> int:
-        """Adds to the feeds all events that are complete and within ``vector``.
+        """Adds events to the feeds up to the position that ``ready_upto`` returns for ``vector``.
 
-        Returns the position that the feeds have reached.
+        Moves the reader's cursor to this position. Returns the position that the feeds have reached.
         """
         stored, kept = _stored(cursor), read_cursor(cursor, FEEDS, _STREAM)
         token = VectorToken(0) if kept is None else kept[0]
@@ -154,7 +154,12 @@ def _stored(cursor: Any) -> dict[str, Any]:
 
 
 def ready_upto(stored: Mapping[str, Stored], vector: Mapping[str, int]) -> int:
-    """Returns the largest position up to which all facts are complete and within ``vector``."""
-    # A writer with facts that are not in ``vector`` limits the result to the end of its own part of the vector.
+    """Returns the position up to which the feeds can be written.
+
+    It is the largest position that meets two conditions. First, all facts up to this position are complete. Second,
+    each of these facts is at or below the position of its writer in ``vector``.
+    """
+    # If a writer's stored position is above its position in ``vector``, the writer has facts that ``vector`` does not
+    # cover. Then the result must not be above the writer's position in ``vector``.
     behind = [vector.get(writer, 0) for writer, at in stored.items() if at.position > vector.get(writer, 0)]
     return min([linear_position(stored.values()), *behind])

@@ -1,8 +1,9 @@
-"""Records micro-batches so that each is applied exactly once: its effect and its end vectors commit together.
+"""Records micro-batches so that each is applied exactly once: its changes and its end vectors commit together.
 
-The ledger has a row for each query, with the vectors up to which the query's tables hold every fact. A batch is applied
-only if it begins at these vectors. A batch that they cover already was applied before, and is skipped. So a process may
-be killed at any time. Spark's checkpoint is not relied on: it serves a single run of a query.
+The ledger has a row for each query, with one vector for each stream. The query's tables include every fact up to these
+vectors. A batch is applied only if it begins at these vectors. If a batch ends at or below these vectors, the batch was
+applied before, and is skipped. So a process may be killed at any time. Spark's checkpoint is used only within one run
+of a query.
 
 Runs in the driver. All functions but ``ledger_vectors`` and ``read_offsets`` need an open transaction.
 """
@@ -44,7 +45,7 @@ WHERE query = %(query)s
 
 @dataclass(frozen=True, slots=True)
 class BatchOffsets:
-    """A micro-batch from Spark's log. Of each stream it holds the facts after ``start`` up to ``end``."""
+    """The bounds of a micro-batch, from Spark's log. The batch has the facts of each stream after ``start`` up to ``end``."""
 
     batch_id: int
     start: Vectors
@@ -52,14 +53,14 @@ class BatchOffsets:
 
 
 def ledger_vectors(cursor: Any, query: str) -> Vectors:
-    """Returns the vectors that the tables of a query have reached, or {} if it never ran. Needs no transaction."""
+    """Returns the vectors that the tables of a query have reached, or {} if the query never ran. Needs no transaction."""
     cursor.execute(_READ, {"query": query})
     row = cursor.fetchone()
     return {} if row is None else json.loads(row[0])
 
 
 def hold_ledger(cursor: Any, query: str) -> Vectors:
-    """Returns the vectors that the tables of a query have reached, and locks the query's row.
+    """Returns the vectors that the tables of a query have reached, and locks the query's row in the ledger.
 
     No batch of the query is applied until the transaction ends.
     """
@@ -70,20 +71,20 @@ def hold_ledger(cursor: Any, query: str) -> Vectors:
 
 
 def set_ledger(cursor: Any, query: str, vectors: Vectors) -> None:
-    """Overwrites the vectors of a query. The next batch must begin there.
+    """Overwrites the vectors of a query in the ledger. The next batch of the query must begin at these vectors.
 
-    Only for tables that store their position elsewhere too: the position of the feeds is the cursor of a named reader.
+    Only for a query whose position is also stored elsewhere. The position of the feeds is the cursor of a named reader.
     """
     hold_ledger(cursor, query)
     cursor.execute(_ADVANCE, {"query": query, "batch": -1, "offsets": json.dumps(vectors, sort_keys=True)})
 
 
 def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
-    """Records that the batch is applied. Returns false if it was applied before.
+    """Records in the ledger that the batch is applied. Returns false if the batch was applied before.
 
-    The caller writes the batch's effect in the same transaction. The ledger's row is locked, so batches of a query are
-    applied one after another, even from several processes. Raises ``LedgerMismatch`` if the batch does not begin where
-    the ledger ends.
+    The caller changes the query's tables in the same transaction. The query's row in the ledger is locked. So batches
+    of a query are applied one after another, even by several processes. Raises ``LedgerMismatch`` if the batch does not
+    begin at the vectors in the ledger.
     """
     # The ledger's row stays locked until the commit. Without the lock, two processes could both read 5, both find that batch
     # 5..8 begins there, and both add its effect.
@@ -101,9 +102,9 @@ def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
 
 
 def covers(upper: Mapping[str, Mapping[str, int]], lower: Mapping[str, Mapping[str, int]]) -> bool:
-    """Returns true if ``upper`` is at or above ``lower`` for every writer of every stream in ``lower``.
+    """Returns true if every position in ``lower`` is at most the position of the same stream and writer in ``upper``.
 
-    A writer that ``upper`` lacks is at 0.
+    If ``upper`` lacks a writer, the position of this writer in ``upper`` counts as 0.
     """
     return all(
         upper.get(stream, {}).get(writer, 0) >= position
@@ -113,7 +114,7 @@ def covers(upper: Mapping[str, Mapping[str, int]], lower: Mapping[str, Mapping[s
 
 
 def read_offsets(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> BatchOffsets:
-    """Returns the start and end vectors of a batch from Spark's log, which is written before the batch runs.
+    """Returns the start and end vectors of a batch from Spark's log. Spark writes the log before it runs the batch.
 
     ``first`` are the vectors at which batch 0 begins.
     """
@@ -122,10 +123,10 @@ def read_offsets(checkpoint: Path, batch_id: int, streams: Sequence[str], first:
 
 
 def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> Vectors:
-    """Returns the vectors of a batch from Spark's log, one for each stream.
+    """Returns the vectors at which a batch ends, from Spark's log. There is one vector for each stream.
 
-    An entry of the log has a line with the version, a line with metadata, and a line for each source of the query. The
-    line of a source that has not begun is "-", and its vector is the one in ``first``.
+    An entry of the log has a line with the version, a line with metadata, and a line for each source of the query. If a
+    source has not begun, its line is "-". Then the vector in ``first`` is used for its stream.
     """
     lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2:]
     found: Vectors = {}
@@ -135,5 +136,5 @@ def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vect
 
 
 def _positions(offset: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the positions in an offset. Its other entries, such as the epoch of the database, are skipped."""
+    """Returns the vector {writer: position} in an offset. Skips other entries of the offset, such as the database's epoch."""
     return {writer: position for writer, position in offset.items() if isinstance(position, int)}

@@ -1,7 +1,8 @@
 """Runs the live pipeline: one Spark session with the queries that keep tables current.
 
-``run`` blocks until it is stopped, until nothing was left to do for ``until_idle_seconds``, or until a query keeps
-failing. If the database goes away, ``run`` waits for it, then restarts the queries at the positions of their tables.
+``run`` blocks until the process is to stop, until the queries had nothing to do for ``until_idle_seconds``, or until a
+query has failed several times in a row. If the database cannot be reached, ``run`` waits for it, and then restarts the
+queries at the positions of their tables.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from streams.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["TABLES", "LiveOptions", "run"]
 
@@ -46,7 +47,7 @@ _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
 _FIGURES_SECONDS = 60.0
 _ATTEMPTS = 5
-"""After this many failures in a row, the last one is raised. A batch, or a run of `_WELL_SECONDS`, resets the count."""
+"""After this number of failures in a row, the last error is raised. A batch, or a run of `_WELL_SECONDS`, resets the count."""
 _WELL_SECONDS = 30.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 10.0
 _TRIGGER = {"processingTime": "300 milliseconds"}
@@ -57,8 +58,9 @@ _LOST = (DatabaseError, DjangoDatabaseError)
 class LiveOptions:
     """The options of the live pipeline.
 
-    ``master`` is the Spark master; if empty, the site's. ``tables`` are to be kept current. The pipeline ends when it
-    was idle for ``until_idle_seconds``; None means never.
+    ``master`` is the Spark master. If it is empty, the master in the site's settings is used. ``tables`` has the names
+    of the tables to keep current. The pipeline ends when it was idle for ``until_idle_seconds``. If this is None, the
+    pipeline does not end when it is idle.
     """
 
     master: str = ""
@@ -67,10 +69,11 @@ class LiveOptions:
 
 
 def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[], None]) -> dict[str, Vectors]:
-    """Keeps the tables current until the process is to stop or was idle for long enough.
+    """Keeps the tables current until the process is to stop, or the pipeline was idle for ``until_idle_seconds``.
 
-    Returns the vectors that each table has reached, or {} if the process was stopped while it waited to retry. Calls
-    ``started`` once, when the queries run. Raises ``QueryRunning``, ``QueryFailed`` and the errors of a Spark session.
+    Returns the vectors that each table has reached: table -> stream -> vector. Returns {} if the process was stopped
+    while it waited for a retry. Calls ``started`` once, when the queries run. Raises ``QueryRunning``, ``QueryFailed``
+    and the errors of ``site_session``.
     """
     using = stream_settings().database
     with site_session("pipeline", options.master) as spark:
@@ -95,7 +98,7 @@ def _nothing() -> None:
 
 
 class _Retry:
-    """The retry policy. Retries without limit while the database is away, and a few times if a query fails."""
+    """The retry policy. It retries without limit while the database cannot be reached, and a few times if a query fails."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
@@ -103,13 +106,14 @@ class _Retry:
         self._seconds = _FIRST_RETRY_SECONDS
 
     def went_well(self) -> None:
-        """Resets the policy, after a batch was applied or the queries ran long enough without failing."""
+        """Resets the policy. Called after a batch was applied, or when the queries have run for some time without an error."""
         self._failed, self._seconds = 0, _FIRST_RETRY_SECONDS
 
     def wait_after(self, error: Exception) -> bool:
-        """Waits before the next attempt.
+        """Waits before the next attempt. The waiting time doubles with each failure, up to a limit.
 
-        Returns false if the process is to stop. Raises the error after too many failed queries.
+        Returns true if the caller is to retry, false if the process is to stop. Raises ``error`` if queries have failed
+        too many times in a row.
         """
         if isinstance(error, QueryFailed):
             self._failed += 1
@@ -126,7 +130,7 @@ class _Retry:
 
 
 class _Pipeline:
-    """The queries of this process. At each start they begin at the positions of their tables."""
+    """The queries of the live pipeline in this process. At each start, a query begins at the position of its tables."""
 
     def __init__(self, spark: SparkSession, options: LiveOptions, using: str) -> None:
         self._spark, self._options, self._using = spark, options, using
@@ -139,7 +143,10 @@ class _Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Runs the queries for the block. Holds the pipeline's lock, and the name of the reader ``feeds`` if needed."""
+        """Keeps Spark's streaming queries running while the ``with`` block runs.
+
+        Holds the lock of the live pipeline. If feeds are among the tables, also holds the name of the reader ``feeds``.
+        """
         with ExitStack() as stack:
             self._held = stack.enter_context(_only_one(self._using, self._tables[0].shown_as))
             if self._feeds is not None:
@@ -150,9 +157,9 @@ class _Pipeline:
             yield
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
-        """Checks the queries, and writes heartbeats and figures. Raises ``QueryFailed``.
+        """Checks repeatedly that the queries run, and writes heartbeats and statistics. Raises ``QueryFailed``.
 
-        Returns when the process is stopped or was idle for long enough.
+        Returns when the process is to stop, or when the pipeline was idle for ``until_idle_seconds``.
         """
         beaten = 0.0
         began = figured = busy_at = time.monotonic()
@@ -175,7 +182,7 @@ class _Pipeline:
         self._take_figures()
 
     def reached(self) -> dict[str, Vectors]:
-        """Marks the readers that show the queries as ended. Returns the vectors that each table reached."""
+        """Marks the queries as ended in the table of readers. Returns table -> vectors that the table has reached."""
         with connections[self._using].cursor() as cursor:
             for table in self._tables:
                 if table.shown_as:
@@ -194,8 +201,8 @@ class _Pipeline:
     def _taken_more(self) -> bool:
         """Returns true if batches were applied since the last call.
 
-        The query runs on the connection that holds the pipeline's lock. So it also checks that this connection is
-        alive.
+        The query runs on the connection that holds the pipeline's lock. So an error is raised if this connection, and
+        with it the lock, is lost.
         """
         with self._held.cursor() as cursor:
             cursor.execute("SELECT coalesce(sum(batches), 0) FROM pipeline_batchledger")
@@ -234,9 +241,10 @@ class _Pipeline:
 
 @contextmanager
 def _only_one(using: str, shown_as: str) -> Iterator[Any]:
-    """Holds the pipeline's session lock for the block, and yields its connection. Raises ``QueryRunning``.
+    """Holds the session lock of the live pipeline while the block runs. Yields the connection that holds the lock.
 
-    The lock ends with the process, even if the process is killed.
+    The lock ends with the process, even if the process is killed. Raises ``QueryRunning`` if another process holds the
+    lock.
     """
     connection = direct_connection(using, application_name="replsite pipeline")
     try:
@@ -266,7 +274,7 @@ def _reader_of(feeds: FeedsTable) -> Iterator[None]:
 
 
 def _shortly(error: Exception | None) -> str:
-    """Returns the message of the failure without the Java stack trace."""
+    """Returns the message of ``error`` without the Java stack trace."""
     if error is None:
         return "it has ended"
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]

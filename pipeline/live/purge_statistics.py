@@ -35,9 +35,9 @@ class PurgeStatistics:
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Counts the rows, deletes them unless it is a dry run, and prints the count.
+        """Counts the rows of all tables of statistics, and deletes them unless it is a dry run. Prints the counts.
 
-        The ledger's row is locked during the deletion, so no batch is applied meanwhile.
+        The row of the statistics in the ledger is locked during the deletion. So no batch is applied meanwhile.
         """
         using = stream_settings().database
         with transaction.atomic(using=using), connections[using].cursor() as cursor:

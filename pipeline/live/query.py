@@ -1,10 +1,10 @@
-"""Runs one query of the live pipeline: from its streams, in micro-batches, into tables that it keeps current.
+"""Runs a query of the live pipeline: reads streams in micro-batches, and keeps tables current.
 
-Spark computes the result of a batch first. Then one short transaction records the batch in the ledger and writes its
-effect. At each start a query begins at the position of its tables, with a new checkpoint. So nothing depends on the
-files of an earlier run.
+Spark computes the result of a batch first. Then one short transaction records the batch in the ledger and writes the
+result to the tables. At each start a query begins at the position of its tables, with a new checkpoint. So nothing
+depends on files that an earlier run has left.
 
-Runs in the driver, with Django. Spark calls ``_apply`` in a thread of its own, one batch after another.
+Runs in Spark's driver, with Django. Spark calls ``_apply`` in a separate thread, for one batch after another.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ from pipeline.source.schemas import declaration_of, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["LiveQuery", "Place", "Table"]
 
 
 class Table(Protocol):
-    """A table, or group of tables, that a query keeps current."""
+    """The interface of a table, or group of tables, that a query keeps current."""
 
     @property
     def name(self) -> str:
-        """Name of the query, its ledger and its checkpoint."""
+        """The name of the query, of its row in the ledger and of its checkpoint."""
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Streams that the query reads, in this order."""
+        """The names of the streams that the query reads, in this order."""
 
     @property
     def max_rows(self) -> int:
-        """The largest number of rows of a stream in one batch."""
+        """The largest number of rows that a batch has of one stream."""
 
     @property
     def shown_as(self) -> str:
-        """Name of the reader on the live page. Empty if the table has a row of its own among the readers."""
+        """The name under which the live page shows the query as a reader. Empty if the page shows a named reader instead."""
 
     def begin(self, cursor: Any) -> Vectors:
-        """Returns the vectors that the tables have reached. The ledger has the same vectors."""
+        """Returns the vectors that the tables have reached. When this method returns, the ledger has the same vectors."""
 
     def columns(self, stream: str) -> tuple[str, ...]:
-        """Returns the columns of a stream's facts that the query needs. The others are not fetched."""
+        """Returns the names of the columns of a stream that the query needs. Spark does not fetch other columns."""
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """Transforms the facts of a stream. All streams must give the same columns."""
+        """Converts the facts of a stream to rows of a batch. The rows of all streams must have the same columns."""
 
     def find(self, batch: DataFrame) -> Any:
-        """Computes the result of a batch with Spark. No transaction is open, and nothing else runs Spark."""
+        """Computes the result of a batch with Spark, which is later passed to ``write``. Called without an open transaction."""
 
     def write(self, cursor: Any, found: Any, offsets: BatchOffsets) -> None:
-        """Writes the result, in the transaction that records the batch."""
+        """Writes the result of ``find`` to the tables, in the transaction that records the batch in the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The database that a query reads and writes, and the folder for checkpoints."""
+    """The database that a query reads and writes, and the folder for Spark's checkpoints."""
 
     dsn: str
     using: str
@@ -76,7 +76,7 @@ class Place:
 
 
 class LiveQuery:
-    """A query that keeps one table current. Call `start` once."""
+    """A query that keeps one ``Table`` current. Call `start` once."""
 
     def __init__(self, table: Table, place: Place) -> None:
         self.table = table
@@ -85,7 +85,7 @@ class LiveQuery:
         self._first: Vectors = {}
 
     def start(self, spark: SparkSession, trigger: Mapping[str, Any]) -> StreamingQuery:
-        """Starts the query at the position of its tables. Blocks only until Spark has started it."""
+        """Starts the query at the position of its tables. Returns as soon as Spark has started the query."""
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         with connections[self._place.using].cursor() as cursor:
             self._first = self.table.begin(cursor)

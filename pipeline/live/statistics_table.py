@@ -1,7 +1,9 @@
-"""Computes the live statistics of a micro-batch of the streams ``events`` and ``backfill`` with Spark (driver).
+"""Computes the live statistics of a micro-batch of the streams ``events`` and ``backfill`` with Spark.
 
-One pass over the facts computes two results: sums for each (hour, room), and the senders of each day. Their size
-depends on the number of rooms and users in the batch, not on the number of its events.
+One pass over the facts computes two results: sums for each (hour, room), and the senders of each day. The size of the
+results depends on the number of rooms and users in the batch, not on the number of events.
+
+Runs in Spark's driver.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _SUMS = (*COUNTED, "changes")
 
 
 class StatisticsTable:
-    """The live statistics as a table of the live pipeline: of rooms, of the server, and of rooms and users by day."""
+    """The statistics of rooms, of the server, and of rooms and users by day, as a ``Table`` of the live pipeline."""
 
     name = STATISTICS
     streams = (EVENTS, BACKFILL)
@@ -36,15 +38,15 @@ class StatisticsTable:
         self._server_name = server_name
 
     def begin(self, cursor: Any) -> Vectors:
-        """Returns the vectors of the ledger."""
+        """Returns the vectors that are stored in the ledger."""
         return ledger_vectors(cursor, self.name)
 
     def columns(self, stream: str) -> tuple[str, ...]:
-        """Returns the columns that the counts depend on."""
+        """Returns the names of the columns from which the counts are computed."""
         return _COLUMNS
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """Returns a row for each fact, with what the fact adds to the counts."""
+        """Returns a row for each fact, with the numbers that the fact adds to the counts (``statistics_rows``)."""
         return statistics_rows(stream, facts)
 
     def find(self, batch: DataFrame) -> Figures:
@@ -57,10 +59,10 @@ class StatisticsTable:
 
 
 def statistics_rows(stream: str, facts: DataFrame) -> DataFrame:
-    """Returns a row for each fact: its hour, day and room, and 0 or 1 for each count.
+    """Returns a row for each fact. The row has the fact's hour, day and room, and 0 or 1 for each count.
 
-    ``user_id`` is the sender if the fact is a new accepted event, otherwise null. Each such sender counts as an active
-    user.
+    If the fact is a new accepted event, ``user_id`` is the event's sender, who counts as an active user. Otherwise
+    ``user_id`` is null.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415 - the rest is tested without Spark
 
@@ -94,7 +96,7 @@ def _begin(column: str, seconds: int) -> Column:
 
 
 def figures_of(batch: DataFrame) -> Figures:
-    """Returns the sums of a batch for each (hour, room), and its senders for each day."""
+    """Returns the sums of a batch for each (hour, room), and the senders of events for each day."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     keys = ("hour_ms", "room_id", "day_ms", "user_id")

@@ -1,34 +1,49 @@
-"""``compress_state`` as a job: rewrites the state groups of some rooms, or of all, to fewer rows.
+"""Implements the job ``compress_state``, which rewrites the state groups of rooms so that they take fewer rows.
 
-Each room is done on its own, by ``events.maintenance.group_compaction``. After each transaction the job pauses
-(``pipeline.jobs.throttle``). A room that would not save enough rows is left as it is.
+First the job plans the new state groups of each room, on Spark if there are many state groups. A room is not changed if
+too few rows would be saved. ``events.maintenance.group_compaction`` rewrites the other rooms, one at a time. After each
+transaction the job pauses (``pipeline.jobs.throttle``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from django.db import connections
 
 from events.arguments import can_be_stored
 from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
-from events.maintenance.group_compaction import RoomCompaction, group_rows
-from events.maintenance.group_gc import rooms_with_groups
+from events.maintenance.group_compaction import RoomCompaction, group_rows, plan_here
+from events.maintenance.group_plan import PlannedRoom
 from events.maintenance.purge_history import purge_lock
 from pipeline.errors import JobCancelled, PipelineError, UnusableArguments
 from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
 from pipeline.jobs.run import Count, JobKind, JobRun
 from pipeline.jobs.throttle import throttled
+from pipeline.maintenance.compress_executor import plan_rooms
+from pipeline.maintenance.room_tasks import MASTER, SizedRoom, ask_rooms, session_if_worth_it
 from state.groups.compaction import WrittenRows
+from streams.db.driver import dsn
 
-__all__ = ["CompressStateKind"]
+__all__ = ["GROUPS_IN_PROCESS", "CompressStateKind"]
+
+GROUPS_IN_PROCESS = 150_000
+"""The largest number of state groups that are planned without Spark. To start Spark takes as long as to plan so many."""
+_GROUPS_PER_TASK = 10_000
 
 _LEAST_SAVING = 5.0
-"""Default of the least share of its rows, in percent, that a room must save. Compressing rewrites rows of events."""
+"""Default for the percentage of its rows that a room must save to be rewritten. Rewriting also updates rows of events."""
 _MOST_LISTED = 100
+_SIZES = """
+SELECT room_id, count(*) FROM state_stategroup WHERE %(rooms)s::text[] IS NULL OR room_id = ANY(%(rooms)s::text[])
+GROUP BY room_id ORDER BY room_id
+"""
 
 
 class CompressStateKind(JobKind):
-    """The kind of job that rewrites state groups to fewer rows."""
+    """The kind of job that rewrites state groups so that they take fewer rows."""
 
     name = "compress state"
     help = (
@@ -42,16 +57,21 @@ class CompressStateKind(JobKind):
             typed="--least-saving PERCENT", bounds=(0, 100), default=_LEAST_SAVING,
             in_form="percent of a room's rows; rooms that would save less stay as they are",
         ),
+        MASTER,
         dry_run("only say how much would be saved"),
         JSON,
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary with the rows that the rooms would save."""
+        """Does the dry run. Returns the same summary as ``run``, with the figures that are expected."""
         return _Rooms(run).compress()
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Rewrites room by room. The summary has the rows before and after of the rooms that shrank."""
+        """Rewrites the state groups, room by room.
+
+        Returns the summary. Its entry ``rows`` has two numbers for all rewritten rooms together: the rows of their
+        state groups before the job and after it.
+        """
         return _Rooms(run).compress()
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
@@ -68,9 +88,9 @@ class CompressStateKind(JobKind):
         yield from summary["failed"].values()
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Raises ``UnusableArguments`` for named rooms that do not exist.
+        """Raises ``UnusableArguments`` if rooms that the arguments name do not exist.
 
-        Raises ``PipelineError`` if rooms failed or were busy.
+        Raises ``PipelineError`` if the compression of a room failed, or if another job was working on a room.
         """
         if summary["unknown"] and arguments["rooms"]:
             raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
@@ -79,7 +99,7 @@ class CompressStateKind(JobKind):
 
 
 class _Rooms:
-    """One run of the job over its rooms. Counts what was done, or what would be done if it is a dry run."""
+    """One run of the job over its rooms. Counts the rows that the run saves. In a dry run, counts the rows that it would save."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
@@ -91,18 +111,19 @@ class _Rooms:
         self._unfinished: list[str] = []
 
     def compress(self) -> Mapping[str, Any]:
-        """Compresses each room and returns the summary.
+        """Compresses each room, unless it is a dry run. Returns the summary.
 
-        Progress is counted in rooms. If there is only one room, it is counted in events.
+        Progress is counted in rooms. If there is only one room, progress is counted in events.
         """
         told = self._run.arguments
-        rooms = rooms_with_groups(self._run.using) if told["rooms"] is None else list(dict.fromkeys(told["rooms"]))
+        rooms = self._sized(told["rooms"])
         if len(rooms) == 1:
-            self._room(rooms[0])
+            for planned in self._planned(rooms):
+                self._room(planned)
         else:
             with self._run.stage("rooms", len(rooms), "rooms") as count:
-                for room_id in rooms:
-                    self._room(room_id, count)
+                for planned in self._planned(rooms):
+                    self._room(planned, count)
                     count.add()
         self._run.note_before(_figures(self._before))
         self._run.note_after(_figures(self._after))
@@ -120,42 +141,65 @@ class _Rooms:
             "failed": dict(list(self._failed.items())[:_MOST_LISTED]),
         }
 
-    def _room(self, room_id: str, rooms: Count | None = None) -> None:
-        using = self._run.using
-        if not can_be_stored(room_id):
-            self._unknown.append(room_id)
-            return
-        work = RoomCompaction(room_id, using)
+    def _sized(self, names: Sequence[str] | None) -> list[SizedRoom]:
+        """Returns the named rooms, each with its number of state groups.
+
+        If ``names`` is null, returns all rooms that have state groups.
+        """
+        storable = None if names is None else [name for name in dict.fromkeys(names) if can_be_stored(name)]
+        with connections[self._run.using].cursor() as cursor:
+            cursor.execute(_SIZES, {"rooms": storable})
+            sizes = dict(cursor.fetchall())
+        wanted = sizes if names is None else dict.fromkeys(names)
+        return [SizedRoom(name, sizes.get(name, 0)) for name in wanted]
+
+    def _planned(self, rooms: Sequence[SizedRoom]) -> Iterator[PlannedRoom]:
+        """Plans each room, in this process or on Spark. Yields the plans. The plan of a room without state groups is empty."""
+        using, master = self._run.using, self._run.arguments.get("master")
+        here = [room for room in rooms if room.size]
+        yield from (PlannedRoom(room.room_id) for room in rooms if not room.size)
+        with session_if_worth_it(self._run, "compress", master, here, GROUPS_IN_PROCESS) as spark:
+            if spark is None:
+                for room in here:
+                    yield plan_here(room.room_id, using)
+                return
+            for _, planned in ask_rooms(self._run, spark, here, _GROUPS_PER_TASK, partial(plan_rooms, dsn(using))):
+                yield from planned
+
+    def _room(self, planned: PlannedRoom, rooms: Count | None = None) -> None:
+        room_id, using = planned.room_id, self._run.using
         try:
-            work.plan()
-            if not work.before.groups:
+            if planned.refused is not None:
+                self._failed[room_id] = planned.refused
+            elif not planned.before.groups:
                 self._unknown.append(room_id)
-            elif not self._is_worth_it(work):
+            elif not self._is_worth_it(planned):
                 self._skipped += 1
             elif self._run.arguments["dry_run"]:
-                self._note(work, work.foreseen, work.events)
+                self._note(planned, planned.foreseen, planned.events)
             else:
                 with purge_lock(room_id, using):
-                    work.plan()  # planned again under the lock: a purge may have ended since the first plan
-                    if not self._is_worth_it(work):
+                    work = RoomCompaction(room_id, using)
+                    # Planned again under the lock: a purge may have ended since, and the first plan may be another process's.
+                    if not self._is_worth_it(work.plan()):
                         self._skipped += 1
                         return
                     self._carry_out(work, rooms)
                 if not work.finished:
                     self._unfinished.append(room_id)
-                self._note(work, group_rows(room_id, using), work.moved)
+                self._note(work.planned, group_rows(room_id, using), work.moved)
         except PurgeRefused:
             self._busy.append(room_id)
         except (CompressionRefused, CompressionWentWrong) as error:
             self._failed[room_id] = str(error)
 
-    def _is_worth_it(self, work: RoomCompaction) -> bool:
-        return work.saving() > 0 and work.saving() >= self._run.arguments["least_saving"]
+    def _is_worth_it(self, planned: PlannedRoom) -> bool:
+        return planned.saving > 0 and planned.saving >= self._run.arguments["least_saving"]
 
-    def _note(self, work: RoomCompaction, after: WrittenRows, moved: int) -> None:
+    def _note(self, planned: PlannedRoom, after: WrittenRows, moved: int) -> None:
         self._compressed += 1
         self._moved += moved
-        self._before, self._after = _sum(self._before, work.before), _sum(self._after, after)
+        self._before, self._after = _sum(self._before, planned.before), _sum(self._after, after)
 
     def _carry_out(self, work: RoomCompaction, rooms: Count | None) -> None:
         try:
@@ -163,7 +207,7 @@ class _Rooms:
                 for _ in throttled(work.carry_out()):
                     self._run.step()
                 return
-            with self._run.stage("events", work.events, "events") as count:
+            with self._run.stage("events", work.planned.events, "events") as count:
                 for moved in throttled(work.carry_out()):
                     count.add(moved - count())
         except (JobCancelled, CompressionWentWrong):  # new groups that no event has yet are deleted

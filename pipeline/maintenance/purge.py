@@ -1,8 +1,8 @@
-"""``purge history``, ``purge orphans`` and ``purge retention`` as jobs.
+"""Implements the jobs ``purge history``, ``purge orphans`` and ``purge retention``.
 
-The work is done by ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``. This module runs it as a
-job, with progress and with figures before and after. After each transaction the job pauses
-(``pipeline.jobs.throttle``). The commands are in ``pipeline.maintenance.subjects``.
+``events.maintenance.purge_history`` and ``events.maintenance.group_gc`` do the work. This module adds progress, and figures
+before and after. After each transaction the job pauses (``pipeline.jobs.throttle``). The commands are in
+``pipeline.maintenance.subjects``.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class PurgeHistoryKind(JobKind):
     )
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Raises ``UnusableArguments`` unless exactly one of event, time and token is given.
+        """Raises ``UnusableArguments`` unless exactly one of the arguments for event, time and token is given.
 
-        Also raises it if options of the archive are given without its folder.
+        Also raises ``UnusableArguments`` if ``spark`` or ``master`` is given without a folder for an archive.
         """
         check_cut(checked)
         check_archive(checked)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Raises ``UnknownRoom``, ``UnknownEvent`` or ``BadToken`` if the room or the cut is not in the database."""
+        """Raises ``UnknownRoom``, ``UnknownEvent`` or ``BadToken`` if the database does not have the room, event or token."""
         depth_of_cut(arguments, using)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary of what would be deleted."""
+        """Does the dry run. Returns the summary, which says what would be deleted."""
         return self._purge(run, _foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Writes the archive if asked, then deletes events, then the state groups that nothing needs any more."""
+        """Writes an archive if the arguments name a folder for it. Then deletes events and unneeded state groups."""
         return self._purge(run, _carry_out)
 
     def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:
@@ -104,7 +104,10 @@ class PurgeHistoryKind(JobKind):
 
 
 def table_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the text about a purge of one room: a sentence, the archive, and each table's rows before and after."""
+    """Yields lines of text about the purge of one room.
+
+    The lines have a sentence about the purge, the archive, and the number of rows of each table before and after.
+    """
     yield f"{printable(summary['room_id'])}: {summary['words']}"
     if "archive" in summary:
         yield f"archived in {summary['archive']['folder']}: {summary['archive']['events']} events"
@@ -123,14 +126,14 @@ def _verb(summary: Mapping[str, Any]) -> str:
 
 Figures = Mapping[str, int]
 Outcome = tuple[Figures, Figures, HistoryPurged, GroupsPurged, dict[str, Any]]
-"""The figures before and afterwards, the events and the state groups purged, and the archive's part of the summary."""
+"""The figures before and after, the counts of purged events and of purged state groups, the archive's part of the summary."""
 Purge = Callable[[JobRun, PurgeRequest, Callable[[Figures], None]], Outcome]
-"""A purge of one room, or its dry run. It calls the given function with the figures before the work."""
+"""A function that purges one room, or does the dry run. It passes the figures before the work to its last argument."""
 
 
 def _foresee(run: JobRun, request: PurgeRequest, note_before: Callable[[Figures], None]) -> Outcome:
-    # All figures are of one snapshot. Without it: the events are counted, A stores an event, the purged ones are counted, and
-    # the room seems to have more events after the purge than are left.
+    # All figures are of one snapshot. Without it: the room's events are counted, A stores an event, then the events to purge are
+    # counted, and the difference, the number of events that are left, is wrong.
     with read_only_snapshot(run.using, is_long=True):
         before = room_figures(request.room_id, run.using)
         events, changed = foresee_history(request)
@@ -158,7 +161,7 @@ def _carry_out(
 
 
 def purge_groups(run: JobRun, room_ids: Iterable[str]) -> GroupsPurged:
-    """Deletes those state groups of these rooms that nothing needs. Returns the totals."""
+    """Deletes the state groups of the rooms ``room_ids`` that nothing needs. Returns the totals over all rooms."""
     total = GroupsPurged()
     for room_id in room_ids:
         purge = GroupPurge(room_id, run.using, plan_groups(room_id, run.using))
@@ -200,7 +203,7 @@ class PurgeOrphansKind(JobKind):
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary of what would be deleted."""
+        """Does the dry run. Returns the summary, which says what would be deleted."""
 
         def foresee(room_id: str) -> GroupsPurged:
             with read_only_snapshot(run.using, is_long=True):
@@ -209,7 +212,7 @@ class PurgeOrphansKind(JobKind):
         return self._purge(run, foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Deletes room by room. A room that is being purged already is skipped and listed as busy."""
+        """Deletes state groups, room by room. If another job is purging a room, the room is skipped and listed as busy."""
 
         def purge(room_id: str) -> GroupsPurged:
             # Restoring an archive takes the same lock: it inserts groups first and their events later.
@@ -248,22 +251,22 @@ class PurgeOrphansKind(JobKind):
 
 
 class PurgeRetentionKind(JobKind):
-    """The kind of job that purges messages which rooms have kept for long enough."""
+    """The kind of job that purges messages that are older than their room's retention time."""
 
     name = "purge retention"
     help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
     arguments = (*ARCHIVE, dry_run("only say how much would be deleted"), JSON)
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Raises ``UnusableArguments`` if options of the archive are given without its folder."""
+        """Raises ``UnusableArguments`` if ``spark`` or ``master`` is given without a folder for an archive."""
         check_archive(checked)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary of what would be deleted."""
+        """Does the dry run. Returns the summary, which says what would be deleted."""
         return self._purge(run, _foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Purges room by room. A room that is being purged already is left for the next run and listed as busy."""
+        """Purges room by room. If another job is purging a room, the room is left for the next run and listed as busy."""
         return self._purge(run, partial(_carry_out, archives_nothing=False))
 
     def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:

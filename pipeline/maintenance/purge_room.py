@@ -1,6 +1,6 @@
-"""``purge room`` as a job: deletes a whole room. If asked, it first writes an archive of the room.
+"""Implements the job ``purge room``, which deletes a whole room. If the arguments name a folder, first writes an archive.
 
-The deletion itself is done by ``events.maintenance.purge_room``.
+``events.maintenance.purge_room`` does the deletion.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class PurgeRoomKind(JobKind):
     )  # fmt: skip
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Raises ``UnusableArguments`` if options of the archive are given without its folder."""
+        """Raises ``UnusableArguments`` if ``spark`` or ``master`` is given without a folder for an archive."""
         check_archive(checked)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary with the rows that would be deleted."""
+        """Does the dry run. Returns the summary, with the numbers of rows that would be deleted."""
         return self._purge(run, lambda _run, _purge: {})
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Writes the archive if asked, then deletes the room."""
+        """Writes an archive if the arguments name a folder for it. Then deletes the room. Returns the summary."""
         return self._purge(run, self._carry_out)
 
     def _purge(self, run: JobRun, carry_out: Callable[[JobRun, RoomPurge], dict[str, Any]]) -> Mapping[str, Any]:

@@ -1,8 +1,10 @@
-"""``resync WHAT`` as a job: compares stored values with what they should be, and repairs them while writers continue.
+"""Implements the job ``resync WHAT``, which compares stored values with recomputed values, and repairs differences.
 
-Each room that differs is repaired in a transaction of its own, under the room's lock. ``events.integrity.room_mending``
+The job may run while other processes write.
+
+Each room with differences is repaired in a transaction of its own, under the room's lock. ``events.integrity.room_mending``
 does the work, in this process or on Spark (``pipeline.maintenance.many_rooms``). Values that cannot be recomputed are
-reported, and left as they are.
+reported, and not changed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from events.integrity.compare import EVERYTHING, SUBJECTS, includes_subject
 from events.integrity.repair import all_rooms
 from events.models import CurrentState, Room
 from events.persist.room_cache import clear_caches
+from events.room_lock_sql import LOCK_ROOM
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.feeds.check import check_feeds
 from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
@@ -28,17 +31,17 @@ from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import JobKind, JobRun
 from pipeline.maintenance.many_rooms import ManyRooms
 from pipeline.maintenance.resync_executor import RoomAnswer
+from pipeline.maintenance.room_tasks import MASTER
 from streams.caching import invalidate_room_state
 from streams.db import driver
 from streams.maintenance import check as inspection
 
-__all__ = ["MASTER", "OF_ROOMS", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
+__all__ = ["OF_ROOMS", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
 
 WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
 OF_ROOMS = (*SUBJECTS, EVERYTHING)
-"""The subjects that are compared room by room, on Spark if there are many events."""
+"""The subjects that are compared room by room. If there are many events, Spark compares the rooms."""
 _MOST_LISTED = 100
-_LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 
 
 def _room_ids(_: str, value: Any) -> list[str]:
@@ -48,14 +51,8 @@ def _room_ids(_: str, value: Any) -> list[str]:
     return rooms
 
 
-MASTER = Argument(
-    "master", Type.MASTER, "work on Spark, at this master (only when there is much to do, at the site's)",
-    typed="--master URL", in_form="URL of a Spark master; none: the database alone", must="the URL of a Spark master",
-)  # fmt: skip
-
-
 class ResyncKind(JobKind):
-    """The kind of job that compares and repairs one subject, such as state, for some rooms or for all."""
+    """The kind of job that compares and repairs the values of one subject, such as state, in some rooms or in all rooms."""
 
     name = "resync"
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
@@ -72,7 +69,10 @@ class ResyncKind(JobKind):
     )
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Raises ``UnusableArguments`` for rooms or a Spark master that the subject does not take."""
+        """Raises ``UnusableArguments`` if a given argument does not apply to the subject.
+
+        ``positions`` takes no rooms. Only the subjects in ``OF_ROOMS`` take a Spark master.
+        """
         what = checked["what"]
         if what == "positions" and checked["rooms"]:
             raise UnusableArguments("Positions are of streams: name no rooms.")
@@ -80,11 +80,14 @@ class ResyncKind(JobKind):
             raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Compares only, because ``run`` repairs nothing when the argument ``dry_run`` is set."""
+        """Does the dry run, which repairs nothing. Calls ``run``, because ``run`` repairs nothing if ``dry_run`` is true."""
         return self.run(run)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Compares and repairs. The summary has the totals before and after, and the first differences."""
+        """Compares the stored values and repairs differences, except in a dry run. Returns the summary.
+
+        The summary has the numbers of differences before and after the repair, and lists the first differences.
+        """
         what = run.arguments["what"]
         if what in OF_ROOMS:
             return compare_rooms(run)
@@ -105,7 +108,7 @@ class ResyncKind(JobKind):
             yield f"resync {summary['what']}: nothing differs"
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Raises ``UnusableArguments`` for rooms that do not exist, and ``PipelineError`` if differences are left."""
+        """Raises ``UnusableArguments`` for rooms that do not exist. Raises ``PipelineError`` if differences remain."""
         if summary.get("unknown"):
             raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
         if summary["left"]:
@@ -113,9 +116,9 @@ class ResyncKind(JobKind):
 
 
 def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _answer: None) -> Mapping[str, Any]:
-    """Compares the rooms that the job's arguments name, and repairs them unless the job is a dry run. Returns the summary.
+    """Compares the rooms that the job's arguments name. Repairs differences, except in a dry run. Returns the summary.
 
-    ``tell`` is called with the answer for each room.
+    ``tell`` is called with the ``RoomAnswer`` of each room.
     """
     return _Rooms(run, tell).mend()
 
@@ -134,7 +137,7 @@ class _Rooms:
         self._rooms = self._events = self._wrong = 0
 
     def mend(self) -> Mapping[str, Any]:
-        """Compares the rooms, repairs them unless it is a dry run, and returns the summary."""
+        """Compares the rooms and repairs differences, except in a dry run. Returns the summary."""
         told = self._run.arguments
         many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
         self._go_on(many.progress)
@@ -160,9 +163,9 @@ class _Rooms:
         }
 
     def _go_on(self, progress: RoomProgress) -> None:
-        """Makes ``progress`` store the counts of this run from now on.
+        """Restores the counts that an earlier run of the job stored before it was killed, if there are any.
 
-        If an earlier run of the job was killed, first restores its counts.
+        After this call, ``progress`` stores the counts of this run.
         """
         progress.counts_by(self._counted)
         if (counted := progress.counted) is not None:
@@ -198,11 +201,11 @@ class _Rooms:
 
 
 def resync_caches(room_id: str, using: str) -> bool:
-    """Makes every process drop what it has cached of a room. Returns false if there is no such room."""
+    """Makes every process drop its cached values of a room. Returns false if the room does not exist."""
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
             # Every write to a room takes this lock first, so the members that are read below do not change meanwhile.
-            cursor.execute(_LOCK, [room_id])
+            cursor.execute(LOCK_ROOM, [room_id])
         if not Room.objects.using(using).filter(pk=room_id).update(content_generation=F("content_generation") + 1):
             return False
         members = CurrentState.objects.using(using).filter(room_id=room_id, type="m.room.member")
@@ -240,7 +243,7 @@ def _feeds(run: JobRun) -> Mapping[str, Any]:
 
 
 def _positions(run: JobRun) -> Mapping[str, Any]:
-    """Moves sequences forward that are behind their tables or stored positions, unless it is a dry run."""
+    """Advances sequences that are behind their tables or stored positions, unless the job is a dry run."""
     with (
         closing(driver.direct_connection(run.using, application_name="replsite resync")) as connection,
         run.stage("resync positions", None, "streams") as count,

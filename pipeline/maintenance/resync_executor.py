@@ -1,32 +1,35 @@
-"""Checks and repairs rooms on Spark executors, with the functions that a process of the site uses for one room (no Django).
+"""Checks and repairs rooms on Spark executors, with the functions that a process of the site uses for one room.
 
 A room is compared in one snapshot of the database. It is repaired in a transaction of its own, under the room's lock. A
 task holds one room at a time.
 
-Executors append no facts. If other processes must drop what they cached of a room, the transaction of the repair also
-inserts a row for the room (``pipeline.models.MendedRoom``). So the notification is not lost if the task, or the whole
-job, is killed. The driver sends it later (``pipeline.maintenance.many_rooms``).
+After a repair, other processes may have to drop their cached values of the room. A fact on the stream ``caches`` makes
+these processes do so, but executors cannot append facts. So the transaction of the repair also inserts a row for the
+room (``pipeline.models.MendedRoom``). The driver appends the fact later (``pipeline.maintenance.many_rooms``), even if
+the task or the whole job was killed meanwhile.
+
+Needs no Django.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg2
 
-from events.errors import RangesDisagree
 from events.integrity.compare import RoomReport
-from events.integrity.room_mending import Found, find_damage, left_as_it_is, repair_room
+from events.integrity.room_mending import Resynced, RoomTransactions, resync
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
-from streams.runtime.gc_pause import collector_paused, freeze_objects
+from streams.runtime.gc_pause import freeze_objects
 
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
 _ONE_VIEW = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-#: No parallel workers: there are as many tasks as cores, so a second core for one query would be taken from another
-#: task.
+#: No parallel workers. There are as many tasks as cores, so a second core for one query would be taken from another task.
 _ALONE = "SET max_parallel_workers_per_gather = 0"
 _TO_TELL = "INSERT INTO pipeline_mendedroom (room_id, user_ids) VALUES (%s, %s::text[])"
 
@@ -42,19 +45,24 @@ class RoomsWork:
 
 @dataclass(frozen=True, slots=True)
 class RoomAnswer:
-    """The reports on a room before and after its repair. A report is null if there was no such room at that time.
+    """The reports on a room before and after its repair. Both reports are null if there was no such room.
 
-    If an executor repaired nothing, ``after`` is the same object as ``before``. If it could not repair the room,
-    ``after`` is a copy of ``before`` with a doubt added.
+    If nothing was repaired, ``after`` is the same object as ``before``. If the room could not be repaired, ``after`` is a
+    copy of ``before`` with the reason added to its doubts.
     """
 
     room_id: str
     before: RoomReport | None
     after: RoomReport | None
 
+    @classmethod
+    def of(cls, room_id: str, done: Resynced | None) -> RoomAnswer:
+        """Returns the answer for a room. ``done`` is the result of ``resync``, or null if there is no such room."""
+        return cls(room_id, *((None, None) if done is None else (done.before, done.after)))
+
 
 def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
-    """Checks these rooms and, if ``work.mend`` is true, repairs those that differ. May be repeated.
+    """Checks the rooms ``room_ids``. If ``work.mend`` is true, repairs the rooms with differences. May be repeated.
 
     Returns an answer for each room, in the order of ``room_ids``.
     """
@@ -63,36 +71,20 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
         with connection, connection.cursor() as cursor:
             cursor.execute(_ALONE)
             cursor.execute(NO_LIMITS_IN_SESSION)
-        return [_resync(connection, work, room_id) for room_id in room_ids]
+        rooms = RoomTransactions(partial(_transaction, connection, _ONE_VIEW), partial(_transaction, connection), _tell)
+        return [RoomAnswer.of(one, resync(rooms, one, work.subject, mend=work.mend)) for one in room_ids]
     finally:
         connection.close()
         freeze_objects()
 
 
-def _resync(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
-    with collector_paused():  # all objects of a room live until it is done, so a collection would find nothing
-        return _examined(connection, work, room_id)
-
-
-def _examined(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
-    found = _find_damage(connection, room_id, work.subject)
-    if found is None or not work.mend or not found.report.of(work.subject):
-        report = None if found is None else found.report
-        return RoomAnswer(room_id, report, report)
-    try:
-        # One transaction: if the task is killed, the repair and the record of the repair are both stored, or neither
-        # is.
-        with connection, connection.cursor() as cursor:
-            mended = repair_room(cursor, room_id, work.subject, found)
-            if mended is not None and mended.moved is not None:
-                cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
-    except RangesDisagree as error:  # the transaction was rolled back
-        return RoomAnswer(room_id, found.report, left_as_it_is(found.report, error))
-    before, found = None if mended is None else mended.before, _find_damage(connection, room_id)
-    return RoomAnswer(room_id, before, None if found is None else found.report)
-
-
-def _find_damage(connection: Any, room_id: str, subject: str | None = None) -> Found | None:
+@contextmanager
+def _transaction(connection: Any, first: str = "") -> Iterator[Any]:
     with connection, connection.cursor() as cursor:
-        cursor.execute(_ONE_VIEW)
-        return find_damage(cursor, room_id, subject)
+        if first:
+            cursor.execute(first)
+        yield cursor
+
+
+def _tell(cursor: Any, room_id: str, moved: Sequence[str]) -> None:
+    cursor.execute(_TO_TELL, [room_id, list(moved)])

@@ -1,6 +1,6 @@
-"""The subjects of the commands: each ``WHAT`` of ``purge WHAT`` and ``resync WHAT`` that ``pipeline.maintenance`` adds.
+"""The subjects that this package adds to the commands ``purge WHAT`` and ``resync WHAT``.
 
-All of them run a job, except ``resync user``.
+Each subject runs a job, except ``resync user``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pipeline.jobs.arguments import ALL_ROOMS, JSON, Argument
 from pipeline.jobs.command import JobSubject
 from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.maintenance.purge_room import PurgeRoomKind
-from pipeline.maintenance.resync import MASTER, OF_ROOMS, WHAT, ResyncKind
+from pipeline.maintenance.remove_archive import RemoveArchiveKind
+from pipeline.maintenance.resync import OF_ROOMS, WHAT, ResyncKind
+from pipeline.maintenance.room_tasks import MASTER
 from streams.conf import stream_settings
 from streams.maintenance.subjects import register
 
@@ -40,7 +42,7 @@ class PurgeRoom(JobSubject):
     """The subject ``purge room``, which can also unblock a room."""
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Runs the job. With ``--unblock``, unblocks the room at once instead, without a job."""
+        """Runs the job. If ``--unblock`` is given, unblocks the room at once and runs no job."""
         if not options["unblock"]:
             super().run(command, options)
             return
@@ -50,7 +52,7 @@ class PurgeRoom(JobSubject):
 
 
 class Resync(JobSubject):
-    """One subject of ``resync``."""
+    """A subject of the command ``resync``, such as ``state``. The subject runs a job of ``ResyncKind``."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -63,19 +65,19 @@ class Resync(JobSubject):
 
     @property
     def arguments(self) -> Sequence[Argument]:
-        """The arguments of the kind that apply to this subject."""
+        """The arguments of ``ResyncKind`` that this subject takes."""
         without = {MASTER.name, "resume"} if self._what not in OF_ROOMS else set()
         if self._what == "positions":
             without |= {"rooms", ALL_ROOMS.name}
         return [one for one in super().arguments if one.name not in without]
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments from the command line, with the subject added as ``what``."""
+        """Returns the arguments from the command line, and adds the name of the subject as ``what``."""
         return {"what": self._what, **super().given(options)}
 
 
 class ResyncUser:
-    """The subject ``resync user``. The user's next sync gets a full answer, whatever token it comes with."""
+    """The subject ``resync user``. It makes the user's next sync return a full answer, whatever token the client sends."""
 
     help = "Make the next sync answer to each token of a user a full one. Example: resync user @alice:example.org"
 
@@ -118,6 +120,11 @@ _PURGES = {
         "Delete the messages that rooms have kept for long enough: m.room.retention in their current state, "
         "REPLSITE_RETENTION_DEFAULT_SECONDS elsewhere. State stays. Safe beside writers and readers; may be interrupted and "
         "repeated. Example: purge retention --dry-run",
+    ),
+    "archive": JobSubject(
+        RemoveArchiveKind(),
+        "Remove an archive or an export from the site's folders, which frees its disk space. Messages that were purged after "
+        "they were archived are gone with it. Example: purge archive room-example-org-5aed758959a6-12 --dry-run",
     ),
 }
 

@@ -20,6 +20,7 @@ __all__ = [
     "Job",
     "JobState",
     "MendedRoom",
+    "PackRequest",
     "QuarantinedLine",
     "RoomDay",
     "RoomStatistics",
@@ -40,10 +41,10 @@ class JobState(models.TextChoices):
 
 
 class Job(models.Model):
-    """One job: bulk work that a command or ``manage.py runjobs`` does.
+    """A job: bulk work that a command or ``manage.py runjobs`` does.
 
-    If its state is ``running`` and its advisory lock is free, its process was killed. ``queued_at`` is null for a job
-    that a command started by itself. A queued job is run by ``manage.py runjobs``.
+    If a job has the state ``running`` and its advisory lock is free, the job's process was killed. If a command runs
+    the job itself, ``queued_at`` is null. Otherwise the job was queued for ``manage.py runjobs``.
     """
 
     kind = models.TextField(help_text="the command")
@@ -88,14 +89,14 @@ class Job(models.Model):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds left of the stage at its present rate. None if they cannot be computed."""
+        """The remaining seconds of the present stage at its present rate. None if they cannot be computed."""
         if self.state != JobState.RUNNING or not self.rate or self.total is None:
             return None
         return max(self.total - self.done, 0) / self.rate
 
 
 class QuarantinedLine(models.Model):
-    """A line that an import did not load: its place, the reason, and its first bytes.
+    """A line that an import did not load: file and line number, the reason, and the first bytes of the line.
 
     ``content`` is binary, because a line may hold NUL.
     """
@@ -117,7 +118,7 @@ class QuarantinedLine(models.Model):
 
 
 class ImportedRoom(models.Model):
-    """The counts of a room that an import has loaded. The row commits together with the room."""
+    """A room that an import has loaded, with counts of its events. The row commits together with the room."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE)
     room_id = IdentifierField()
@@ -137,9 +138,9 @@ class ImportedRoom(models.Model):
 
 
 class BatchLedger(models.Model):
-    """The position of a live derived table.
+    """The ledger of the live pipeline: for each query, the positions up to which the query's tables include every fact.
 
-    It is updated in the transaction that changes the table, so each batch is applied exactly once.
+    A row is updated in the transaction that changes the tables, so each batch is applied exactly once.
     """
 
     query = models.TextField(primary_key=True)
@@ -156,6 +157,7 @@ class BatchLedger(models.Model):
 
 
 from pipeline.models.imports import ImportSource  # noqa: E402 - after the table of jobs
+from pipeline.models.pack_requests import PackRequest  # noqa: E402
 from pipeline.models.resync import ComparedRooms, MendedRoom  # noqa: E402
 from pipeline.models.spark_writes import SourceWrite  # noqa: E402 - after the table of jobs
 from pipeline.models.statistics import RoomDay, RoomStatistics, ServerStatistics, UserDay  # noqa: E402 - after the tables

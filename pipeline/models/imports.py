@@ -1,4 +1,4 @@
-"""The table of sources that imports read: one row for each file or database (imported by ``models``)."""
+"""The table of the sources of imports, with one row for each file or database that an import reads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["ImportSource"]
 
 
 class ImportSource(models.Model):
-    """A file or database that an import reads, as it was when the job began.
+    """A file or database that an import reads, with its size and other figures at the time when the job began.
 
-    A resumed job refuses a source that has changed.
+    A resumed job raises an error if a source has changed since that time.
     """
 
     job = models.ForeignKey("pipeline.Job", on_delete=models.CASCADE)

@@ -1,6 +1,7 @@
-"""Tables of resyncs over many rooms (imported by ``models``).
+"""Tables of jobs that check or repair many rooms (imported by ``models``).
 
-They hold the repaired rooms of which other processes are still to be notified, and the rooms that a job has done.
+One table has the repaired rooms whose cache invalidations are still to be appended. The other table has the rooms that
+an unfinished job has done.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class MendedRoom(models.Model):
     """A room whose current state an executor repaired. The row is written in the transaction of the repair.
 
     Executors append no facts. So the driver later appends the facts that make caches drop the room, and deletes the row
-    in the same transaction. If a job was killed before that, the next job does it.
+    in the same transaction. If the driver was killed before it appended these facts, the next job appends them.
     """
 
     room_id = IdentifierField()
@@ -38,7 +39,7 @@ class MendedRoom(models.Model):
 class ComparedRooms(models.Model):
     """Rooms that an unfinished job over many rooms has done.
 
-    If the job is killed, its next run continues with the other rooms.
+    If the job is killed, the next run of the job continues with the other rooms.
     """
 
     job = models.ForeignKey("pipeline.Job", on_delete=models.CASCADE)

@@ -11,10 +11,10 @@ __all__ = ["SourceWrite"]
 
 
 class SourceWrite(models.Model):
-    """A write of facts by a Spark job.
+    """A write of facts to a stream by a Spark job.
 
-    The row commits together with the facts, so a write under the same name is done only once. Rows are deleted after 90
-    days.
+    The row commits together with the facts. So if a write is repeated under the same name, no fact is appended twice.
+    Rows are deleted after 90 days.
     """
 
     write_id = models.TextField(primary_key=True, help_text="option writeId, else the name of the job's staging table")

@@ -1,9 +1,9 @@
 """Tables of the live statistics: rooms, the server by hour and day, rooms and users by day.
 
-Counts (events, messages, …) grow with each fact on the streams ``events`` and ``backfill``, and each fact counts once.
-A purge does not lower them. Figures (members, state entries, sizes) are read from the tables, and hold for the time
-when they were read. A day is a day in UTC, by the time at which events were received. ``pipeline.statistics.update``
-writes the tables, and ``pipeline.statistics.history`` bounds them.
+Counts (events, messages, …) grow with each fact on the streams ``events`` and ``backfill``. Each fact counts once. A
+purge does not lower the counts. Figures (members, state entries, sizes) are read from the tables of rooms. They
+describe the time when they were read. A day is a day in UTC, by the time at which events were received.
+``pipeline.statistics.update`` writes the tables, and ``pipeline.statistics.history`` bounds them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class RoomStatistics(models.Model):
 
 
 class ServerStatistics(models.Model):
-    """The counts of all rooms together in one hour or day, and the last figures taken in it.
+    """The counts of all rooms together in one hour or day, and the figures that were last read in this hour or day.
 
-    Figures are null if none were taken.
+    The figures are null if no figures were read in the hour or day.
     """
 
     pk = models.CompositePrimaryKey("step_seconds", "at")
@@ -80,7 +80,7 @@ class ServerStatistics(models.Model):
 
 
 class RoomDay(models.Model):
-    """The counts of a room on one day. The newest days have all rooms, earlier days only the busiest rooms."""
+    """The counts of a room on one day. For the newest days, all rooms have a row. For earlier days, only the busiest rooms do."""
 
     pk = models.CompositePrimaryKey("day", "room_id")
     day = models.DateField()

@@ -1,9 +1,8 @@
 """The process that appends rows staged by Spark tasks: ``python -m pipeline.source.append_process``.
 
-The process reads its work as one JSON object from standard input. It does not load the site's Django settings, but
-makes its own settings from the connection string and the writer's name. So it does not know ``REPLSITE_WRITERS``, and
-the work contains the writer's name. Exit status 1 means that nothing was appended; the last line on stderr then says
-why.
+The process reads its work as one JSON object from standard input. The process does not load the site's Django settings.
+The process makes its own settings from the connection string and the writer's name, which are in the JSON object. Exit
+status 1 means that nothing was appended. Then the last line on stderr says why.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def main() -> int:
     work = json.load(sys.stdin)
     settings.configure(
         DATABASES={_USING: database_settings(work["dsn"])},
-        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.postgres", "streams"],
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.postgres", "streams", "streams.catalog"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         USE_TZ=True,
         LOGGING_CONFIG=None,

@@ -1,8 +1,8 @@
-"""Appends rows that Spark tasks have staged, in one transaction (with Django).
+"""Appends rows that Spark tasks have staged, in one transaction. Needs Django.
 
-Runs in a process that is a writer of the stream and keeps no cached values (``pipeline.source.append_process``). IDs
-are reserved by that writer, as for any other fact. A write is done once: its row in ``SourceWrite`` commits together
-with the facts, and a repeated write finds that row and appends nothing.
+Runs in a process that is a writer of the stream and keeps no cached values (``pipeline.source.append_process``). This
+writer reserves the IDs of the facts. A write is done once: its row in the table ``SourceWrite`` commits together with
+the facts. A repeated write finds this row and appends nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.errors import FactsNotAppended
 from pipeline.source.write import PREFIX
 from streams import registry
 from streams.core.declaration import ColumnKind
-from streams.stream import Stream
+from streams.stream_object import Stream
 from streams.writing.process import current_writer
 from streams.writing.side_effects import compact_keys
 
@@ -47,9 +47,9 @@ _NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 @dataclass(frozen=True, slots=True)
 class StagedWrite:
-    """The rows to append as facts: where they are staged, and in which order they become facts.
+    """The rows to append as facts. ``staging`` is the staging table that holds them.
 
-    ``attempts`` holds (attempt, rows) of each task, in the order of the facts.
+    ``attempts`` holds (number of the attempt, number of rows) for each task. Its order is the order of the facts.
     """
 
     stream: str
@@ -60,7 +60,7 @@ class StagedWrite:
 
     @property
     def facts(self) -> int:
-        """Returns the number of facts of all attempts."""
+        """Returns the number of facts in all attempts together."""
         return sum(rows for _, rows in self.attempts)
 
 
@@ -68,7 +68,7 @@ class StagedWrite:
 class Appended:
     """The result of a write: number of facts, first ID and last ID. Both IDs are null if the write had no rows.
 
-    ``done_before`` says that an earlier write under the same ``write_id`` appended these facts.
+    ``done_before`` is true if an earlier write under the same ``write_id`` appended these facts.
     """
 
     facts: int
@@ -78,7 +78,7 @@ class Appended:
 
 
 def append_staged(write: StagedWrite, using: str) -> Appended:
-    """Appends the facts unless an earlier write under this ``write_id`` did, then drops the staging table.
+    """Appends the staged rows as facts, unless an earlier write with this ``write_id`` has. Then drops the staging table.
 
     Raises ``FactsNotAppended`` if staged rows are missing, or if the ``write_id`` was used for another stream.
     """
@@ -129,7 +129,7 @@ def _shares(whole: int, most: int) -> Iterator[int]:
 
 
 def _check_staged(cursor: Any, write: StagedWrite) -> None:
-    """Raises ``FactsNotAppended`` if an attempt has fewer rows in the staging table than its task reported."""
+    """Raises ``FactsNotAppended`` if the staging table has fewer rows of an attempt than the task reported."""
     cursor.execute(_EXISTS, [write.staging])
     found: dict[int, int] = {}
     if cursor.fetchone()[0]:
@@ -146,9 +146,9 @@ def _check_staged(cursor: Any, write: StagedWrite) -> None:
 
 
 def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int], done: int, writer: str) -> None:
-    """Inserts the next facts under ``ids``. The first ``done`` facts were inserted before.
+    """Inserts one fact under each of ``ids``. The first ``done`` staged rows are skipped, because they are inserted already.
 
-    Facts are in the order of ``write.attempts``. Within an attempt they are in the order of the column ``place``.
+    The order of the facts is that of ``write.attempts``. Within an attempt it is that of the column ``place``.
     """
     table = stream.declaration.tables[0]
     kinds = {column.name: column.kind for column in table.stored}
@@ -183,7 +183,7 @@ def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int],
 
 
 def _bases(attempts: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns for each attempt the number of facts in all earlier attempts."""
+    """Returns, for each attempt in the list, the number of facts in all attempts before it."""
     bases, before = [], 0
     for _, rows in attempts:
         bases.append(before)
@@ -215,8 +215,8 @@ def _quoted(name: str) -> str:
 def sweep(using: str) -> list[str]:
     """Drops staging tables that are more than a day old, and returns their names.
 
-    Tables that a task is writing to are kept. A write that takes longer than a day may lose its rows. It then fails as
-    a whole.
+    A table is kept if a task is writing to it at this moment. If a write takes longer than a day, its table may be
+    dropped while no task is writing. Then the write fails, and appends nothing.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(_NOW)
@@ -234,9 +234,9 @@ def _made_at(name: str, now: int) -> int:
 
 
 def _drop(staging: str, using: str) -> bool:
-    """Drops a staging table. Returns false if that failed, because a late task locks it or another user owns it.
+    """Drops a staging table. Returns false if this fails, for example because a late task holds a lock on the table.
 
-    Such a failure does not make the write fail.
+    A failure to drop the table does not make the write fail.
     """
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:

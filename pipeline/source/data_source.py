@@ -1,4 +1,4 @@
-"""The Spark data source ``replsite`` (no Django). It reads the facts of a stream as rows, and appends rows as facts.
+"""The Spark data source ``replsite``: reads the facts of a stream as rows, and appends rows as facts. Needs no Django.
 
 Facts can be read in batches and in micro-batches. For example:
 
@@ -19,12 +19,14 @@ Options for reading:
 Appending and its options are described in ``pipeline.source.write``.
 
 An offset is the vector of stored positions, ``{writer: position}``. Facts up to a stored position are complete and
-never change. So a batch that is repeated after a restart holds the same rows. The first offset names every writer there
-is. A later offset has all writers of the one before, and no position goes back.
+never change. So a batch that is repeated after a restart holds the same rows. The first offset names every writer of
+the stream. Each later offset has all writers of the offset before it, and no position is lower than in the offset
+before it.
 
 An offset also holds the epoch of the database (``streams.epochs``), under a key that is no writer's name. After a
-restore, new facts get the IDs of lost ones. So a checkpoint of another epoch is refused with ``EpochChanged``. For a
-stream in memory the offset also holds its generation. When a new generation begins, the query continues at 0.
+restore, new facts get the IDs of facts that were lost. So a checkpoint of another epoch is refused with
+``EpochChanged``. For a stream in memory the offset also holds its generation. When a new generation begins, the query
+continues at 0.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg2
 from pyspark.sql.datasource import (
@@ -61,7 +63,7 @@ from pipeline.source.options import ReadOptions, WriteOptions
 from pipeline.source.positions import SourcePositions, known_positions
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.source.reader_row import ReaderRow, store_reader
-from pipeline.source.schemas import chosen_columns, declaration_of, spark_schema
+from pipeline.source.schemas import chosen_columns, declaration_of, own_declarations, spark_schema
 from pipeline.source.sql import cuts_sql
 from streams.core.recorded import is_recorded
 from streams.core.watermarks import trim_mark
@@ -71,6 +73,8 @@ from streams.errors import EpochChanged
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+    from streams.core.declaration import StreamDeclaration
 
 __all__ = ["ReplsiteSource", "Vector", "cut_vector", "register"]
 
@@ -82,26 +86,34 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the format ``replsite`` with a session, and enables its filter pushdown."""
-    spark.dataSource.register(ReplsiteSource)
+    """Registers the format ``replsite`` with a session, and enables its filter pushdown.
+
+    If Django was set up before, the format also reads streams that classes of the site's own program declare.
+    """
+    # Spark's processes load no Django. So the declarations travel with the class, which is pickled by value because no module
+    # has it.
+    spark.dataSource.register(type("ReplsiteSourceOfThisSite", (ReplsiteSource,), {"own": own_declarations()}))
     spark.conf.set(_PUSHDOWN, "true")
 
 
 class ReplsiteSource(DataSource):
     """The data source of one stream. The docstring of the module describes options and offsets."""
 
+    #: Streams that are declared by classes of the site's program, by name.
+    own: ClassVar[Mapping[str, StreamDeclaration]] = {}
+
     @classmethod
     def name(cls) -> str:
         return "replsite"
 
     def schema(self) -> StructType:
-        return spark_schema(declaration_of(ReadOptions.read(self.options).stream))
+        return spark_schema(declaration_of(ReadOptions.read(self.options).stream, self.own))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _BatchReader(ReadOptions.read(self.options), schema)
+        return _BatchReader(ReadOptions.read(self.options), schema, self.own)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return _StreamReader(ReadOptions.read(self.options), schema)
+        return _StreamReader(ReadOptions.read(self.options), schema, self.own)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pipeline.source.write import fact_writer  # noqa: PLC0415 - readers do not need it
@@ -110,15 +122,21 @@ class ReplsiteSource(DataSource):
 
 
 class _Facts:
-    """The common part of both readers: options, columns, division into partitions, and the reading in an executor."""
+    """The base class of the reader of batches and the reader of micro-batches.
+
+    It holds the options, divides facts into partitions, and reads the facts in executors.
+    """
 
     unbroken = False
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: ReadOptions, schema: StructType, own: Mapping[str, StreamDeclaration] | None = None
+    ) -> None:
         self.options = options
-        self.declaration = declaration_of(options.stream)
+        self.declaration = declaration_of(options.stream, own)
         names = chosen_columns(self.declaration, schema)
-        self.reading = ReadParameters(options.dsn, options.stream, names, unbroken=self.unbroken)
+        mine = (own or {}).get(options.stream)
+        self.reading = ReadParameters(options.dsn, options.stream, names, unbroken=self.unbroken, own=mine)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition.value, PartitionRange):  # if there are no partitions, Spark passes one of its own
@@ -137,7 +155,7 @@ class _Facts:
         return found
 
     def partitions_at(self, moved: Mapping[str, Range], cuts: Sequence[tuple[int, int]]) -> list[InputPartition]:
-        """Returns the ranges in ``moved`` as partitions.
+        """Divides the ranges in ``moved`` into partitions.
 
         A partition ends after each row of ``cuts`` whose number is a multiple of ``rowsPerPartition``.
         """
@@ -147,16 +165,16 @@ class _Facts:
 
 @cache
 def _leave_to_itself() -> None:
-    """Exempts all present objects from garbage collection, once in each Python worker.
+    """Exempts all objects that exist now from garbage collection. Does this once in each Python worker.
 
-    Spark's daemon collects garbage after every task, over all modules that were ever imported. That took longer than
-    reading 50,000 rows. These objects live as long as the worker anyway.
+    After every task, Spark's daemon runs a garbage collection over the objects of all imported modules. This took
+    longer than to read 50,000 rows. These objects exist as long as the worker anyway.
     """
     gc.freeze()
 
 
 class _BatchReader(_Facts, DataSourceReader):
-    """Reader of all facts that pass the filters and are complete when the query is planned."""
+    """A reader of all facts that pass the filters and are complete at the time when the query is planned."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         taken, left = accepted(filters, self.declaration)
@@ -177,10 +195,11 @@ class _BatchReader(_Facts, DataSourceReader):
 
 
 class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of micro-batches between two vectors.
+    """A reader of micro-batches. A micro-batch has the facts between two vectors.
 
-    All methods except ``read`` run in one long-lived process beside the driver. A micro-batch continues where the last
-    one ended. If facts in between were trimmed, reading raises an error.
+    All methods except ``read`` run in one Python process that Spark starts for the query, on the driver's machine. A
+    micro-batch begins where the micro-batch before it ended. If facts of a micro-batch were trimmed before they were
+    read, an error is raised.
     """
 
     unbroken = True
@@ -238,29 +257,29 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._connection = None
 
     def _moved(self, begin: Vector, end: Vector) -> dict[str, Range]:
-        """Returns the ranges of facts to read, one for each writer that moved between ``begin`` and ``end``.
+        """Returns the range of facts to read for each writer whose position is higher in ``end`` than in ``begin``.
 
         In recorded streams and streams in memory, a writer that is missing in ``begin`` starts at 0.
         """
         return stretches(begin, end, from_zero=is_recorded(self.options.stream) or self.declaration.in_memory)
 
     def _stamped(self, vector: Mapping[str, int], now: SourcePositions) -> dict[str, Any]:
-        """Returns an offset: the vector with the epoch and the generation, if there are any."""
+        """Returns an offset: the vector, with the epoch and the generation of ``now`` if they are not empty."""
         kept = {_EPOCH: now.epoch, _LIFE: now.life}
         return {**cut_vector({}, vector, None), **{key: word for key, word in kept.items() if word}}
 
     def _begin(self, offset: Mapping[str, Any], now: SourcePositions) -> Vector:
-        """Returns the vector of an offset. Raises ``EpochChanged``.
+        """Returns the vector at which the query continues after the offset ``offset``. Raises ``EpochChanged``.
 
-        If the offset is of an earlier generation, the vector is empty.
+        If the offset belongs to an earlier generation, the vector is empty, because the new generation is read from 0.
         """
         self._check(offset, now)
         return _vector(offset) if offset.get(_LIFE, "") == now.life else {}
 
     def _check(self, offset: Mapping[str, Any], now: SourcePositions) -> None:
-        """Raises ``EpochChanged`` if an offset does not belong to the present stream.
+        """Raises ``EpochChanged`` if an offset does not fit the present state of the stream.
 
-        This is so if the offset is of another epoch. It is also so if the offset has a position above all IDs that the
+        There are two cases: the offset belongs to another epoch, or it has a position above the highest ID that the
         stream's sequence has given out.
         """
         kept = offset.get(_EPOCH)
@@ -284,7 +303,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
 
     def _cursor(self) -> Any:
-        """Returns a cursor of the connection for planning. If the connection was lost, it is opened again."""
+        """Returns a cursor on the connection that is used for planning. If the connection was lost, opens a new one."""
         if self._connection is None or self._connection.closed:
             self._connection = _connect(self.options.dsn)
         return self._connection.cursor()
@@ -296,7 +315,8 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _show(self, handled: Vector) -> None:
         """Stores the query's row for the live page.
 
-        A new position is stored at once. Otherwise the row is stored every second, as a heartbeat.
+        If the position has changed, the row is stored at once. Otherwise the row is stored once a second, as a
+        heartbeat.
         """
         shown_at, shown = self._shown
         now = time.monotonic()
@@ -308,10 +328,10 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def _beyond(cuts: Sequence[tuple[int, int]], limit: int | None) -> int | None:
-    """Returns the token below which a batch must end, so that it has at most ``limit`` rows.
+    """Returns the token before which a batch of at most ``limit`` rows ends. ``cuts`` has the rows of ``cuts_sql``.
 
-    Returns None if there are no more rows than that. If the first fact has more rows than the limit, it becomes a batch
-    of its own, because a fact is never divided.
+    Returns None if there are at most ``limit`` rows. If the first fact has more than ``limit`` rows, the batch consists
+    of this fact, because a fact is never divided.
     """
     tokens = dict(cuts)
     if limit is None or limit + 1 not in tokens:

@@ -1,8 +1,11 @@
-"""Selects the filters of Spark that the source applies itself, and translates them to SQL (pure but for pyspark's classes).
+"""Selects the filters of a Spark query that the source applies itself, and translates these filters to SQL.
+
+This module is pure, except that it uses classes of pyspark.
 
 Spark does not check an accepted filter again. So a filter is accepted only if PostgreSQL returns exactly the rows that
-Spark would. Text is compared for equality only, because both compare it byte by byte. JSON columns and arrays are only
-checked for null. A column that a table does not have is null in all rows of the table.
+Spark would. For text, only filters for equality are accepted, because Spark and PostgreSQL both compare text for
+equality byte by byte. Of filters on JSON columns and arrays, only checks for null are accepted. If a table does not
+have a column, the column is null in all rows of the table.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from typing import Any
 
 from pyspark.sql import datasource
 
+from pipeline.source.literals import literal
 from pipeline.source.schemas import fact_columns
 from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
 from streams.core.queries import token_sql
 
-__all__ = ["Condition", "accepted", "condition_sql", "literal", "tables_of", "token_range", "writers_of"]
+__all__ = ["Condition", "accepted", "condition_sql", "tables_of", "token_range", "writers_of"]
 
 _LARGEST = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -41,6 +45,7 @@ _ALLOWED = {
     ColumnKind.JSON: (str, _PRESENCE),
     ColumnKind.TEXT_ARRAY: (str, _PRESENCE),
 }
+_OTHERS = (str, _PRESENCE)  # their text in Spark is not the value that PostgreSQL compares
 _COMMON = {
     "fact_table": ColumnKind.TEXT,
     "token": ColumnKind.BIGINT,
@@ -53,7 +58,8 @@ _COMMON = {
 class Condition:
     """An accepted filter ``column operator values``.
 
-    ``in`` has any number of values, ``null`` and ``not null`` have none, and the other operators have one.
+    The operator ``in`` has any number of values. ``null`` and ``not null`` have no value. All other operators have one
+    value.
     """
 
     column: str
@@ -64,7 +70,7 @@ class Condition:
 def accepted(
     filters: Iterable[datasource.Filter], declaration: StreamDeclaration
 ) -> tuple[list[Condition], list[datasource.Filter]]:
-    """Returns the conditions that the source applies, and the filters that are left to Spark."""
+    """Returns (conditions that the source applies, filters that Spark must apply itself)."""
     kinds = {**fact_columns(declaration), **_COMMON}
     taken: list[Condition] = []
     left: list[datasource.Filter] = []
@@ -99,7 +105,7 @@ def _is_sound(condition: Condition, kinds: Mapping[str, ColumnKind]) -> bool:
     kind = kinds.get(condition.column)
     if kind is None:
         return False
-    type_, operators = _ALLOWED[kind]
+    type_, operators = _ALLOWED.get(kind, _OTHERS)
     return condition.operator in operators and all(_is_plain(value, type_) for value in condition.values)
 
 
@@ -115,7 +121,10 @@ def _is_plain(value: Any, type_: type) -> bool:
 
 
 def token_range(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
-    """Returns the bounds ``(after, upto)`` that the conditions set: ``after < token <= upto``. None means no bound."""
+    """Returns the bounds ``(after, upto)`` that the conditions set for tokens: ``after < token <= upto``.
+
+    A bound is None if no condition sets it.
+    """
     after: int | None = None
     upto: int | None = None
     for condition in conditions:
@@ -132,7 +141,7 @@ def token_range(conditions: Iterable[Condition]) -> tuple[int | None, int | None
 
 
 def writers_of(conditions: Iterable[Condition], writers: Iterable[str]) -> set[str]:
-    """Returns those of ``writers`` whose facts can pass the conditions."""
+    """Returns the members of ``writers`` whose facts can pass the conditions."""
     return {writer for writer in writers if _passes(conditions, "writer", writer)}
 
 
@@ -142,9 +151,9 @@ def tables_of(conditions: Iterable[Condition], declaration: StreamDeclaration) -
 
 
 def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
-    """Returns true if rows with this value in the column can pass the conditions.
+    """Returns true if rows with ``value`` in the column ``column`` can pass the conditions.
 
-    Works only for a column that is never null, and for which only conditions on equality or null are accepted.
+    The column must never be null. All conditions on this column must be checks for equality or for null.
     """
     own = [condition for condition in conditions if condition.column == column]
     return all(condition.operator == "not null" or value in condition.values for condition in own)
@@ -154,13 +163,13 @@ def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
 
 
 def condition_sql(condition: Condition, declaration: StreamDeclaration, table: FactTable) -> str:
-    """Returns the condition on a row of the table, as an SQL expression."""
+    """Translates a condition to an SQL expression for a row of the table."""
     places: dict[str, str] = {
         "fact_table": literal(table.name),
         "token": token_sql(declaration, table),
         "writer": table.writer_column,
         "received_at_ms": table.received_column,
-        **{column.name: f'"{column.name}"' for column in table.stored},
+        **{column.key: f'"{column.name}"' for column in table.stored},
     }
     place = places.get(condition.column)
     if place is None:
@@ -179,7 +188,7 @@ def _any(values: Sequence[Any], sql: Callable[[Any], str]) -> str:
 
 
 def _moment_sql(place: str, operator: str, milliseconds: int) -> str:
-    """Returns a condition on the timestamp column ``place`` that compares its milliseconds, rounded down."""
+    """Returns an SQL condition that compares the timestamp column ``place``, rounded down to milliseconds."""
     from_here, from_next = _moment(milliseconds), _moment(milliseconds + 1)
     return {
         ">=": f"{place} >= {from_here}",
@@ -195,13 +204,3 @@ def _moment(milliseconds: int) -> str:
     except OverflowError:  # a year that Python cannot express; no row was received then
         return "'infinity'::timestamptz" if milliseconds > 0 else "'-infinity'::timestamptz"
     return f"'{moment.isoformat()}'::timestamptz"
-
-
-def literal(value: str | int | bool) -> str:
-    """Returns a value as an SQL literal, for statements that cannot have parameters."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return f"({value}::bigint)"
-    quoted = value.replace("'", "''")
-    return f"E'{quoted}'".replace("\\", "\\\\") if "\\" in quoted else f"'{quoted}'"

@@ -1,8 +1,9 @@
-"""Offsets of the Spark source as vectors, and the division of the facts between two offsets into partitions (pure).
+"""Computes the vectors at which micro-batches end, and divides the facts between two vectors into partitions (pure).
 
-A vector is ``{writer: position}``. The facts in ``(start, end]`` are those of each writer above its entry in ``start``
-and up to its entry in ``end``. Vectors are assumed to name every writer that there was when they were taken. So a
-writer that is missing in ``start`` joined later, and all its facts lie above the lowest entry
+A vector maps each writer of a stream to a position. Offsets of the Spark source are such vectors. For each writer, the
+facts between the vectors ``start`` and ``end`` are those above the writer's position in ``start`` and up to its
+position in ``end``. A vector must name every writer that existed when the vector was read. So if a writer is missing in
+``start``, it joined the stream later, and all its facts are above the lowest position in ``start``
 (``streams.core.positions.position_of``).
 """
 
@@ -25,7 +26,7 @@ MOST_PIECES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The facts of some writers with ``after < token <= upto``."""
+    """A range of facts: the facts of ``writers`` with ``after < token <= upto``."""
 
     writers: tuple[str, ...]
     after: int
@@ -34,26 +35,26 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """The facts of one partition. It contains all that an executor needs to find the rows."""
+    """The facts of one partition. An executor needs no other data to find the rows."""
 
     bounds: tuple[Bound, ...]
 
     @property
     def after(self) -> int:
-        """Returns the lowest bound. All tokens of the partition are above it."""
+        """Returns the lowest ``after`` of the bounds. All tokens of the partition are above this value."""
         return min(bound.after for bound in self.bounds)
 
     @property
     def upto(self) -> int:
-        """Returns the highest bound. No token of the partition is above it."""
+        """Returns the highest ``upto`` of the bounds. No token of the partition is above this value."""
         return max(bound.upto for bound in self.bounds)
 
 
 def target_vector(stored: Mapping[str, Stored], *, linear: bool) -> Vector:
-    """Returns the vector up to which all facts are complete.
+    """Returns the vector up to which all facts are complete. ``stored`` has the stored position of each writer.
 
-    An entry is the position of the writer itself. If ``linear``, no entry is above the linear position. A retired
-    writer has nothing pending, so its entry is at least the linear position.
+    The vector has each writer's own position. If ``linear`` is true, positions above the linear position are lowered to
+    it. A retired writer has no open transaction, so its position in the vector is at least the linear position.
     """
     common = linear_position(stored.values(), 0)
     shown = positions_to_show(stored, common)
@@ -61,10 +62,10 @@ def target_vector(stored: Mapping[str, Stored], *, linear: bool) -> Vector:
 
 
 def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int | None) -> Vector:
-    """Returns the vector at which a batch ends: ``target``, with each writer limited to below the token ``beyond``.
+    """Returns the vector at which a batch ends: ``target``, but with every position below the token ``beyond``.
 
-    No writer of ``start`` is missing in the result or goes back. Writers are sorted, because Spark compares offsets as
-    text.
+    If ``beyond`` is null, no position is lowered. The result has all writers of ``start``. No position in the result is
+    below the writer's position in ``start``. Writers are sorted by name, because Spark compares offsets as text.
     """
     end = dict(start)
     for writer, position in target.items():
@@ -74,16 +75,19 @@ def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int 
 
 
 def stretches(start: Mapping[str, int], end: Mapping[str, int], *, from_zero: bool = False) -> dict[str, Range]:
-    """Returns the ranges of facts to read, one for each writer that moved.
+    """Returns writer -> (after, upto), the range of facts to read.
 
-    A writer that is missing in ``start`` begins at the lowest entry of ``start``. If ``from_zero``, it begins at 0.
+    Only writers whose position is higher in ``end`` than in ``start`` are in the result.
+
+    If a writer is missing in ``start``, its range begins at the lowest position in ``start``, or at 0 if ``from_zero``
+    is true.
     """
     found = {w: (start.get(w, 0) if from_zero else position_of(start, w), upto) for w, upto in end.items()}
     return {writer: (after, upto) for writer, (after, upto) in found.items() if upto > after}
 
 
 def within(moved: Mapping[str, Range], after: int | None, upto: int | None) -> dict[str, Range]:
-    """Returns the ranges in ``moved`` limited to ``(after, upto]``. Ranges that are then empty are left out."""
+    """Limits each range in ``moved`` to ``(after, upto]``. Returns the ranges that are not empty."""
     cut = {
         writer: (first if after is None else max(first, after), last if upto is None else min(last, upto))
         for writer, (first, last) in moved.items()
@@ -92,9 +96,12 @@ def within(moved: Mapping[str, Range], after: int | None, upto: int | None) -> d
 
 
 def pieces(moved: Mapping[str, Range], cuts: Sequence[int]) -> list[PartitionRange]:
-    """Divides the ranges in ``moved`` after each token of ``cuts``. The rows of a token stay together.
+    """Divides the ranges in ``moved`` into partitions.
 
-    If there would be more than ``MOST_PIECES`` pieces, only every n-th token of ``cuts`` is used.
+    Each partition ends with a token in ``cuts``. The last partition ends with the highest token of the ranges.
+
+    All rows of a token are in one partition. If there would be more than ``MOST_PIECES`` partitions, only every n-th
+    token in ``cuts`` is used.
     """
     if not moved:
         return []

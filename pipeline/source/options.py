@@ -1,7 +1,7 @@
 """The options of the format ``replsite``, parsed and checked (pure).
 
-Names are case-insensitive, as everywhere in Spark. A wrong option raises ``ValueError``, with the option's name, the
-allowed values and the given value.
+Names are case-insensitive, as everywhere in Spark. A wrong option raises ``ValueError``. The error names the option,
+the allowed values and the value that was given.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ReadOptions:
 
     @property
     def starting_vector(self) -> Vector | None:
-        """Returns the vector to begin at, or None for ``earliest`` and ``latest``."""
+        """Returns the vector in ``startingOffsets``, or None if the option is ``earliest`` or ``latest``."""
         return None if self.starting_offsets in ("earliest", "latest") else _vector(self.starting_offsets)
 
 

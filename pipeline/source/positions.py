@@ -1,4 +1,4 @@
-"""Reads stored positions, epoch and generation of a stream over any connection, for the Spark source (no Django).
+"""Reads stored positions, epoch and generation of a stream over any connection, for the Spark source. Needs no Django.
 
 The connection must be in autocommit mode.
 """
@@ -21,9 +21,10 @@ __all__ = ["SourcePositions", "known_positions"]
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The position of a recorded writer in one of its lives.
+    """The position of a writer in a recorded stream.
 
-    The positions of a foreign writer restart with each of its lives.
+    A writer of a foreign server counts from 0 again whenever its process restarts. So the recorded stream has a new
+    writer for each start of the process.
     """
 
     position: int
@@ -32,10 +33,10 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class SourcePositions:
-    """Stored positions of a stream's writers, and the database's epoch.
+    """The stored positions of a stream's writers, with the epoch of the database.
 
-    ``life`` is the generation of a stream in memory, otherwise empty. ``given_out`` is the last value that the stream's
-    sequence gave out, or null if that cannot be known.
+    For a stream in memory, ``life`` names the stream's generation. For other streams, ``life`` is empty. ``given_out``
+    is the last value that the stream's sequence gave out, or null if this value cannot be known.
     """
 
     stored: Mapping[str, Stored]
@@ -44,14 +45,14 @@ class SourcePositions:
     given_out: int | None = None
 
     def target(self, *, linear: bool) -> Vector:
-        """Returns the vector up to which all facts are complete (see ``target_vector``)."""
+        """Returns the vector up to which all facts are complete. ``target_vector`` explains ``linear``."""
         return target_vector(self.stored, linear=linear)
 
 
 def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositions:
-    """Returns the positions that are stored now, with epoch and generation.
+    """Returns the stored positions of a stream, with the epoch and the stream's generation.
 
-    No position is above the value of the stream's sequence.
+    No position in the result is above the value of the stream's sequence.
     """
     # The epoch comes first. If the database is restored between the two queries, the offset has the old epoch, and the next
     # batch is refused. In the other order, positions of the old database would get the new epoch and be accepted.
@@ -67,6 +68,6 @@ def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositi
 
 
 def _is_standby(cursor: Any) -> bool:
-    """Returns true on a standby, where a sequence may be behind the positions that the primary has shown."""
+    """Returns true on a standby. There a sequence may be lower than positions that the primary has announced."""
     cursor.execute("SELECT pg_is_in_recovery()")
     return bool(cursor.fetchone()[0])

@@ -1,8 +1,8 @@
-"""Reads a piece of a stream in an executor: PostgreSQL's binary COPY straight into Arrow batches (no Django).
+"""Reads a piece of a stream in an executor, by PostgreSQL's binary COPY into Arrow batches. Needs no Django.
 
-Connecting takes as long as reading 30,000 rows, because the driver queries all types. So a worker keeps one connection
-for its next piece. Spark ends idle workers after a minute. Memory is bounded by the size of a batch, not by that of the
-piece.
+To connect takes as long as to read 30,000 rows, because the database driver queries all types. So a Python worker keeps
+its connection open for its next piece. Spark ends idle workers after a minute. Memory is bounded by the size of a
+batch, not by the size of the piece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2.extensions
 
-from pipeline.source.filters import Condition, literal, tables_of
+from pipeline.source.filters import Condition, tables_of
+from pipeline.source.literals import literal
 from pipeline.source.offsets import PartitionRange
 from pipeline.source.schemas import arrow_schema, declaration_of
 from pipeline.source.sql import rows_of_piece_sql
@@ -25,7 +26,7 @@ from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streams.core.declaration import FactTable
+    from streams.core.declaration import FactTable, StreamDeclaration
 
 __all__ = ["ReadParameters", "read_piece"]
 
@@ -43,21 +44,30 @@ _kept: list[tuple[str, Any]] = []
 
 @dataclass(frozen=True, slots=True)
 class ReadParameters:
-    """The parameters of a read, the same for all its pieces. If ``unbroken``, trimmed facts are an error."""
+    """The parameters for reading a stream, the same for all pieces. If ``unbroken`` is true, trimmed facts are an error.
+
+    If a class of the site declares the stream, ``own`` is its declaration. Otherwise ``own`` is null.
+    """
 
     dsn: str
     stream: str
     names: tuple[str, ...]
     conditions: tuple[Condition, ...] = ()
     unbroken: bool = False
+    own: StreamDeclaration | None = None
+
+    @property
+    def declaration(self) -> StreamDeclaration:
+        """The declaration of the stream."""
+        return self.own or declaration_of(self.stream)
 
 
 def read_piece(reading: ReadParameters, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a piece as Arrow batches, table by table, in each table by ascending tokens.
+    """Yields the rows of a piece as Arrow batches, table by table. Within a table, tokens ascend.
 
     If ``reading.unbroken`` is true and facts of the piece were trimmed, raises ``ResyncNeeded`` after the last row.
     """
-    declaration = declaration_of(reading.stream)
+    declaration = reading.declaration
     with _connection(reading.dsn) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
         for table in tables_of(reading.conditions, declaration):
@@ -69,7 +79,7 @@ def read_piece(reading: ReadParameters, piece: PartitionRange) -> Iterator[pa.Re
 
 @contextmanager
 def _connection(dsn: str) -> Iterator[Any]:
-    """Yields the worker's connection. It is kept for the next piece if the block reads this piece to its end."""
+    """Yields the worker's connection. If the block ends without an error, keeps the connection open for the next piece."""
     kept_dsn, connection = _kept.pop() if _kept else ("", None)
     if connection is not None and not (kept_dsn == dsn and _answers(connection)):
         connection.close()
@@ -110,7 +120,7 @@ def _ask(connection: Any, statement: str) -> None:
 
 
 def _rows_of(cursor: Any, reading: ReadParameters, table: FactTable, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
-    declaration = declaration_of(reading.stream)
+    declaration = reading.declaration
     schema = arrow_schema(declaration, reading.names)
     cursor.execute(rows_of_piece_sql(declaration, table, piece, reading.names, reading.conditions))
     for batch in cursor.fetch_record_batch():
@@ -118,9 +128,9 @@ def _rows_of(cursor: Any, reading: ReadParameters, table: FactTable, piece: Part
 
 
 def _as_declared(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
-    """Returns the batch with all columns of the schema.
+    """Converts a batch of rows of a table to a batch with exactly the columns of the schema.
 
-    A column that the table does not have is null. Times are milliseconds.
+    Columns that the table does not have are null. Times are converted to milliseconds.
     """
     import pyarrow as pa  # noqa: PLC0415 - executors only
 
@@ -156,9 +166,9 @@ def _check_whole(cursor: Any, stream: str, piece: PartitionRange) -> None:
 
 
 class _Inlined:
-    """Adapter of the bulk driver's cursor that inserts named parameters into the statement as literals.
+    """An adapter for the cursor of the bulk driver. It inserts named parameters into the statement as literals.
 
-    The driver itself does not support named parameters.
+    The bulk driver does not support named parameters.
     """
 
     def __init__(self, cursor: Any) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.source.filters import Condition, condition_sql, literal, tables_of
+from pipeline.source.filters import Condition, condition_sql, tables_of
+from pipeline.source.literals import literal
 from pipeline.source.offsets import Bound, PartitionRange
 from pipeline.source.schemas import COMMON_COLUMNS
 from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
+from streams.core.named_rows import json_sql, text_sql
 from streams.core.queries import bounds_sql, order_sql, token_sql
 
 __all__ = ["cuts_sql", "rows_of_piece_sql"]
@@ -27,9 +29,9 @@ def rows_of_piece_sql(
     names: Sequence[str],
     conditions: Sequence[Condition] = (),
 ) -> str:
-    """Returns the query for a piece's rows in one table, by ascending tokens.
+    """Returns the query for a piece's rows in one table, sorted by token.
 
-    Of the columns ``names`` it selects those that the table has.
+    The query selects the columns in ``names``, except columns that the table does not have.
     """
     columns = [sql for name in names if (sql := _column_sql(declaration, table, name))] or ["1 AS nothing"]
     order = order_sql(declaration, table) + (f", {table.then_by}" if table.then_by else "")
@@ -40,9 +42,9 @@ def rows_of_piece_sql(
 
 
 def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> str:
-    """Returns the column as an item of SELECT, or an empty string if the table does not have it.
+    """Returns the column ``name`` as an item of SELECT, or an empty string if the table does not have this column.
 
-    Times are selected as they are stored.
+    Times are not converted here.
     """
     if name in _COMMON:
         places = {
@@ -51,10 +53,13 @@ def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> 
             _RECEIVED: table.received_column,
         }
         return f"{places[name]} AS {name}" if name in places else ""
-    kinds = {column.name: column.kind for column in table.stored}
-    if name not in kinds:
+    column = next((column for column in table.stored if column.key == name), None)
+    if column is None:
         return ""
-    return f'"{name}"::text AS "{name}"' if kinds[name] is ColumnKind.JSON else f'"{name}"'
+    plain = f'"{column.name}"'
+    of_json = column.kind in (ColumnKind.ARRAY, ColumnKind.JSON)
+    value = json_sql(column) if of_json else text_sql(column) or plain
+    return value if value == f'"{name}"' else f'{value} AS "{name}"'
 
 
 def cuts_sql(
@@ -66,8 +71,8 @@ def cuts_sql(
 ) -> str:
     """Returns the query for the rows at which a piece is divided into partitions.
 
-    Its rows are (row number, token), ascending: the first row, every ``size``-th row, and the first row after
-    ``limit``. Rows are counted from 1, over all tables together.
+    The query returns (row number, token), in ascending order. It returns the first row, every ``size``-th row, and the
+    first row after ``limit`` rows. Rows are counted from 1, over all tables together.
     """
     limited = "ALL" if limit is None else str(limit + 1)
     selects = [

@@ -1,4 +1,4 @@
-"""Appends facts with ``format("replsite")``: tasks stage rows, and one process appends them in one transaction (no Django).
+"""Appends facts with ``format("replsite")``: tasks stage rows, and one process appends them in one transaction.
 
     frame.write.format("replsite").option("dsn", DSN).option("stream", "caches").mode("append").save()
 
@@ -9,15 +9,17 @@ Each row becomes one fact, under an ID from the stream. IDs follow the order of 
 * ``writer``: name or pattern of the writer, default ``spark-{n}``.
 * ``writeId``: name of the write. A write under a used name appends nothing. So a write can be repeated after any failure.
 
-Each attempt of a task stages its rows in one transaction, under a random number of its own. Only the attempts that
-Spark names in the commit are appended, and only if all their rows are present. So a task that is repeated, late or
-killed changes nothing.
+Each attempt of a task stages its rows in one transaction, under a random number that identifies the attempt. Only the
+rows of attempts that Spark names in the commit are appended, and only if all these rows are present. So a repeated,
+late or killed task does not change which facts are appended.
 
-The job's staging table is created before the tasks start, and dropped after the last. A task that comes later finds no
-table. The table is UNLOGGED: after a crash of PostgreSQL it is empty, and the write fails as a whole.
+The job's staging table is created before the tasks start, and dropped after the last. A task that runs later finds no
+table and fails. The table is UNLOGGED. So it is empty after a crash of PostgreSQL, and then the write fails as a whole.
 
-A separate Python process appends (``pipeline.source.append_process``). It is a writer like any other, with a name and a
-lease. It reserves IDs only for the time of the insert.
+A separate Python process appends (``pipeline.source.append_process``). This process is a writer of the stream, with a
+name and a lease. It reserves the IDs just before it inserts the facts.
+
+Needs no Django.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["PREFIX", "FactWriter", "StagedRows", "fact_writer", "staging_name"]
 
 PREFIX = "pipeline_facts_"
-"""Prefix of staging tables. It is followed by the time of creation (seconds, hexadecimal), an underscore and the job."""
+"""Prefix of staging tables. The full name continues with the time of creation (seconds, hexadecimal), an underscore and the
+job."""
 _ROWS_PER_COPY = 10_000
 _GIVEN_BY_APPEND = frozenset({"token", "writer", "received_at_ms"})
 _STAGED_TYPES = {
@@ -71,7 +74,7 @@ WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.at
 
 @dataclass(frozen=True, slots=True)
 class StagedRows(WriterCommitMessage):
-    """The message of a task to the commit: its partition, the number of the attempt, and how many rows it staged."""
+    """The message that a task sends to ``commit``: its partition, the number of its attempt, and how many rows it staged."""
 
     partition: int
     attempt: int
@@ -79,10 +82,10 @@ class StagedRows(WriterCommitMessage):
 
 
 def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> FactWriter:
-    """Returns the writer of one job, and creates its staging table.
+    """Creates the staging table of one Spark job, and returns the ``FactWriter`` of the job.
 
-    Raises ``ValueError`` if the job would overwrite facts, if the facts of the stream are events, or if the columns do
-    not fit the stream's table.
+    Raises ``ValueError`` in three cases: the job would overwrite facts, the facts of the stream are events, or the columns
+    do not fit the stream's table.
     """
     declaration = declaration_of(options.stream)
     if overwrite:
@@ -111,7 +114,7 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
 def staging_name(job: str, now: float) -> str:
     """Returns the name of a job's staging table, which contains the time when the table was made.
 
-    ``now`` is in seconds, by the database's clock, because the age of the table is computed by that clock.
+    ``now`` is the time of the database's clock in seconds. The age of the table is computed by the same clock.
     """
     return f"{PREFIX}{int(now):x}_{job}"
 
@@ -119,9 +122,9 @@ def staging_name(job: str, now: float) -> str:
 def _check_columns(
     cursor: Any, declaration: StreamDeclaration, table: FactTable, columns: Sequence[Column]
 ) -> tuple[str, ...]:
-    """Returns those of the given columns that must not be null.
+    """Returns the names of those of ``columns`` for which the table does not allow null.
 
-    Raises ``ValueError`` if a column of the table is not given, must not be null and has no default.
+    Raises ``ValueError`` if a column of the table is missing in ``columns``, but has no default and must not be null.
     """
     cursor.execute(_NEEDED, [table.name])
     never_null = dict(cursor.fetchall())
@@ -141,7 +144,10 @@ def _ddl(staging: str, columns: Sequence[Column]) -> str:
 
 
 class FactWriter(DataSourceArrowWriter):
-    """The writer of one job. ``write`` runs in executors, ``commit`` and ``abort`` beside the driver."""
+    """Spark's interface for the rows of one Spark job. ``write`` runs in executors.
+
+    ``commit`` and ``abort`` run in a process on the driver's machine.
+    """
 
     def __init__(
         self, options: WriteOptions, staging: str, columns: tuple[Column, ...], never_null: tuple[str, ...]
@@ -152,7 +158,7 @@ class FactWriter(DataSourceArrowWriter):
         self.never_null = never_null
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
-        """Stages all rows of one attempt, or none of them.
+        """Stages all rows of one attempt of a task in one transaction.
 
         Raises ``FactsNotAppended`` for a null that is not allowed, or for invalid JSON.
         """
@@ -197,9 +203,9 @@ class FactWriter(DataSourceArrowWriter):
         cursor.copy_expert(f"COPY {self.staging} FROM STDIN (FORMAT BINARY)", io.BytesIO(content))
 
     def _staged(self, column: Column, values: pa.Array) -> pa.Array:
-        """Returns the values of a column as they are staged.
+        """Converts the values of a column to the form that the staging table has.
 
-        JSON is re-encoded as on the wire, so that every reader of the stream can decode it.
+        JSON is re-encoded in the form in which streams send JSON, so that every reader of the stream can decode it.
         """
         import pyarrow as pa  # noqa: PLC0415 - executors only
 
@@ -215,7 +221,7 @@ class FactWriter(DataSourceArrowWriter):
         return pa.array(texts, pa.string())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Appends the staged rows, in a process that is a writer. Raises ``FactsNotAppended``."""
+        """Appends the staged rows as facts, in a separate process. Raises ``FactsNotAppended``."""
         _append(self.work(messages))
 
     def work(self, messages: Sequence[WriterCommitMessage | None]) -> dict[str, Any]:
@@ -242,7 +248,7 @@ class FactWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drops the staging table after a task failed, so that nothing is appended.
 
-        If that fails, a later write drops the table (``sweep``).
+        If the table cannot be dropped, a later write drops it (``sweep``).
         """
         connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
         try:
@@ -255,10 +261,10 @@ class FactWriter(DataSourceArrowWriter):
 
 
 def _append(work: Mapping[str, Any]) -> None:
-    """Runs ``append_process``. If it fails, raises ``FactsNotAppended`` with the last line that it wrote to stderr.
+    """Runs ``append_process``. If the process fails, raises ``FactsNotAppended`` with the last line of its stderr.
 
-    The work goes through standard input. On a command line, other users of the machine could read the connection
-    string.
+    ``work`` is passed through standard input, because other users of the machine can read command lines, and ``work``
+    has the connection string.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     ended = subprocess.run(

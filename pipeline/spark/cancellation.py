@@ -1,7 +1,8 @@
-"""Cancels the Spark jobs of a job that is to stop (driver).
+"""Cancels the Spark jobs that a site's job has started, if this job is to stop. Runs in Spark's driver.
 
-The job's own thread waits in a call to Spark, so it cannot check whether the job is to stop. A second thread checks
-instead, and cancels the Spark tasks. A cancelled task leaves nothing, because its transaction is rolled back.
+The job's own thread waits in a call to Spark. So this thread cannot check whether the job is to stop. A second thread
+checks this instead, and cancels the Spark jobs. A cancelled task changes nothing in the database, because its
+transaction is rolled back.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.in
 
 
 @contextmanager
-def spark_steps(step: Callable[[], None], spark: SparkSession, group: str) -> Iterator[None]:
+def spark_steps(step: Callable[[], None], spark: SparkSession, group: str, description: str = "") -> Iterator[None]:
     """Calls ``step`` about once a second, in another thread, while the block runs Spark jobs.
 
-    If ``step`` raises a ``PipelineError``, the block's Spark jobs are cancelled and the block ends with that error.
-    They have the job group ``group``, and only this group is cancelled.
+    If ``step`` raises a ``PipelineError``, the block's Spark jobs are cancelled and the block ends with that error. The
+    Spark jobs that the block starts have the job group ``group``. Other Spark jobs are not cancelled. ``description``
+    describes the Spark jobs on Spark's page, until the block sets another description.
     """
     context = spark.sparkContext
-    context.setJobGroup(group, group, interruptOnCancel=True)
+    context.setJobGroup(group, description or group, interruptOnCancel=True)
     watcher = _Watcher(step, context, group)
     watcher.start()
     try:
@@ -62,7 +64,7 @@ class _Watcher(threading.Thread):
         self.reason: PipelineError | None = None
 
     def stop(self) -> None:
-        """Ends the thread and waits for it."""
+        """Ends this thread and waits for its end."""
         self._over.set()
         self.join()
 

@@ -1,7 +1,9 @@
-"""Checks before a job that the executors of a cluster can do our work (driver, no Django; runs tasks in the executors).
+"""Checks before a job that the executors of a cluster can do our work.
 
 A cluster may lack a package, access to the database, or free cores. Without this check, Spark would report a missing
-package as a stack trace in the middle of the job. It would not report missing cores at all.
+package as a stack trace in the middle of the job. Spark would not report missing cores at all.
+
+Runs in Spark's driver without Django, and has tasks run in the executors.
 """
 
 from __future__ import annotations
@@ -23,10 +25,15 @@ __all__ = ["check_executors", "find_missing"]
 #: Modules that tasks import. Each imports the packages that it needs.
 TASK_MODULES = (
     "pipeline.source.data_source",
+    "pipeline.frames.read_events",
+    "pipeline.frames.stored",
+    "pipeline.frames.work_out_rooms",
+    "pipeline.loading.load_pack",
     "pipeline.importing.parse_lines",
     "pipeline.importing.work_out_rooms",
     "pipeline.importing.spark_tasks",
     "pipeline.archive.parts",
+    "pipeline.maintenance.compress_executor",
     "pipeline.maintenance.resync_executor",
     "pipeline.export.executor",
     # These two are imported late: the first by pipeline.source.read_rows when it reads, the second by pipeline.source.write.
@@ -40,7 +47,7 @@ _GROUP = "replsite check"
 
 
 def find_missing(dsn: str) -> dict[str, str]:
-    """Returns what this executor lacks, as {name: error}. It is empty if nothing is missing."""
+    """Returns the missing requirements of this executor: name -> error. The result is empty if nothing is missing."""
     missing = {}
     for name in TASK_MODULES:
         try:
@@ -60,8 +67,9 @@ def find_missing(dsn: str) -> dict[str, str]:
 def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -> None:
     """Runs a check in as many tasks as the cluster has cores, at most ``_MOST_ASKED``.
 
-    Raises ``ClusterUnfit`` with the hosts and what they lack. Also raises it if no executor took the tasks within
-    ``seconds``, because then no worker has cores and memory left for this job.
+    Raises ``ClusterUnfit`` if requirements are missing on some hosts. The error names these hosts and requirements.
+    Also raises ``ClusterUnfit`` if no executor took the tasks within ``seconds``. Then no worker has free cores and
+    memory for this job.
     """
     answers = _ask(spark, dsn, seconds)
     unfit = {host: missing for host, missing in answers if missing}
@@ -74,9 +82,9 @@ def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -
 
 
 def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[str, str]]]:
-    """Returns (host, what is missing) of each task.
+    """Runs the check in Spark tasks. Returns (host, missing requirements: name -> error) of each task.
 
-    The Spark job runs in a thread of its own, so that the caller can stop waiting for it.
+    A separate thread waits for the Spark job, so that the caller can give up after ``seconds``.
     """
     context = spark.sparkContext
     question = _Question(spark, dsn)
@@ -95,7 +103,7 @@ def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[
 
 
 class _Question(threading.Thread):
-    """A Spark job with one task for each core. Each task calls ``find_missing``."""
+    """A thread that runs a Spark job with one task for each core. Each task calls ``find_missing``."""
 
     def __init__(self, spark: SparkSession, dsn: str) -> None:
         super().__init__(name="executor check", daemon=True)

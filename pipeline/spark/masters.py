@@ -1,7 +1,9 @@
-"""Handles Spark masters: their syntax, whether one answers, and the driver's address for executors (driver, no Django).
+"""Handles Spark masters: checks their syntax and whether a master answers, and finds the driver's address for executors.
 
 Accepted are ``local``, ``local[2]``, ``local[*]``, ``spark://HOST:PORT[,HOST:PORT…]``, ``yarn`` and ``k8s://…``. Spark
 Connect (``sc://``) is not accepted: a job ships its code and cancels its tasks through the driver's own context.
+
+Runs in Spark's driver, without Django.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _FORMS = re.compile(
 
 
 def check_master(master: str) -> str:
-    """Returns the master unchanged, or raises ``UnusableArguments`` if it is not accepted.
+    """Returns ``master`` unchanged. Raises ``UnusableArguments`` if it is not an accepted master.
 
     Spark itself answers a wrong master with a stack trace.
     """
@@ -45,9 +47,9 @@ def check_master(master: str) -> str:
 
 
 def master_argument(text: str) -> str:
-    """Checks the value of ``--master``. This is the argparse type of that option.
+    """Returns the value of the option ``--master`` after a check. argparse calls this function as the option's type.
 
-    An error ends the command with status 2 before any work.
+    If the value is wrong, argparse ends the command with exit status 2, before any work.
     """
     try:
         return check_master(text)
@@ -61,9 +63,10 @@ def is_local(master: str) -> bool:
 
 
 def retrying(master: str) -> str:
-    """Returns the master with a number of tries, so that a task whose Python worker was killed runs again.
+    """Returns the master with a number of tries, so that Spark repeats a task whose Python worker was killed.
 
-    Clusters retry anyway, local masters only on request. If the master states a number of tries, it is kept.
+    Clusters repeat tasks anyway. A local master repeats tasks only if it states a number of tries. If ``master`` states
+    this number already, ``master`` is returned unchanged.
     """
     if master == "local":
         return f"local[1,{_TASK_TRIES}]"
@@ -71,7 +74,7 @@ def retrying(master: str) -> str:
 
 
 def addresses_of(master: str) -> list[tuple[str, int]]:
-    """Returns (host, port) of every master of a standalone cluster. For other kinds of master the list is empty."""
+    """Returns (host, port) of every master of a standalone cluster. Returns an empty list for another kind of master."""
     if not master.startswith("spark://"):
         return []
     pairs = (address.rsplit(":", 1) for address in master.removeprefix("spark://").split(","))
@@ -81,7 +84,7 @@ def addresses_of(master: str) -> list[tuple[str, int]]:
 def check_master_answers(master: str, seconds: float = _ANSWER_SECONDS) -> None:
     """Raises ``MasterAway`` if no master of a standalone cluster accepts a connection.
 
-    Spark itself would try for a minute.
+    Without this check, Spark would try to connect for a minute.
     """
     failures = []
     for host, port in addresses_of(master):
@@ -99,10 +102,10 @@ def check_master_answers(master: str, seconds: float = _ANSWER_SECONDS) -> None:
 
 
 def driver_address(master: str) -> str | None:
-    """Returns the address of this machine to which executors connect. None means that Spark chooses it.
+    """Returns the address of this machine to which executors are to connect. None means that Spark chooses the address.
 
-    It is the address that faces the cluster, and nothing is sent to find it. If the master is on this machine, it is
-    loopback, so the driver does not listen on the network.
+    The result is the local address that a connection to the master would have. No packet is sent to find this address.
+    If the master is on this machine, the result is a loopback address. So the driver does not listen on the network.
     """
     if is_local(master):
         return _LOOPBACK

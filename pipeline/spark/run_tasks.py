@@ -1,4 +1,4 @@
-"""Runs one function in many Spark tasks, once for each task number. Returns the results in the order of the numbers."""
+"""Runs one function in many Spark tasks, once for each task number."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pipeline.errors import SparkFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["error_summary", "finished_tasks", "run_tasks"]
+__all__ = ["error_summary", "run_tasks"]
 
 _ERROR_NAMED = re.compile(r"[\w.]+(Error|Exception|Refused|Missing)\b|psycopg2\.errors\.\w+:")
 
 
 def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[str]:
-    """Runs ``work(0)`` to ``work(tasks - 1)``, each in a Spark task of its own. Returns the results in that order.
+    """Runs ``work(0)`` to ``work(tasks - 1)``, each call in a separate Spark task. Returns the results in this order.
 
     Raises ``SparkFailed``.
     """
@@ -39,13 +39,6 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
     # The text of these errors comes from the JVM, which may be gone when it is printed. So it is read now.
     except (PySparkException, Py4JError) as error:
         raise SparkFailed(f"Spark could not finish: {error_summary(str(error))}") from None
-
-
-def finished_tasks(spark: SparkSession) -> int:
-    """Returns how many tasks of the active stages are done. May be called from another thread."""
-    tracker = spark.sparkContext.statusTracker()
-    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-    return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
 def error_summary(text: str) -> str:

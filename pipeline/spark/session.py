@@ -1,8 +1,8 @@
-"""Creates Spark sessions, and ships our code to the executors. Only this module configures Spark.
+"""Creates Spark sessions, and sends the site's code to the executors. Only this module configures Spark.
 
-Assumes that this process runs no JVM yet, because a JVM's memory and environment are fixed at its start. The JVM, and
-through it the Python workers, get an environment without Django's and our own variables. So a worker cannot load Django
-by accident and never sees the site's secrets. This module does not use Django either, since notebooks use it as well.
+Assumes that this process runs no JVM yet, because a JVM's memory and environment are fixed when it starts. The JVM and
+its Python workers get an environment without the variables of Django and of the site. So a worker cannot load Django by
+accident and never sees the site's secrets. This module does not use Django either, since notebooks use it as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.spark.masters import check_master, check_master_answers, driver_ad
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
+__all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_page", "spark_session"]
 
 #: Packages whose modules executors may import. ``replsite`` is never one of them.
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
@@ -37,12 +37,17 @@ SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
 LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 #: For a driver on this machine: only its own account may read its files. On a cluster, executors may have another account.
 PRIVATE_FILES = {"spark.hadoop.fs.permissions.umask-mode": "077"}
+_LOOPBACK = "127.0.0.1"
+_PAGE = "spark.ui.enabled"
 #: Workers allocate and free memory for each batch. By default the C library returns freed memory to the system. Getting it
 #: back page by page took a fifth of a worker's time. With these settings the C library keeps more of it.
 _MEMORY_OF_WORKERS = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
 }
+#: A batch that Spark gives to a worker. Spark and the worker both hold several batches at a time, and a value may have
+#: a megabyte.
+_BATCH_BYTES = str(4 * 1024 * 1024)
 #: The module that forks the workers on this machine. Its folder is put on the workers' path, and holds nothing else.
 _DAEMON = {"spark.python.daemon.module": "warm_spark_daemon"}
 _DAEMONS_FOLDER = Path(__file__).resolve().parent / "workers"
@@ -71,11 +76,11 @@ def spark_session(
     project: Path | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """Yields a session for the block. ``folder`` takes its scratch files and the archive of our code.
+    """Yields a Spark session for the block. ``folder`` is for the session's scratch files and the archive of the site's code.
 
-    If this process has a session already, it is used as it is, and stays open. ``project`` is a folder that may hold
-    ``.java``. ``conf`` is added to our configuration, and wins over it. Raises ``JavaMissing``, ``UnusableArguments``
-    for an invalid master, and ``MasterAway``. Starting takes some seconds.
+    If this process has a session already, yields that session unchanged, and does not close it. ``project`` is a folder
+    that may have Java in a folder ``.java``. ``conf`` has settings of Spark that override those of this module. Raises
+    ``JavaMissing``, ``UnusableArguments`` for an invalid master, and ``MasterAway``. The start takes some seconds.
     """
     check_master(master)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
@@ -104,10 +109,19 @@ def spark_session(
             _stop(session)
 
 
+def spark_page(port: int) -> Mapping[str, str]:
+    """Returns the settings that switch on Spark's page, on ``port`` or one of the next 16 ports. The page cannot end jobs.
+
+    The page listens on a loopback address, unless ``SPARK_LOCAL_IP`` is set. On YARN and Kubernetes, the page listens
+    on the address that Spark chooses.
+    """
+    return {_PAGE: "true", "spark.ui.port": str(port), "spark.ui.killEnabled": "false"}
+
+
 def _stop(session: SparkSession) -> None:
     """Stops the session and its JVM.
 
-    Errors of the stop are ignored, so that they do not replace the error that ended the work.
+    Errors of Spark's ``stop`` are ignored, so that they do not replace an error that ended the work.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
 
@@ -122,7 +136,7 @@ def _stop(session: SparkSession) -> None:
 
 
 def _forget(session: SparkSession) -> None:
-    """Does the steps that remain after ``session.stop`` has failed, so that a new session can be started."""
+    """Clears PySpark's references to a session whose ``stop`` has failed, so that a new session can be started."""
     from pyspark.sql import SparkSession, SQLContext  # noqa: PLC0415
 
     session.sparkContext.stop()  # the failed stop already dropped the JVM, so this one does the rest without it
@@ -132,7 +146,7 @@ def _forget(session: SparkSession) -> None:
 
 @contextmanager
 def _own_interrupt_handler() -> Iterator[None]:
-    """Keeps our SIGINT handler while Spark starts. Interrupts are delayed until the start is over."""
+    """Keeps this process's SIGINT handler, which Spark would replace. Delays interrupts until Spark has started."""
     # Spark installs a SIGINT handler that talks to the JVM, even in the middle of another call. So our handler is
     # restored. An interrupt during the start is delayed: it would leave a JVM that no object refers to and that never
     # ends.
@@ -150,7 +164,7 @@ def _own_interrupt_handler() -> Iterator[None]:
 
 
 def _end_jvm() -> None:
-    """Ends the JVM by closing its standard input. Spark's ``stop`` would leave it running with its memory."""
+    """Ends the JVM by closing its standard input. Spark's ``stop`` would leave the JVM running."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
@@ -170,11 +184,12 @@ def _end_jvm() -> None:
 def _configuration(folder: Path, master: str) -> dict[str, str]:
     scratch = str(folder / "scratch")
     settings = {
-        "spark.ui.enabled": "false",
+        _PAGE: "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "2g",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxBytesPerBatch": _BATCH_BYTES,
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.streaming.stopTimeout": "30s",
@@ -193,9 +208,9 @@ def _configuration(folder: Path, master: str) -> dict[str, str]:
 
 
 def _java_options(folder: Path) -> str:
-    """Returns the JVM options. Temporary files go to our folder.
+    """Returns the options for the JVM. They make the JVM write its temporary files to ``folder``.
 
-    Only errors are logged to stderr, because our progress is shown there.
+    The JVM logs only errors to stderr, because the progress of jobs is shown on stderr.
     """
     levels = folder / "log4j2.properties"
     levels.write_text(_LOGGING)
@@ -204,10 +219,12 @@ def _java_options(folder: Path) -> str:
 
 @contextmanager
 def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str]) -> Iterator[None]:
-    """Sets the environment for the start of the JVM: this Python, and no variables of Django or of the site.
+    """Changes the environment variables of this process while the block starts the JVM.
 
-    Workers of a cluster run the Python of ``spark.pyspark.python``. If that is not set, they run a Python at the same
-    path as the driver's, which must exist on their hosts.
+    Removes the variables of Django and of the site, and sets the Python for Spark's workers.
+
+    Workers of a cluster run the Python that the setting ``spark.pyspark.python`` names. Without this setting, they run
+    the Python that has the same path as the driver's Python. This path must exist on their hosts.
     """
     before = dict(os.environ)
     for name in list(os.environ):
@@ -219,6 +236,10 @@ def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str])
         places = [str(_DAEMONS_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
     if address := configuration.get("spark.driver.bindAddress"):
+        if configuration.get(_PAGE) == "true":
+            # Spark's page listens on this address only, and everything else on the driver's address, which is set.
+            address = _LOOPBACK
+            os.environ.setdefault("SPARK_PUBLIC_DNS", os.environ.get("SPARK_LOCAL_IP", address))
         os.environ.setdefault("SPARK_LOCAL_IP", address)
     if java_home:
         os.environ["JAVA_HOME"] = java_home
@@ -232,8 +253,8 @@ def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str])
 def find_java(project: Path | None = None) -> str | None:
     """Returns the ``JAVA_HOME`` to use, or None if ``java`` is on the path.
 
-    If ``JAVA_HOME`` is set, it is returned. If there is no ``java`` either, the project's own ``.java`` is returned.
-    Raises ``JavaMissing`` if there is none of these.
+    If the variable ``JAVA_HOME`` is set, returns its value. Otherwise, if there is no ``java`` on the path, returns the
+    folder ``.java`` of the project. Raises ``JavaMissing`` if there is no Java in any of these three places.
     """
     if home := os.environ.get("JAVA_HOME"):
         return home
@@ -249,7 +270,10 @@ def find_java(project: Path | None = None) -> str | None:
 
 
 def code_archive(folder: Path) -> Path:
-    """Returns a zip of our packages' modules, for executors without them. Its name is a digest of its contents."""
+    """Returns the path of a zip file with the site's modules, for executors. Creates the file if it does not exist.
+
+    The file's name has a digest of its contents.
+    """
     files = [
         (path, path.relative_to(_ROOMS_FOLDER)) for room in SHIPPED_ROOMS for path in _modules(_ROOMS_FOLDER / room)
     ]

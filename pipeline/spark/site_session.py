@@ -1,7 +1,7 @@
-"""Opens Spark sessions for the site's commands and jobs, with the site's settings (driver, with Django).
+"""Opens Spark sessions for the site's commands and jobs, with the site's settings. Runs in Spark's driver, and needs Django.
 
-The executors of a cluster are checked first. Notebooks and other services use ``pipeline.spark.session.spark_session``,
-which needs no settings.
+On a cluster, the executors are checked before the session is used. Notebooks and other services use
+``pipeline.spark.session.spark_session``, which needs no settings of Django.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pipeline.conf import pipeline_settings
 from pipeline.spark.cluster_check import check_executors
 from pipeline.spark.masters import check_master, is_local
-from pipeline.spark.session import LIGHT_DRIVER, PRIVATE_FILES, spark_session
+from pipeline.spark.session import LIGHT_DRIVER, PRIVATE_FILES, spark_page, spark_session
 from streams.conf import stream_settings
 from streams.db.driver import dsn
 
@@ -24,20 +24,30 @@ __all__ = ["site_master", "site_session"]
 
 
 def site_master(master: str | None = None) -> str:
-    """Returns the given master, or the site's. Raises ``UnusableArguments`` for an invalid one."""
+    """Returns ``master``, or the master in the site's settings if ``master`` is empty.
+
+    Raises ``UnusableArguments`` if the master that would be returned is invalid.
+    """
     return check_master(master or pipeline_settings().master)
 
 
 @contextmanager
 def site_session(name: str, master: str | None = None, *, light: bool = False) -> Iterator[SparkSession]:
-    """Yields a session for the block. On a cluster, its executors are checked first.
+    """Yields a Spark session for the block. On a cluster, checks the executors first.
 
-    ``light`` is for a JVM that only hands out tasks whose work is done in Python (``pipeline.spark.session.LIGHT_DRIVER``).
+    ``light`` is true if all work of the tasks is done in Python, so that the JVM needs little memory
+    (``pipeline.spark.session.LIGHT_DRIVER``).
 
     Raises ``UnusableArguments``, ``JavaMissing``, ``MasterAway`` and ``ClusterUnfit``.
     """
     settings, chosen = pipeline_settings(), site_master(master)
-    conf = {**(LIGHT_DRIVER if light else {}), **(PRIVATE_FILES if is_local(chosen) else {}), **settings.spark_conf}
+    page = spark_page(settings.spark_page_port) if settings.spark_page_port is not None else {}
+    conf = {
+        **(LIGHT_DRIVER if light else {}),
+        **(PRIVATE_FILES if is_local(chosen) else {}),
+        **page,
+        **settings.spark_conf,
+    }
     with spark_session(name, folder=settings.folder, master=chosen, project=settings.project, conf=conf) as spark:
         if not is_local(str(spark.sparkContext.master)):
             check_executors(spark, dsn(stream_settings().database), settings.executor_seconds)

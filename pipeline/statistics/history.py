@@ -1,8 +1,9 @@
 """Maintains the history of statistics: writes the server's figures by hour and day, and deletes old rows.
 
-``take_figures`` reads the statistics of all rooms, but no events or state. Sizes are those that PostgreSQL reports for
-its tables. ``go_through`` recounts the rooms that were counted longest ago, and removes rooms that no longer exist. So
-changes that came without a fact reach the statistics after a while. ``bound_history`` deletes old rows.
+``take_figures`` reads the statistics of all rooms, but no events or state. The sizes of tables are those that
+PostgreSQL reports. ``go_through`` recounts the rooms that were counted longest ago, and deletes the statistics of rooms
+that no longer exist. So the statistics also include changes that append no fact, but later. ``bound_history`` deletes
+old rows.
 
 Call each function in a short transaction of its own.
 """
@@ -26,9 +27,9 @@ __all__ = [
 HOURS_KEPT = 8 * 24
 DAYS_KEPT = 3 * 366
 ROOMS_OF_A_DAY = 20
-"""The number of rooms that are kept for each day before yesterday: the busiest ones."""
+"""The number of rooms whose figures are kept for each day before yesterday. These are the busiest rooms of the day."""
 USER_DAYS_KEPT = 30
-"""Days for which active users of this server are stored. Others are stored for three days."""
+"""Days for which active users of this server are stored. Active users of other servers are stored for three days."""
 _OTHER_USER_DAYS_KEPT = 3
 
 _FIGURES = f"""
@@ -95,7 +96,7 @@ def take_figures(cursor: Any) -> None:
 def go_through(cursor: Any, server_name: str, limit: int = 500) -> int:
     """Recounts members and state of the ``limit`` rooms that were counted longest ago.
 
-    Removes rooms that no longer exist, and returns their number.
+    Deletes the statistics of those rooms that no longer exist. Returns the number of these rooms.
     """
     cursor.execute(_LONGEST_AGO, {"limit": limit})
     rooms = [room_id for (room_id,) in cursor.fetchall()]
@@ -107,6 +108,6 @@ def go_through(cursor: Any, server_name: str, limit: int = 500) -> int:
 
 
 def bound_history(cursor: Any) -> None:
-    """Deletes rows that are too old. Of each day before yesterday, keeps only the busiest rooms."""
+    """Deletes rows that are too old. For each day before yesterday, keeps only the rows of the busiest rooms."""
     for statement in _BOUNDS:
         cursor.execute(statement)

@@ -2,7 +2,8 @@
 
 Counts are sums over the batch's facts. The caller ensures that a batch is added only once (``pipeline.live.ledger``).
 Members and state entries are not added up. They are recounted from the current state of each room whose state the batch
-changed. The database holds all facts of the batch by then. A change that is newer comes with a later batch.
+changed. When a room is recounted, all facts of the batch are in the database. If the room's state changes after that, a
+later batch has this change, and recounts the room again.
 
 The caller has a transaction open that holds the ledger's row. So only one process at a time updates the statistics. The
 work is bounded by the size of the batch.
@@ -19,8 +20,8 @@ __all__ = ["COUNTED", "DAY_SECONDS", "HOUR_SECONDS", "Figures", "add_figures", "
 HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
 COUNTED = ("events", "messages", "state_events", "rejected", "history")
 """Names of the counts of facts."""
-#: Events of older days still count, but their senders and rooms do not count as active: the rows that tell whether they
-#: were counted before may be deleted already.
+#: Events of older days still count, but their senders and rooms do not count as active. The rows that show whether a sender or
+#: room was counted before may be deleted already.
 _LATEST_DAYS = 2
 
 _GIVEN = """
@@ -57,7 +58,7 @@ _NEWEST_DAY = f"""
 SELECT max((at AT TIME ZONE 'UTC')::date) FROM pipeline_serverstatistics
 WHERE step_seconds = {DAY_SECONDS} AND at <= clock_timestamp()
 """
-#: Both parts see the table as it was before the statement. So each row is either inserted or added to, never both.
+#: Both parts see the table as it was before the statement. So a row is either inserted or increased, never both.
 _ROOM_DAYS = f"""
 WITH given AS MATERIALIZED (
   SELECT {_DAY.format(ms="hour_ms")} AS day, room_id, sum(events)::bigint AS events, sum(history)::bigint AS history
@@ -120,7 +121,7 @@ _FORGET = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The sums of a batch as columns, with one row for each (hour, room).
+    """The sums of a batch, as the columns of a table with one row for each (hour, room).
 
     ``day_ms`` and ``user_id`` are the columns of a second table: one row for each (day, sender of an accepted event).
     """
@@ -133,20 +134,20 @@ class Figures:
     rejected: Sequence[int] = ()
     history: Sequence[int] = ()
     changes: Sequence[int] = ()
-    """Changes of the room's current state. Backfilled events count as such."""
+    """The number of changes of the room's current state. A backfilled event counts as a change, too."""
     last_position: Sequence[int] = ()
-    """Highest position in the stream ``events``. 0 if only backfilled events came."""
+    """The highest position in the stream ``events``. 0 if the batch has only backfilled events of the room."""
     last_ms: Sequence[int] = ()
     day_ms: Sequence[int] = ()
     user_id: Sequence[str] = ()
 
     def columns(self) -> dict[str, list[Any]]:
-        """Returns the columns by name, as lists for the SQL."""
+        """Returns the columns as parameters for SQL: name -> list of values."""
         return {field.name: list(getattr(self, field.name)) for field in fields(self)}
 
 
 def add_figures(cursor: Any, figures: Figures, server_name: str) -> None:
-    """Adds the sums of a batch, and recounts the rooms whose state changed."""
+    """Adds the sums of a batch to the statistics, and recounts the rooms whose state the batch changed."""
     given = {**figures.columns(), "server": server_name}
     if figures.room_id:
         cursor.execute(_ROOMS, given)
@@ -163,7 +164,7 @@ def add_figures(cursor: Any, figures: Figures, server_name: str) -> None:
 
 
 def count_again(cursor: Any, rooms: Iterable[str], server_name: str, changed: Iterable[str] | None = None) -> None:
-    """Recounts members and state of those ``rooms`` that have statistics.
+    """Recounts members and state entries of ``rooms``. Rooms without a row of statistics are skipped.
 
     If ``changed`` is given, recounts only rooms that are in ``changed`` or were never counted.
     """
@@ -172,6 +173,6 @@ def count_again(cursor: Any, rooms: Iterable[str], server_name: str, changed: It
 
 
 def forget_rooms(cursor: Any, rooms: Iterable[str]) -> None:
-    """Deletes the statistics of rooms that are gone. The server's statistics stay as they are."""
+    """Deletes the statistics of ``rooms``, which no longer exist. Does not change the server's statistics."""
     for statement in _FORGET:
         cursor.execute(statement, {"rooms": list(rooms)})

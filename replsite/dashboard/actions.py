@@ -1,9 +1,14 @@
-"""Serves the actions of operators in the admin: disconnect or forget a reader, retire a writer, end its open transactions.
+"""Serves the actions of operators in the admin, on writers and readers.
 
-Each action has a page that says what would happen. A POST carries the action out, for staff with the permission, and
+Writers are retired, and their pending transactions are ended. Readers are disconnected, forgotten, or set to the present
+positions. The dead letters of readers are listed, retried and dropped.
+
+Each action has a page that describes its effects. A POST carries the action out, for staff with the permission, and
 records it in the admin's log. To disconnect a reader, the action marks the reader's row, and the server of the reader
-ends the connection. The other actions call the same functions as ``manage.py streams retire``, ``abort`` and ``forget``
-(``streams.writing.terminate``, ``streams.follow``). No view waits until another process has reacted.
+ends the connection. To retry dead letters, the action stores the request on the reader's cursors. The process that runs
+the reader then carries the request out, even if the process of the action has the same handlers. The other actions call
+the same functions as ``manage.py streams retire``, ``abort`` and ``forget``, ``manage.py resync reader`` and
+``manage.py parked drop`` (``streams.writing.terminate``, ``streams.follow``). No view waits until another process has reacted.
 """
 
 from __future__ import annotations
@@ -11,28 +16,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from shlex import quote
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
+from django.db.models import Count, QuerySet
+from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.views.decorators.http import require_safe
 
 from replsite.http.database_down import away_response
 from replsite.humanize import counted
+from replsite.snapshot.shared import SHARED
+from replsite.snapshot.take import limits
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError, UnknownWriter
-from streams.follow import forget_reader
+from streams.follow import ask_retry, drop_parked, forget_reader, parked_facts, resync_reader
+from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.lease import reader_row_key
-from streams.models import Reader, StoredCursor, StreamPosition
-from streams.runtime.text import shown
+from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
+from streams.runtime.text import printable, shown, visible
 from streams.writing import terminate
 from streams.writing.dead_writers import resolve_writer
 
-__all__ = ["action_urls"]
+__all__ = ["ACTIONS", "Action", "Asked", "Plan", "action_urls", "perform"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +63,29 @@ class Plan:
     """None if there is nothing to do."""
     about: Any
     """The database row to which the entry in the admin's log refers."""
+    back: str = ""
+    """The address to which the browser goes afterwards. Empty: the live page."""
 
 
-def _disconnect(name: str, by: str) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for an action: names of the writer or reader and of the user, and which dead letters it is about.
+
+    If ``stream`` or ``token`` is None, the action is about the dead letters of all streams or all tokens.
+    """
+
+    name: str
+    by: str
+    stream: str | None = None
+    token: int | None = None
+
+
+#: The most dead letters that their page lists.
+FACTS_SHOWN = 50
+
+
+def _disconnect(asked: Asked) -> Plan:
+    name, by = asked.name, asked.by
     reader = Reader.objects.using(stream_settings().database).filter(key=name).first()
     if reader is None:
         raise Http404("There is no such reader.")
@@ -71,8 +105,8 @@ def _disconnect(name: str, by: str) -> Plan:
     return Plan(f"Disconnect {who}?", "Disconnect it", sentences, carry_out, reader)
 
 
-def _forget(name: str, by: str) -> Plan:
-    cursors = list(StoredCursor.objects.using(stream_settings().database).filter(reader=name).order_by("stream"))
+def _forget(asked: Asked) -> Plan:
+    name, by, cursors = asked.name, asked.by, _cursors_of(asked.name)
     row = Reader.objects.using(stream_settings().database).filter(key=reader_row_key(name)).first()
     if not cursors and row is None:
         raise Http404("There is no such reader.")
@@ -92,11 +126,164 @@ def _forget(name: str, by: str) -> Plan:
     return Plan(f"Forget the reader {who}?", "Forget it", sentences, carry_out, cursors[0] if cursors else row)
 
 
+def _cursors_of(reader: str) -> list[StoredCursor]:
+    load_handlers()  # the handlers declare the database of a reader's cursors
+    return list(StoredCursor.objects.using(effects_database_of(reader)).filter(reader=reader).order_by("stream"))
+
+
+def _resync(asked: Asked) -> Plan:
+    name, cursors = asked.name, _cursors_of(asked.name)
+    if not cursors:
+        raise Http404("There is no such reader with a cursor.")
+    who, key = shown(name), reader_row_key(name)
+
+    def carry_out() -> str:
+        done = resync_reader(name, by=asked.by)
+        moved = ", ".join(f"{one.stream} {'' if one.was is None else one.was.base} -> {one.now.base}" for one in done)
+        return f"{who} goes on at the present positions: {moved}."
+
+    unread = next((reader.lag_facts for reader in SHARED.get(0).readers if reader.key == key), 0)
+    sentences = [
+        f"Its cursors: {_cursors(cursors)}.",
+        *(f"It ended with: {cursor.error}" for cursor in cursors if cursor.error),
+        "They are set to the present positions. "
+        + (f"It never handles the {counted(unread, 'fact')} in between." if unread else "It has read everything."),
+        "Refused while a process runs it. To set it to another place, also a lower one: "
+        f"manage.py resync reader {quote(name)} --from STREAM=TOKEN.",
+    ]
+    return Plan(f"Resync the reader {who}?", "Pass over them", sentences, carry_out, cursors[0])
+
+
+def _retry(asked: Asked) -> Plan:
+    facts, found = _dead_letters(asked)
+    who = shown(asked.name)
+
+    def carry_out() -> str:
+        streams = ask_retry(asked.name, asked.stream, asked.token, by=asked.by)
+        what = "all dead letters" if asked.token is None else f"the dead letter {asked.token}"
+        return f"{who} was asked to retry {what} of {', '.join(streams)}."
+
+    sentences = [
+        *_described(facts, asked),
+        "The process of the reader calls its handlers with them once more, in order, each in a transaction of its own. Each "
+        "that is handled is removed. Those that fail again stay.",
+        _when_retried(asked.name),
+    ]
+    return Plan(f"Retry dead letters of {who}?", "Retry", sentences, carry_out, found[0], _parked_address(asked.name))
+
+
+def _when_retried(reader: str) -> str:
+    if _runs(reader):
+        return "The process runs, and begins within seconds."
+    command = f"manage.py runhandlers {quote(reader)}"
+    return f"The process does not run: they are retried when it starts ({command})."
+
+
+def _runs(reader: str) -> bool:
+    """Returns true if a process that runs the reader gave a sign of life lately."""
+    gone_after = timedelta(seconds=limits().gone_after_seconds)
+    seen = (
+        Now() - gone_after,
+        Now() + gone_after,
+    )  # after the clock was set back, a sign of life may lie in the future
+    cursors = StoredCursor.objects.using(effects_database_of(reader)).filter(reader=reader, ended_at=None)
+    return cursors.filter(seen_at__range=seen).exists()
+
+
+def _retries(cursors: Sequence[StoredCursor]) -> tuple[list[str], bool]:
+    """Returns (sentences about the last requests to retry dead letters, true if one of these requests has no result yet).
+
+    There is one sentence for each cursor on which a request is stored.
+    """
+    asked = [cursor for cursor in cursors if cursor.retry_asked_at is not None]
+    if not asked:
+        return [], False
+    when = _when_retried(asked[0].reader)
+    sentences = []
+    for cursor in asked:
+        what = "all dead letters" if cursor.retry_tokens is None else counted(len(cursor.retry_tokens), "dead letter")
+        came = when if cursor.retry_began_at is None else "They are being retried."
+        if cursor.retry_result:
+            came = f"Result: {shown(cursor.retry_result, 200)}."
+        at = f"{cursor.retry_asked_at:%Y-%m-%d %H:%M:%S} UTC"
+        sentences.append(f"{cursor.stream}: {shown(cursor.retry_asked_by)} asked at {at} to retry {what}. {came}")
+    return sentences, any(not cursor.retry_result for cursor in asked)
+
+
+def _drop(asked: Asked) -> Plan:
+    facts, found = _dead_letters(asked)
+    who = shown(asked.name)
+
+    def carry_out() -> str:
+        return f"{counted(drop_parked(asked.name, asked.stream, asked.token), 'dead letter')} of {who} dropped."
+
+    sentences = [
+        *_described(facts, asked),
+        "They are removed for good, without being handled. The log keeps their streams, tokens and errors.",
+    ]
+    return Plan(f"Drop dead letters of {who}?", "Drop", sentences, carry_out, found[0], _parked_address(asked.name))
+
+
+def _dead_letters(asked: Asked) -> tuple[QuerySet[ParkedFact], list[ParkedFact]]:
+    """Returns (query of the requested dead letters, the first ``FACTS_SHOWN`` of them). Raises ``Http404`` if there are none."""
+    load_handlers()
+    facts = parked_facts(asked.name, asked.stream, asked.token)
+    if not (found := list(facts[:FACTS_SHOWN])):
+        raise Http404("There are no such dead letters.")
+    return facts, found
+
+
+def _described(facts: QuerySet[ParkedFact], asked: Asked) -> list[str]:
+    if asked.token is not None:
+        return [
+            f"{one.stream} {one.token}, {counted(one.attempts, 'attempt')}: {shown(one.error, 500)}" for one in facts
+        ]
+    by_error = facts.order_by().values_list("stream", "error").annotate(number=Count("*")).order_by("-number")[:5]
+    return [f"{counted(number, 'fact')} of {stream}: {shown(error, 500)}" for stream, error, number in by_error]
+
+
+def _parked_address(reader: str) -> str:
+    return f"{reverse('parked-facts')}?{urlencode({'name': reader})}"
+
+
+@require_safe
+def _parked_page(request: HttpRequest) -> HttpResponse:
+    """Lists the dead letters of a reader. Users with the permission for an action also get its link."""
+    if not request.user.has_perm("streams.view_parkedfact"):
+        raise PermissionDenied("streams.view_parkedfact")
+    asked = _asked(request)
+    load_handlers()
+    found = list(parked_facts(asked.name)[: FACTS_SHOWN + 1])
+    cursors = _cursors_of(asked.name)
+    if not (found or cursors):
+        raise Http404("There is no such reader.")
+    retries, is_retrying = _retries(cursors)
+    context = {
+        **admin.site.each_context(request),
+        "title": f"Dead letters of {shown(asked.name)}",
+        "reader": asked.name,
+        "retries": retries,
+        "is_retrying": is_retrying,
+        "facts": [
+            {
+                "stream": one.stream, "token": one.token, "writer": shown(one.instance_name), "attempts": one.attempts,
+                "parked_at": one.parked_at, "tried_at": one.tried_at, "error": printable(one.error),
+                "traceback": visible(one.traceback),
+            }
+            for one in found[:FACTS_SHOWN]
+        ],
+        "most": FACTS_SHOWN,
+        "has_more": len(found) > FACTS_SHOWN,
+    }  # fmt: skip
+    return TemplateResponse(request, "dashboard/parked.html", context)
+
+
 def _cursors(found: Sequence[Any]) -> str:
     return ", ".join(f"{cursor.stream} at {cursor.base}" for cursor in found)
 
 
-def _retire(name: str, by: str) -> Plan:
+def _retire(asked: Asked) -> Plan:
+    name, by = asked.name, asked.by
     with _cursor() as cursor:
         found = _holding(cursor, name)
     about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
@@ -121,7 +308,8 @@ def _retire(name: str, by: str) -> Plan:
     return Plan(f"Retire {name}?", "Retire it", sentences, carry_out, about)
 
 
-def _end(name: str, by: str) -> Plan:
+def _end(asked: Asked) -> Plan:
+    name, by = asked.name, asked.by
     with _cursor() as cursor:
         found = _holding(cursor, name)
     about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
@@ -142,6 +330,30 @@ def _end(name: str, by: str) -> Plan:
     return Plan(title, "End them", sentences, carry_out, about)
 
 
+def _end_lock_holder(asked: Asked) -> Plan:
+    name, by = asked.name, asked.by
+    with _cursor() as cursor:
+        found = _holding(cursor, name)
+        holders = terminate.lock_holders(cursor, found)
+    about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
+    title = f"End the session whose lock {name} waits for?"
+    if not holders:
+        return Plan(title, "", [f"{name} waits for no lock of another session."], None, about)
+
+    def carry_out() -> str:
+        with _cursor() as cursor:
+            ended = terminate.end_lock_holders(cursor, found, holders, by)
+        return f"{counted(len(ended), 'session')} ended for whose locks {name} waited; what they had written is rolled back."
+
+    sentences = [
+        *(f"It holds the lock: {shown(str(one))}; its last query: {shown(one.query)}" for one in holders),
+        "It is no session of this writer and may belong to another program: its transaction is rolled back, and the program "
+        "sees an error. The transaction of the writer goes on.",
+        "PostgreSQL allows it if the site's role is that of the session, or a member of pg_signal_backend.",
+    ]
+    return Plan(title, "End it", sentences, carry_out, about)
+
+
 def _holding(cursor: Any, name: str) -> terminate.Holding:
     try:
         return terminate.holding(cursor, name)
@@ -156,43 +368,73 @@ def _cursor() -> Iterator[Any]:
         yield cursor
 
 
-def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None:
-    """Carries the action out, shows the result, and writes it to the admin's log.
+def perform(user_id: Any, plan: Plan, carry_out: Callable[[], str], via: str = "") -> tuple[str, bool]:
+    """Calls ``carry_out``, and writes its result to the admin's log. Returns (sentence with the result, true if it succeeded).
 
-    A failure is logged, too, because a part of the action may have been carried out.
+    A failure is logged, too, because a part of the action may have been carried out. ``via`` is added to the log's entry.
     """
     try:
-        done, say = carry_out(), messages.success
+        done, is_done = carry_out(), True
     except (driver.DatabaseError, StreamError) as error:
-        done, say = f"{plan.title} It failed: {driver.explain(error)}", messages.error
-    who = str(request.user.pk)
-    LogEntry.objects.log_actions(who, [plan.about], CHANGE, change_message=done, single_object=True)
-    say(request, done)
+        done, is_done = f"{plan.title} It failed: {driver.explain(error)}", False
+    LogEntry.objects.log_actions(str(user_id), [plan.about], CHANGE, change_message=f"{done}{via}", single_object=True)
+    return done, is_done
 
 
-def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[..., HttpResponse]:
+def _asked(request: HttpRequest) -> Asked:
+    """Returns the request for an action that the query parameters describe. Raises ``Http404`` for unusable parameters."""
+    name, stream, token = (request.GET.get(one, "") for one in ("name", "stream", "token"))
+    if not name or "\x00" in f"{name}{stream}":
+        raise Http404("The address must name whom it is about.")
+    if token and not (token.isascii() and token.isdecimal() and len(token) < 20 and int(token) < 2**63):
+        raise Http404("The token must be a number.")
+    return Asked(name, request.user.get_username(), stream or None, int(token) if token else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action on a reader or a writer. ``plan`` raises ``Http404`` for an unknown reader or writer."""
+
+    plan: Callable[[Asked], Plan]
+    permission: str
+    path: str
+    """The path of the action's page below ``actions/``."""
+
+
+#: The actions by the names of their URLs.
+ACTIONS = {
+    "disconnect-reader": Action(_disconnect, "streams.disconnect_reader", "disconnect"),
+    "forget-reader": Action(_forget, "streams.forget_reader", "forget"),
+    "resync-reader": Action(_resync, "streams.resync_reader", "resync"),
+    "retry-parked": Action(_retry, "streams.retry_parked", "parked/retry"),
+    "drop-parked": Action(_drop, "streams.drop_parked", "parked/drop"),
+    "retire-writer": Action(_retire, "streams.retire_writer", "retire"),
+    "end-writer": Action(_end, "streams.end_writer", "end"),
+    "end-lock-holder": Action(_end_lock_holder, "streams.end_lock_holder", "end-lock-holder"),
+}
+
+
+def _view(action: Action) -> Callable[..., HttpResponse]:
     """Returns the view of one action on the reader or writer that the query parameter ``name`` names.
 
-    The view answers 403 without the permission, 404 if the name is missing or unknown, and 503 while the database is
-    away.
+    The view responds with 403 without the permission, 404 if the name is missing or unknown, and 503 if the database cannot
+    be reached.
     """
 
     def view(request: HttpRequest) -> HttpResponse:
-        if not request.user.has_perm(permission):
-            raise PermissionDenied
-        name = request.GET.get("name", "")
-        if not name or "\x00" in name:
-            raise Http404("The address must name whom it is about.")
+        if not request.user.has_perm(action.permission):
+            raise PermissionDenied(action.permission)
         try:
-            # A POST makes the plan again: it acts on what is there now, not on what the page showed.
-            plan = plan_of(name, request.user.get_username())
+            # A POST computes the plan again: the action is based on the present rows, not on those that the page showed.
+            plan = action.plan(_asked(request))
         except driver.connection_gone as error:
             return away_response(request, error)
         if request.method == "POST" and plan.carry_out is not None:
-            _act(request, plan, plan.carry_out)
-            return HttpResponseRedirect(reverse("live"))
+            done, is_done = perform(request.user.pk, plan, plan.carry_out)
+            (messages.success if is_done else messages.error)(request, done)
+            return HttpResponseRedirect(plan.back or reverse("live"))
         # Only texts go into the context, not the plan: a template would call carry_out.
-        said = {"title": plan.title, "sentences": plan.sentences, "button": plan.button}
+        said = {"title": plan.title, "sentences": plan.sentences, "button": plan.button, "back": plan.back}
         context = {**admin.site.each_context(request), **said}
         return TemplateResponse(request, "dashboard/action.html", context)
 
@@ -202,8 +444,6 @@ def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[...,
 def action_urls() -> list[URLPattern]:
     """Returns the URL patterns of all actions."""
     return [
-        path("admin/actions/disconnect/", _view(_disconnect, "streams.disconnect_reader"), name="disconnect-reader"),
-        path("admin/actions/forget/", _view(_forget, "streams.forget_reader"), name="forget-reader"),
-        path("admin/actions/retire/", _view(_retire, "streams.retire_writer"), name="retire-writer"),
-        path("admin/actions/end/", _view(_end, "streams.end_writer"), name="end-writer"),
+        path("actions/parked/", admin.site.admin_view(_parked_page), name="parked-facts"),
+        *(path(f"actions/{action.path}/", _view(action), name=name) for name, action in ACTIONS.items()),
     ]

@@ -1,13 +1,13 @@
-"""Defines the parts of the live page's tables (pure): columns, cells, rows, groups, and how a cell writes figures.
+"""Defines the parts of the live page's tables (pure): columns, cells, rows, groups, and the formats of figures in cells.
 
 A cell is text, or a moment whose age is computed where the cell is shown. So a row changes when something happens, and
-not merely because time passes. Nothing here is HTML: names that readers choose stay plain text until they are rendered.
+not merely because time passes. There is no HTML here: names that clients choose are plain text until they are rendered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import zip_longest
 from typing import Any, NotRequired, TypedDict
@@ -52,9 +52,9 @@ class Column:
 class Cell(TypedDict):
     """A cell: ``text``, smaller ``sub`` text below it, and optional parts. Moments are in ISO 8601.
 
-    ``at`` is a moment whose age replaces the text. ``since`` is a moment whose age follows the smaller text. ``series``
-    are the figures of the last five minutes, drawn beside the text. ``share`` is a number from 0 to 1, drawn as a bar:
-    the progress of a job, or the size of a table divided by the size of all listed tables.
+    ``at`` is a moment whose age is shown in place of the text. ``since`` is a moment whose age follows the smaller text.
+    ``series`` has the figures of the last five minutes, which are drawn beside the text. ``share`` is a number from 0 to 1,
+    drawn as a bar: the progress of a job, or the size of a table divided by the size of all listed tables.
     """
 
     text: str
@@ -69,7 +69,7 @@ class Row(TypedDict):
     """A row of a table: its key within the group, its severity and its cells. The second cell is the status word.
 
     ``id`` is the key of the row's object in the admin's URLs. ``command`` is the part of the last cell's text that can
-    be copied and run.
+    be copied and run. ``actions`` are the admin's actions that solve the row's problem, and ``about`` is their argument.
     """
 
     key: str
@@ -77,6 +77,8 @@ class Row(TypedDict):
     cells: list[Cell]
     id: NotRequired[str]
     command: NotRequired[str]
+    actions: NotRequired[tuple[str, ...]]
+    about: NotRequired[str]
 
 
 class Group(TypedDict):
@@ -98,12 +100,13 @@ class Tile(TypedDict):
 class Page(TypedDict):
     """The live page of one snapshot.
 
-    The figures of storage are read less often than the others; ``storage_at`` is their time. Viewers need a permission
-    to see ``rooms``.
+    The figures of storage are read less often than the others; ``storage_at`` is their time. The live pipeline writes the
+    figures of ``rooms``; ``rooms_at`` is their time. Viewers need a permission to see ``rooms``.
     """
 
     as_of: str
     storage_at: str
+    rooms_at: str
     health: dict[str, Any]
     summary: list[Tile]
     streams: list[Group]
@@ -114,11 +117,11 @@ class Page(TypedDict):
     workers: list[Group]
 
 
-def row_of(key: str, status: Verdict, cells: Iterable[Cell], admin_id: str = "") -> Row:
+def row_of(key: str, status: Verdict, cells: Iterable[Cell], admin_id: str = "", about: str = "") -> Row:
     """Returns a row: the first cell, the status word, the other cells, and the sentence of the status.
 
     The row has the status's command only if the sentence contains the command. ``admin_id`` is the key of the row's
-    object in the admin's URLs.
+    object in the admin's URLs. ``about`` is the argument of the status's actions; without it the row has no actions.
     """
     name, *rest = cells
     row: Row = {
@@ -130,13 +133,15 @@ def row_of(key: str, status: Verdict, cells: Iterable[Cell], admin_id: str = "")
         row["command"] = status.command
     if admin_id:
         row["id"] = admin_id
+    if about and status.actions:
+        row["actions"], row["about"] = status.actions, about
     return row
 
 
-def head_row(status: Verdict, sentence: str, cells: Iterable[Cell], admin_id: str = "") -> Row:
-    """Returns the first row of a group. Its sentence is empty if the status is fine."""
+def head_row(status: Verdict, sentence: str, cells: Iterable[Cell], admin_id: str = "", about: str = "") -> Row:
+    """Returns the first row of a group. The row's sentence is empty if the status is fine."""
     said = "" if status.severity == Severity.FINE else sentence
-    return row_of("", Verdict(status.word, status.severity, said, status.command), cells, admin_id)
+    return row_of("", replace(status, sentence=said), cells, admin_id, about)
 
 
 def text_cell(text: str, sub: str = "", since: datetime | None = None) -> Cell:
@@ -165,7 +170,7 @@ def number_cell(number: int | None, sub: str = "", since: datetime | None = None
 def lag_cell(facts: int, seconds: float, exact: bool) -> Cell:
     """Returns a cell with the lag in facts, and below it the lag in time.
 
-    If the number is not exact, "about" precedes it.
+    If ``exact`` is false, the word "about" precedes the number of facts.
     """
     if not facts:
         return text_cell("0 facts")
@@ -173,20 +178,20 @@ def lag_cell(facts: int, seconds: float, exact: bool) -> Cell:
 
 
 def per_second(speed: float) -> str:
-    """Returns a rate as text: ``12/s``, or ``0.4/s`` if it is small. A negative rate is shown as zero."""
+    """Returns a rate as text: ``12/s``, or ``0.4/s`` if the rate is small. A negative rate is shown as zero."""
     return f"{count(round(speed))}/s" if speed >= 9.95 else f"{max(speed, 0.0):.1f}/s"
 
 
 def rounded(series: Series | Sequence[float | None]) -> list[float | None]:
-    """Rounds figures for a small chart: whole numbers from 1,000 on, else one decimal.
+    """Rounds figures for a small chart: to whole numbers from 1,000 on, below that to one decimal.
 
-    The chart could not show more digits. So the figures change only if the chart does.
+    The chart cannot show more digits. So the figures change only if the chart changes.
     """
     return [None if value is None else round(value) if value >= _ROUNDED_FROM else round(value, 1) for value in series]
 
 
 def summed(found: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Adds several series up, one moment at a time. The sum for a moment is None only if all series have None there."""
+    """Returns the sum of several series: one value for each moment. A value is None only if all series have None then."""
     sums: list[float | None] = []
     for step in zip_longest(*found):
         known = [value for value in step if value is not None]

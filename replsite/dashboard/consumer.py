@@ -1,12 +1,12 @@
 """Serves the WebSocket of the live page: for staff only, one message per request.
 
-The browser sends ``{"have": n}``, the number of the page that it shows (0: none). As soon as there is a newer page, the
-server answers with the changes from the shown page to the newest one: compressed JSON in one binary message. A hidden
-tab does not ask. Nothing is sent without a request, so a client that never reads fills no buffer. A client that asks
-too often, or sends anything else, is disconnected.
+The browser sends ``{"have": n}`` with the number of the page that the browser shows, or with 0 if it shows no page. As
+soon as there is a newer page, the server sends the changes from the shown page to the newest one, as compressed JSON in
+one binary message. A hidden tab sends no requests. Nothing is sent without a request, so a client that never reads fills
+no buffer. A client that sends too many requests, or anything else, is disconnected.
 
 ``replsite.metrics.live_page.Closing`` lists the reasons for closing with their codes. Every close is counted by its
-reason. The HTTP server closes the connection of a client that asks and never reads
+reason. The HTTP server closes the connection of a client that sends requests and never reads
 (``streams.replication.transport.http_limits``).
 """
 
@@ -66,7 +66,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any) -> None:
         """Starts the answer to a request.
 
-        Closes the connection after any other message, or after too many in a second.
+        Closes the connection after a message that is no request, or after too many requests in a second.
         """
         if self._is_ended:
             return
@@ -89,9 +89,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await asyncio.wait([answer])  # unlike awaiting the task, this does not raise its error
 
     async def _give_answer(self, have: int) -> None:
-        """Sends the answer. An error closes the connection, so that the browser connects and asks again.
+        """Sends the answer to one request. If the sending fails, closes the connection, so that the browser connects again.
 
-        Often the error only means that the connection has ended already.
+        Often the sending fails only because the connection has ended already.
         """
         try:
             await self._send_next(have)
@@ -103,7 +103,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _end(self, why: Closing) -> None:
         """Closes the connection and counts the close. Further calls do nothing.
 
-        A client that floods may send many more messages before the close reaches it.
+        Several calls are usual, because a client may send more bad messages before it receives the close.
         """
         if not self._is_ended:
             self._is_ended = True
@@ -124,7 +124,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _check(self) -> Closing | None:
         """Returns the reason to disconnect the viewer, or None if the viewer may go on.
 
-        Reads the viewer's rights at the first request, then at intervals. Also returns None if the database is away.
+        Reads the viewer's rights at the first request, then at intervals. Also returns None if the database cannot be read.
         """
         if time.monotonic() < self._check_due:
             return None
@@ -132,7 +132,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             user = await self._user()
             refused = _refusal(user)
             rights = self._rights if refused else await database_sync_to_async(rights_of)(user)
-        except DatabaseError:  # the rights are unknown while the database is away; the next request checks again
+        except DatabaseError:  # the rights are unknown while the database cannot be read; the next request checks again
             return None
         self._check_due = time.monotonic() + RECHECK_SECONDS
         if rights != self._rights:

@@ -1,14 +1,14 @@
 """Renders the live page as fragments of HTML, once per page for all viewers with the same rights.
 
-A table is ``[(group key, [(row key, row), …]), …]``. A row is a list of its opening tag and its cells. The first
-rendering and the messages over the WebSocket are made of the same rows, so they cannot disagree. A fragment holds
-moments, and the browser computes their ages. So a fragment changes when something happens, and not merely because time
-passes. Without JavaScript, the page keeps showing the ages of the first rendering.
+A table is ``[(group key, [(row key, row), …]), …]``. A row is a list of its opening tag and its cells. The page as it is
+loaded and the messages over the WebSocket are made of the same rows, so they cannot disagree. A fragment has moments, and
+the browser computes their ages. So a fragment changes when something happens, and not merely because time passes. Without
+JavaScript, the page shows the ages at the time of loading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -18,11 +18,15 @@ from urllib.parse import quote
 
 from django.urls import reverse
 
+from replsite import rooms
+from replsite.dashboard.action_links import LINKS, action_addresses
 from replsite.dashboard.cells import NOTHING, Cell, Group, Page, Row, Tile
 from replsite.dashboard.tables import TABLES
+from replsite.dashboard.words_page import word_addresses
 from replsite.humanize import duration
+from streams.runtime.text import shown
 
-__all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of"]
+__all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of", "tables_of_site"]
 
 Table = list[tuple[str, list[tuple[str, list[str]]]]]
 """Groups in order, each with its key and its rows. The rows are in order, each with its key."""
@@ -31,7 +35,7 @@ Table = list[tuple[str, list[tuple[str, list[str]]]]]
 _WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
 _QUIET_WORDS = ("idle", "retired", "gone", "done", "")
 _PICTURE_HEIGHT = 32
-_SINGLE = ("storage_at", "state", "summary")
+_SINGLE = ("storage_at", "rooms_at", "state", "summary")
 
 
 #: App and model of the objects that rows are about, by table. Viewers who may view them get links to their pages.
@@ -41,13 +45,24 @@ _OBJECTS = {
     "jobs": ("pipeline", "job"),
     "rooms": ("events", "room"),
 }
+#: The kind of status words in each table (``replsite.status.words``).
+_KINDS = {"streams": "writer", "readers": "reader", "jobs": "job"}
 SEE_ROOMS = "pipeline.view_roomstatistics"
-_RIGHTS = (SEE_ROOMS, *(f"{app}.view_{model}" for app, model in _OBJECTS.values()))
+_RIGHTS = tuple(dict.fromkeys(
+    (SEE_ROOMS, *(f"{app}.view_{model}" for app, model in _OBJECTS.values()), *(one.permission for one in LINKS.values()))
+))  # fmt: skip
+#: Tables of the page by the app that fills them.
+_TABLES_OF = {"jobs": "pipeline", "rooms": "pipeline", "workers": "streams.catalog"}
 
 
 def rights_of(user: Any) -> frozenset[str]:
     """Returns the permissions of a user that decide what the page shows. Queries the database."""
-    return frozenset(right for right in _RIGHTS if user.has_perm(right))
+    return frozenset(right for right in _RIGHTS if rooms.has(right.partition(".")[0]) and user.has_perm(right))
+
+
+def tables_of_site() -> list[str]:
+    """Returns the names of the tables on this site's page. Tables of apps that are not installed are left out."""
+    return [name for name in TABLES if name not in _TABLES_OF or rooms.has(_TABLES_OF[name])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +71,77 @@ class Fragments:
 
     as_of: str
     storage_at: str
+    rooms_at: str
     state: str
     summary: str
     tables: dict[str, Table]
 
 
-def render(page: Page, rights: frozenset[str], now: datetime | None = None) -> Fragments:
-    """Returns what viewers with these rights may see of the page, as HTML.
+def render(
+    page: Page, rights: frozenset[str], now: datetime | None = None, last: tuple[Page, Fragments] | None = None
+) -> Fragments:
+    """Returns the parts of the page that viewers with these rights may see, as HTML.
 
-    If ``now`` is given, the HTML also contains the ages at that moment, for browsers without JavaScript.
+    If ``now`` is given, the HTML also contains the ages at that moment, for browsers without JavaScript. ``last`` is (an
+    earlier page, its HTML for the same rights and without ages). The HTML of unchanged groups is taken from ``last``.
     """
-    shown = {name: page[name] for name in TABLES}  # type: ignore[literal-required]
-    if SEE_ROOMS not in rights:
+    tables = {name: page[name] for name in tables_of_site()}  # type: ignore[literal-required]
+    if "rooms" in tables and SEE_ROOMS not in rights:
         # Emptied, not left out. So the rooms vanish from an open page when the viewer loses the permission.
-        shown["rooms"] = []
+        tables["rooms"] = []
     links = {
         name: reverse(f"admin:{app}_{model}_change", args=["~"])
         for name, (app, model) in _OBJECTS.items()
         if f"{app}.view_{model}" in rights
     }
+    actions, words = action_addresses(rights), word_addresses()
     return Fragments(
         page["as_of"],
         page["storage_at"],
-        _state(page["health"]),
+        page["rooms_at"],
+        _state(page["health"], actions, words),
         _summary(page["summary"], now),
-        {name: [_group(name, group, links.get(name, ""), now) for group in groups] for name, groups in shown.items()},
+        {
+            name: _table(name, groups, _Links(links.get(name, ""), actions, words), now, last)
+            for name, groups in tables.items()
+        },
     )
+
+
+def _table(
+    name: str, groups: Sequence[Group], links: _Links, now: datetime | None, last: tuple[Page, Fragments] | None
+) -> Table:
+    old = last[0][name] if last is not None and name in last[1].tables else ()  # type: ignore[literal-required]
+    html = last[1].tables[name] if old and last is not None else ()
+    known = {group["key"]: (group, done) for group, done in zip(old, html, strict=False)}
+    found = []
+    for group in groups:
+        was, done = known.get(group["key"], (None, None))
+        found.append(done if done is not None and was == group else _group(name, group, links, now))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """The addresses of the links in a table's rows, for viewers with the same rights. ``~`` stands for a key or name."""
+
+    page: str
+    """The address of the row's object. Empty if the viewers may not see it."""
+    actions: Mapping[str, str]
+    words: Mapping[tuple[str, str], str]
+    """The addresses of the explanations of status words, by (kind, word)."""
 
 
 def changes(old: Fragments | None, new: Fragments) -> dict[str, Any]:
     """Returns the changes that turn page ``old`` into ``new``, or the whole page if ``old`` is None.
 
-    The result always has ``as_of``. It has ``storage_at``, ``state``, ``summary`` and each table, under its name, only
-    if they differ. A table lists all of its groups in order; an unchanged group is null. A changed group lists all of
-    its rows; an unchanged row is null. A changed row is its whole HTML, or ``{number: cell}`` with the changed cells,
-    numbered from 0.
+    The result always has ``as_of``. It has ``storage_at``, ``rooms_at``, ``state``, ``summary`` and each table, under
+    its name, only if they differ. A table lists all of its groups in order; an unchanged group is null. A changed group
+    lists all of its rows; an unchanged row is null. A changed row is its whole HTML, or ``{number: cell}`` with the
+    changed cells, numbered from 0.
     """
     if old is None:
-        old = Fragments("", "", "", "", {})
+        old = Fragments("", "", "", "", "", {})
     found: dict[str, Any] = {"as_of": new.as_of}
     found |= {name: html for name in _SINGLE if (html := getattr(new, name)) != getattr(old, name)}
     for name, table in new.tables.items():
@@ -118,13 +166,34 @@ def _changed_row(old: list[str] | None, new: list[str]) -> Any:
     return {number: cell for number, cell in enumerate(new[1:]) if cell != old[number + 1]}
 
 
-def _state(health: dict[str, Any]) -> str:
-    problems = "".join(f"<li>{_sentence(one['text'], one['command'])}</li>" for one in health["problems"])
+def _state(health: dict[str, Any], actions: Mapping[str, str], words: Mapping[tuple[str, str], str]) -> str:
+    first, effects = health["first"], _effects(health["first"])
+    problems = "".join(f"<li>{_problem(one, actions)}{_effects(one)}</li>" for one in health["problems"])
     return (
         f'<div id="live-state" data-word="{health["word"]}" data-said="{escape(health["said"])}"><p class="live-health-line">'
-        f'<strong id="live-health-word">{health["word"]}</strong> '
-        f'<span id="live-health-sentence">{_sentence(health["sentence"], health["command"])}</span></p>'
+        f'<strong id="live-health-word"><a href="{words["site", health["word"]]}">{health["word"]}</a></strong> '
+        f'<span id="live-health-sentence">{_problem(first, actions)}</span></p>{effects}'
         f'<ul id="live-problems"{"" if problems else " hidden"}>{problems}</ul></div>'
+    )
+
+
+def _problem(problem: dict[str, Any], actions: Mapping[str, str]) -> str:
+    buttons = _buttons(problem.get("actions", ()), problem.get("about", ""), actions)
+    return _sentence(problem["text"], problem.get("command", "")) + buttons
+
+
+def _effects(problem: dict[str, Any]) -> str:
+    effects = "".join(f"<li>{escape(text)}</li>" for text in problem.get("effects", ()))
+    return f'<ul class="live-effects" aria-label="What it causes">{effects}</ul>' if effects else ""
+
+
+def _buttons(names: Sequence[str], about: str, actions: Mapping[str, str]) -> str:
+    """Renders links to the pages of the actions that solve a problem. Leaves out actions that the viewers may not do."""
+    return "".join(
+        f'<a class="live-act" href="{escape(actions[name].replace("~", quote(about, safe="")))}" '
+        f'aria-label="{LINKS[name].text} … {escape(shown(about))}">{LINKS[name].text} …</a>'
+        for name in names
+        if about and name in actions
     )
 
 
@@ -136,13 +205,16 @@ def _summary(tiles: Sequence[Tile], now: datetime | None) -> str:
     return f'<dl class="live-tiles" id="live-summary" aria-label="The whole at a glance">{figures}</dl>'
 
 
-def _group(name: str, group: Group, link: str, now: datetime | None) -> tuple[str, list[tuple[str, list[str]]]]:
-    rows = [("", _row(name, group["head"], link, now, folds=bool(group["rows"]), is_head=True))]
-    return group["key"], rows + [(row["key"], _row(name, row, link, now)) for row in group["rows"]]
+def _group(name: str, group: Group, links: _Links, now: datetime | None) -> tuple[str, list[tuple[str, list[str]]]]:
+    head = _row(name, group["head"], links, now, folds=bool(group["rows"]), is_head=True)
+    if TABLES[name].has_menu and group["key"].startswith("\n"):  # this group stands for the readers that were left out
+        head[-1] = '<td class="live-more-cell"></td>'
+    rows = [("", head)]
+    return group["key"], rows + [(row["key"], _row(name, row, links, now)) for row in group["rows"]]
 
 
 def _row(
-    name: str, row: Row, link: str, now: datetime | None, *, folds: bool = False, is_head: bool = False
+    name: str, row: Row, links: _Links, now: datetime | None, *, folds: bool = False, is_head: bool = False
 ) -> list[str]:
     table = TABLES[name]
     who, word, *figures, why = row["cells"]
@@ -152,22 +224,30 @@ def _row(
     tag += f' data-id="{escape(row["id"])}"' if "id" in row else ""
     tag += " data-quiet" * (table.has_words and is_fine and word["text"] in _QUIET_WORDS)
     sentence = _sentence(why["text"], row.get("command", ""))
-    name_cell = _inside(who, now, link.replace("~", quote(row["id"], safe="!")) if link and "id" in row else "")
+    sentence += _buttons(row.get("actions", ()), row.get("about", ""), links.actions)
+    name_cell = _inside(who, now, links.page.replace("~", quote(row["id"], safe="!")) if "id" in row else "")
     label = escape(who["text"])
     toggle = f'<button type="button" class="live-toggle" aria-expanded="true" aria-label="Lines of {label}"></button>'
     cells = [f'<th scope="row">{toggle * folds}{name_cell}{"" if table.has_words else sentence}</th>']
     if table.has_words:
         why_here = "" if is_fine and word["text"] in _WORDS_THAT_SAY_ALL else sentence
-        cells.append(f'<td class="live-status"><span class="live-text">{word["text"]}</span>{why_here}</td>')
+        cells.append(f'<td class="live-status">{_word(name, word["text"], links.words)}{why_here}</td>')
     for column, cell in zip(table.columns[2:], figures, strict=False):
         number = ' class="live-number"' * column.number
         cells.append(f'<td{number} data-label="{column.title}">{_inside(cell, now)}</td>')
-    if table.has_menu and not row["key"].startswith("\n"):  # the row of readers left out has no menu
+    if table.has_menu:
         cells.append(
             '<td class="live-more-cell"><button type="button" class="live-more" aria-haspopup="true" '
             f'aria-label="More about {label}">⋯</button></td>'
         )
     return [tag + ">", *cells]
+
+
+def _word(name: str, word: str, words: Mapping[tuple[str, str], str]) -> str:
+    """Renders a status word. If the word has an explanation, the word is a link to this explanation."""
+    if (address := words.get((_KINDS.get(name, ""), word))) is None:
+        return f'<span class="live-text">{word}</span>'
+    return f'<a class="live-text" href="{address}">{word}</a>'
 
 
 def _inside(cell: Cell, now: datetime | None, link: str = "") -> str:
@@ -221,6 +301,6 @@ def _sentence(text: str, command: str) -> str:
     """Returns a sentence as HTML. If the sentence contains the command, a button beside the command copies it."""
     if not text:
         return ""
-    before, found, after = text.partition(command) if command else (text, "", "")
+    before, found, after = text.partition(command) if command and command in text else (text, "", "")
     copy = f'<code>{escape(found)}</code><button type="button" class="live-copy" aria-label="Copy {escape(found)}">Copy</button>'
     return f'<span class="live-why">{escape(before)}{copy if found else ""}{escape(after)}</span>'

@@ -2,12 +2,12 @@
 
 The page in the browser (``fragments``) and ``manage.py streams`` are both made from this data, so they cannot disagree.
 A cell is text, or a moment whose age is computed where the cell is shown. So a row changes when something happens, and
-not merely because time passes. Nothing here is HTML: names that readers choose are escaped where they are shown.
+not merely because time passes. There is no HTML here: names that clients choose are escaped where they are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from replsite.dashboard.cells import (
@@ -42,8 +42,10 @@ from replsite.snapshot.types import (
     WriterView,
 )
 from replsite.status.series import Series
-from replsite.status.verdicts import Health, ReaderWord, Severity, Verdict
+from replsite.status.verdicts import Health, Problem, ReaderWord, Severity, Verdict
 from streams.core.positions import RETIRED
+from streams.runtime.amounts import done_of
+from streams.runtime.text import shown
 from streams.runtime.version import UNRELEASED
 
 __all__ = [
@@ -61,13 +63,17 @@ __all__ = [
     "live_page_data",
 ]
 
-#: Numbers of readers that are listed at most: those with a problem (the worst first), those without, and closed ones.
-#: The limits keep the page below a megabyte if a thousand readers are stuck at once. ``streams --json`` has them all.
+#: The most readers that are listed: those with a problem (the worst first), those without a problem, and closed readers. So
+#: the page stays below a megabyte even if a thousand readers are stuck at once. ``streams --json`` lists all readers.
 BAD_READERS_SHOWN = 100
 FINE_READERS_SHOWN = 100
 CLOSED_READERS_SHOWN = 10
 #: Number of problems that are named below the worst one. All of them are in the tables.
 PROBLEMS_SHOWN = 4
+#: Key of the row about a reader's rights. No stream has this name.
+_RIGHTS_KEY = "\nrights"
+#: Number of effects that are named below a problem.
+EFFECTS_SHOWN = 3
 
 STREAMS = (
     Column("Stream and writer"),
@@ -109,20 +115,27 @@ JOBS = (
 _COUNTED = {
     "closed": ("Connections that ended", "Why, since the tables were made."),
     "refused": ("Connections that were refused", "None of these has appeared."),
-    "dropped": ("Reports that were dropped", "More came than may wait; see REPLSITE_WORKER_REPORT_LIMIT."),
+    "dropped": (
+        "Reports that were dropped",
+        "More came than may wait or be kept: REPLSITE_WORKER_REPORT_LIMIT, …_USER_ADDRESS_LIMIT.",
+    ),
 }
 
 
-def live_page_data(snapshot: Snapshot) -> Page:
-    """Returns the page of a snapshot. Rows keep the snapshot's order, worst first."""
+def live_page_data(snapshot: Snapshot, *, is_whole: bool = False) -> Page:
+    """Returns the page of a snapshot. Rows keep the snapshot's order, worst first.
+
+    With ``is_whole``, no reader is left out.
+    """
     storage = snapshot.storage
     return {
         "as_of": snapshot.as_of.isoformat(),
         "storage_at": storage.as_of.isoformat() if storage is not None else "",
+        "rooms_at": (storage.rooms_as_of or storage.as_of).isoformat() if storage is not None else "",
         "health": _health(snapshot.health),
         "summary": summary_tiles(snapshot),
-        "streams": [_stream_group(stream) for stream in snapshot.streams],
-        "readers": _reader_groups(snapshot.readers),
+        "streams": _stream_groups(snapshot.streams),
+        "readers": _reader_groups(snapshot.readers, is_whole=is_whole),
         "jobs": [_job_group(job) for job in snapshot.jobs.jobs],
         "storage": storage_groups(storage),
         "rooms": room_groups(storage.rooms if storage is not None else ()),
@@ -131,26 +144,62 @@ def live_page_data(snapshot: Snapshot) -> Page:
 
 
 def _health(health: Health) -> dict[str, object]:
-    """Returns the health of the site: the worst problem as a sentence, a few others, and how many more there are.
+    """Returns the health of the site: the worst problem as a sentence, a few other problems, and the number of those left out.
 
-    ``said`` is the text for screen readers. It leaves out ages and lags, which change all the time.
+    The effects of a problem are listed below it. The key ``said`` has the text for screen readers. This text has no ages
+    and lags, because they change all the time.
     """
-    others = health.problems[1:]
-    problems = [
-        {"text": f"{one.subject} is {one.verdict.word}: {one.verdict.sentence}", "command": one.verdict.command}
-        for one in others[:PROBLEMS_SHOWN]
-    ]
+    effects: dict[str, list[str]] = {}
+    for problem in health.problems:
+        if problem.cause:
+            effects.setdefault(problem.cause, []).append(f"{problem.subject} is {problem.verdict.word}.")
+    causes = [problem for problem in health.problems if not problem.cause]
+    first, others = causes[:1], causes[1:]
+    problems = [_shown_problem(one, effects) for one in others[:PROBLEMS_SHOWN]]
     if more := len(others) - len(problems):
-        problems.append({"text": f"And {count(more)} more, in the tables below.", "command": ""})
-    command = health.problems[0].verdict.command if health.problems else ""
-    worst = f": {health.problems[0].subject} is {health.problems[0].verdict.word}" if health.problems else ""
+        problems.append({"text": f"And {count(more)} more, in the tables below."})
+    worst = f": {first[0].subject} is {first[0].verdict.word}" if first else ""
     return {
-        "said": f"{health.word}{worst}" + (f", and {count(len(others))} more" if others else ""),
+        "said": f"{health.word}{worst}"
+        + (f", and {count(len(health.problems) - 1)} more" if health.problems[1:] else ""),
         "word": str(health.word),
-        "sentence": health.sentence,
-        "command": command if command in health.sentence else "",
+        "first": {**(_shown_problem(first[0], effects) if first else {}), "text": health.sentence},
         "problems": problems,
     }
+
+
+def _shown_problem(problem: Problem, effects: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """Returns a problem as text, with its command, its actions and a few of its effects."""
+    verdict, found = problem.verdict, list(effects.get(problem.subject, ()))
+    if more := len(found) - EFFECTS_SHOWN:
+        found[EFFECTS_SHOWN:] = [f"And {count(more)} more."] * (more > 0)
+    return {
+        "text": f"{problem.subject} is {verdict.word}: {verdict.sentence}",
+        "command": verdict.command if verdict.command in verdict.sentence else "",
+        "actions": verdict.actions,
+        "about": problem.about,
+        "effects": found,
+    }
+
+
+def _stream_groups(streams: Sequence[StreamView]) -> list[Group]:
+    """Returns a group for each stream that has ever been written. All other streams share one further group, the last.
+
+    A stream that was never written has a group of its own if it is the only one, or if no stream was ever written.
+    """
+    unused = [stream for stream in streams if _is_unused(stream)]
+    if len(unused) in (0, 1, len(streams)):
+        return [_stream_group(stream) for stream in streams]
+    names = ", ".join(stream.name for stream in unused)
+    cells = [text_cell(f"{len(unused)} streams were never written", names), *_blank(5, NOTHING)]
+    group: Group = {"key": "\nunused", "head": row_of("", Verdict("", Severity.FINE, ""), cells), "rows": []}
+    return [*(_stream_group(stream) for stream in streams if not _is_unused(stream)), group]
+
+
+def _is_unused(stream: StreamView) -> bool:
+    """Returns true if no process has ever written the stream, and no process is expected to write it."""
+    known = stream.writers or stream.expected or stream.retired_before or stream.recorded_from
+    return not known and stream.last_fact_at is None and stream.status.severity == Severity.FINE
 
 
 def _stream_group(stream: StreamView) -> Group:
@@ -170,7 +219,8 @@ def _stream_group(stream: StreamView) -> Group:
     culprits: tuple[WriterView | ExpectedView, ...] = (*stream.writers, *stream.expected)
     culprit = next((writer for writer in culprits if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
-    head = head_row(stream.status, sentence, cells)
+    about = "" if culprit is not None else stream.name
+    head = head_row(stream.status, sentence, cells, about=about)
     missed = [one for one in stream.expected if one.status.severity >= Severity.WARNING]
     rows = [_expected_row(one) for one in missed]
     rows += [_writer_row(writer, is_one_of_several=len(active) > 1) for writer in stream.writers]
@@ -189,7 +239,7 @@ def _expected_row(one: ExpectedView) -> Row:
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
-    """Returns a cell with the number and age of the facts above the position of the writer that is furthest behind.
+    """Returns a cell about the writer that is furthest behind: the number and age of the facts above its position.
 
     Linear readers cannot read these facts before that writer's position reaches them.
     """
@@ -221,7 +271,8 @@ def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
         _pending(writer),
         moment_cell(writer.last_write_at),
     ]
-    return row_of(writer.writer, writer.status, cells, str(writer.row_id) if writer.row_id is not None else "")
+    admin_id = str(writer.row_id) if writer.row_id is not None else ""
+    return row_of(writer.writer, writer.status, cells, admin_id, writer.writer)
 
 
 def _process(writer: WriterView) -> Cell:
@@ -237,10 +288,10 @@ def _process(writer: WriterView) -> Cell:
 
 
 def _pending(writer: WriterView) -> Cell:
-    """Returns a cell with the number of pending facts, and details of the oldest one.
+    """Returns a cell with the number of pending facts, and details of the oldest pending fact.
 
-    The details are its transaction, the start of the last query in the session of that transaction, and the time since
-    which the fact is pending.
+    The details are the fact's transaction, the start of the last query in the session of this transaction, and the time
+    since which the fact is pending.
     """
     query = writer.oldest_pending_query_at
     about = [
@@ -250,12 +301,14 @@ def _pending(writer: WriterView) -> Cell:
     return number_cell(writer.pending_facts, " · ".join(part for part in about if part), writer.oldest_pending_at)
 
 
-def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
+def _reader_groups(readers: Sequence[ReaderView], *, is_whole: bool = False) -> list[Group]:
     """Returns a group for each reader.
 
-    Readers with a problem, fine readers and closed readers have a limit each. If a limit leaves readers out, a further
-    group gives their number.
+    There is one limit for readers with a problem, one for fine readers and one for closed readers. If a limit leaves readers
+    out, a further group gives their number. With ``is_whole``, there are no limits.
     """
+    if is_whole:
+        return [_reader_group(reader) for reader in readers]
     closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
     bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
     fine = [r for r in readers if r.closed_at is None and r.status.severity < Severity.WARNING]
@@ -277,9 +330,10 @@ _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that
 
 
 def _more_readers(name: str, left_out: Sequence[ReaderView]) -> Group:
-    """Returns the group that stands for readers that were left out.
+    """Returns the group that gives the number of readers that were left out.
 
-    The group's key begins with a newline. No reader's key begins so.
+    ``name`` tells which readers these are: bad (with a problem), fine or closed. The group's key begins with a newline, as
+    no reader's key does.
     """
     cells = [text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}"), *_blank(len(READERS) - 3)]
     severity = left_out[0].status.severity if name == "bad" else Severity.FINE
@@ -296,7 +350,8 @@ def _blank(number: int, text: str = "") -> list[Cell]:
 def _reader_group(reader: ReaderView) -> Group:
     if reader.closed_at is not None:  # its streams do not matter any more; the row shows why it closed
         cells = [_who(reader), *_blank(3, NOTHING), _sent(reader), text_cell(NOTHING), moment_cell(reader.connected_at)]
-        return {"key": reader.key, "head": row_of("", reader.status, cells, quoted_key(reader.key)), "rows": []}
+        head = row_of("", reader.status, cells, quoted_key(reader.key), reader.about)
+        return {"key": reader.key, "head": head, "rows": _rights_rows(reader)}
     if reader.status.word == ReaderWord.NEVER_SEEN:
         head = row_of("", reader.status, [_who(reader), *_blank(len(READERS) - 3, NOTHING)])
         return {"key": reader.key, "head": head, "rows": []}
@@ -312,21 +367,47 @@ def _reader_group(reader: ReaderView) -> Group:
     ]
     about = f"{reader.streams[0].stream}: " if reader.streams else ""
     page = quoted_key(reader.key) if reader.has_row else ""
-    head = head_row(reader.status, about + reader.status.sentence, cells, page)
-    return {"key": reader.key, "head": head, "rows": [_reader_row(view, reader.kind) for view in reader.streams]}
+    head = head_row(reader.status, about + reader.status.sentence, cells, page, reader.about)
+    rows = [_reader_row(view, reader) for view in reader.streams]
+    return {"key": reader.key, "head": head, "rows": [*rows, *_rights_rows(reader)]}
+
+
+def _rights_rows(reader: ReaderView) -> list[Row]:
+    """Returns a list with a row about the rights of the connection's TLS certificate, empty if no rule limits the rights."""
+    rights = reader.rights
+    if rights is None:
+        return []
+    allowed = (
+        _allowed("calls itself", rights.names, "nothing"),
+        _allowed("follows", rights.streams, "no stream"),
+        _allowed("reports", rights.reports, "nothing"),
+    )
+    status = Verdict("", Severity.FINE, "")
+    if rights.refused:
+        why = f"{counted(rights.refused, 'command')} refused, the last one because {rights.refusal}."
+        status = Verdict("", Severity.NOTE, why)
+    name = text_cell(f"Rights of certificate {shown(rights.certificate)}", " · ".join(allowed))
+    return [row_of(_RIGHTS_KEY, status, [name, *_blank(6)])]
+
+
+def _allowed(does: str, patterns: Sequence[str], nothing: str) -> str:
+    said = "anything" if "*" in patterns else ", ".join(patterns) or nothing
+    return f"{does} {shown(said)}"
 
 
 def _who(reader: ReaderView) -> Cell:
     kind = "named in REPLSITE_READERS" if reader.status.word == ReaderWord.NEVER_SEEN else reader.kind
     process = f"process {reader.process_id}" if reader.process_id else ""
     follows = counted(len(reader.streams), "stream") if reader.streams else ""
-    return text_cell(reader.name, " · ".join(part for part in (kind, reader.address, process, follows) if part))
+    refused = f"{counted(reader.rights.refused, 'command')} refused" if reader.rights and reader.rights.refused else ""
+    about = (kind, reader.address, process, follows, refused)
+    return text_cell(reader.name, " · ".join(part for part in about if part))
 
 
 def _position(view: ReaderStreamView, kind: str) -> Cell:
-    """Returns a cell with the reader's position. The text below is "sent" for a connection, else "handled".
+    """Returns a cell with the reader's position. The cell's second line says "sent" for a connection, else "handled".
 
-    For several writers, the position is the lowest one, and the text below says so.
+    If the stream has several writers, the cell has the lowest position, and its second line says that this is the lowest.
     """
     lowest = "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else ""
     said = "sent" if kind == "connection" else "handled"
@@ -365,9 +446,9 @@ def _movement(change: float) -> str:
 
 
 def _sent(reader: ReaderView) -> Cell:
-    """Returns a cell with the bytes per second out and in, and the total sent.
+    """Returns a cell with the bytes per second out and in, and the number of all bytes sent.
 
-    While the rates are unknown, the cell has the totals instead.
+    While the rates are unknown, the cell has the numbers of all bytes out and in.
     """
     if not reader.bytes_out and not reader.bytes_in:
         return text_cell(NOTHING)
@@ -378,7 +459,7 @@ def _sent(reader: ReaderView) -> Cell:
 
 
 def _unsent(reader: ReaderView) -> Cell:
-    """Returns a cell with the bytes in the server's buffer, and the time until it is full at the present rate."""
+    """Returns a cell with the bytes in the server's buffer, and the time until the buffer is full at the present rate."""
     left = reader.seconds_to_overflow
     return text_cell(
         byte_size(reader.buffer_bytes) if reader.buffer_bytes else NOTHING,
@@ -386,15 +467,20 @@ def _unsent(reader: ReaderView) -> Cell:
     )
 
 
-def _reader_row(view: ReaderStreamView, kind: str) -> Row:
+def _reader_row(view: ReaderStreamView, reader: ReaderView) -> Row:
+    """Returns the row of a reader on a stream.
+
+    The row has the actions of its status, unless the first row of the reader's group has the same actions.
+    """
     cells = [
         text_cell(view.stream),
-        _position(view, kind),
+        _position(view, reader.kind),
         _lag([view], lag_cell(view.lag_facts, view.lag_seconds, view.lag_exact)),
         _trend([view]),
         *_blank(3),
     ]
-    return row_of(view.stream, view.status, cells)
+    about = "" if view.status.actions == reader.status.actions else reader.about
+    return row_of(view.stream, view.status, cells, about=about)
 
 
 def _worker_groups(workers: WorkersView) -> list[Group]:
@@ -410,16 +496,19 @@ def _worker_groups(workers: WorkersView) -> list[Group]:
         for one in workers.acknowledged
     ]
     about = "" if workers.addresses_exact else "more than "
-    groups = [
-        _reports("syncing", "Users that sync", count(workers.users_syncing), syncing),
-        _reports("federation", "Federation acknowledged up to", "", acknowledged),
-        _reports("addresses", "Addresses of users", f"{about}{count(workers.addresses)}", []),
-    ]
+    groups = []
+    if syncing:
+        groups.append(_reports("syncing", "Users that sync", count(workers.users_syncing), syncing))
+    if acknowledged:
+        groups.append(_reports("federation", "Federation acknowledged up to", "", acknowledged))
+    if workers.addresses:
+        groups.append(_reports("addresses", "Addresses of users", f"{about}{count(workers.addresses)}", []))
     for kind, (title, sentence) in _COUNTED.items():
         totals = workers.counted(kind)
         rows = [_report(name, [text_cell(name), count(total), text_cell("")]) for name, total in totals.items()]
-        groups.append(_reports(kind, title, count(sum(totals.values())), rows, sentence))
-    return [group for group in groups if group["rows"] or group["key"] in ("syncing", "addresses")]
+        if rows:
+            groups.append(_reports(kind, title, count(sum(totals.values())), rows, sentence))
+    return groups
 
 
 def _job_group(job: JobStatusView) -> Group:
@@ -427,15 +516,14 @@ def _job_group(job: JobStatusView) -> Group:
     left = text_cell(NOTHING) if job.seconds_left is None else text_cell(duration(job.seconds_left), "in this stage")
     began = moment_cell(job.began_at) if job.began_at is not None else moment_cell(job.queued_at, "queued")
     cells = [text_cell(job.kind, about), _progress(job), left, began]
-    return {"key": str(job.id), "head": row_of("", job.status, cells, str(job.id)), "rows": []}
+    return {"key": str(job.id), "head": row_of("", job.status, cells, str(job.id), str(job.id)), "rows": []}
 
 
 def _progress(job: JobStatusView) -> Cell:
     if not job.stage and not job.done:
         return text_cell(NOTHING)
-    of = f" of {count(job.total)}" if job.total is not None else ""
     what = [job.stage, f"{count(round(job.rate))}/s" if job.rate else ""]
-    cell = text_cell(f"{count(job.done)}{of} {job.unit}".strip(), " · ".join(part for part in what if part))
+    cell = text_cell(done_of(job.done, job.total, job.unit), " · ".join(part for part in what if part))
     if job.total and job.ended_at is None:
         cell["share"] = round(min(job.done / job.total, 1.0), 3)
     return cell
@@ -447,6 +535,6 @@ def _reports(key: str, title: str, number: str, rows: list[Row], sentence: str =
 
 
 def _report(key: str, cells: Sequence[Cell | str], sentence: str = "") -> Row:
-    """Returns a row without a status word, because nothing that workers report is good or bad by itself."""
+    """Returns a row without a status word, because reports of workers are neither good nor bad by themselves."""
     said = [text_cell(cell) if isinstance(cell, str) else cell for cell in cells]
     return row_of(key, Verdict("", Severity.FINE, sentence), said)

@@ -44,7 +44,10 @@ _ORPHANS = "manage.py purge orphans"
 
 
 def storage_groups(storage: StorageView | None) -> list[Group]:
-    """Returns the database with its largest tables, then the state groups. The list is empty if ``storage`` is None."""
+    """Returns a group for the database with a row for each of its largest tables, then a group for the state groups.
+
+    The list is empty if ``storage`` is None.
+    """
     if storage is None:
         return []
     return [_database(storage), *_state(storage)]

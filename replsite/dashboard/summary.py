@@ -53,7 +53,7 @@ def _facts(snapshot: Snapshot, writers: list[WriterView]) -> Tile:
 
 
 def _pending(writers: list[WriterView]) -> Tile:
-    """Returns a tile with the number of pending facts, and the age of the oldest one."""
+    """Returns a tile with the number of pending facts, and the age of the oldest pending fact."""
     held = [writer for writer in writers if writer.pending_facts]
     oldest = min((writer.oldest_pending_at for writer in held if writer.oldest_pending_at), default=None)
     cell = text_cell(count(sum(writer.pending_facts for writer in held)), "" if held else "nothing waits")

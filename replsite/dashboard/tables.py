@@ -13,10 +13,11 @@ __all__ = ["TABLES", "TableSpec"]
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """The columns of a table and the texts around it.
+    """The declaration of a table: its title, its description, its text while it is empty, and its columns.
 
-    The last column holds the sentence of each row. The page shows the sentence in the cell of the status word, or in
-    the cell of the name if the table has no status words.
+    The cells of the last column are sentences that explain the status of each row. The page has no column for them. It
+    shows each sentence below the row's status word. In a table without status words, it shows the sentence below the
+    name.
     """
 
     title: str
@@ -30,9 +31,9 @@ class TableSpec:
 
     @property
     def headings(self) -> list[Column]:
-        """Returns the columns that have a heading.
+        """Returns the columns that have a heading on the page: all except the last column.
 
-        The last column has none. The status column has one only if the rows have status words.
+        The column of status words is left out, too, if the table has no status words.
         """
         return [column for column in self.columns[:-1] if column.title != "Status" or self.has_words]
 

@@ -1,15 +1,15 @@
-"""Takes one page per second and shares it between all viewers of this process.
+"""Makes one page per second and shares it between all viewers of this process.
 
-A viewer asks for the page after the one that it shows. Nothing is sent without a request, so a slow, hidden or silent
-browser costs nothing and no buffer grows. While no viewer asks, nothing is read.
+A viewer requests the page after the one that it shows. Nothing is sent without a request, so a slow, hidden or silent
+browser costs nothing and no buffer grows. While there are no requests, nothing is read.
 
 However many viewers there are, the database is read once per page. The page is rendered once for all viewers with the
-same rights. The changes from one earlier page to the newest are compressed once for all of these viewers. Only the last
-few pages are kept: a viewer that shows an older one gets the whole page.
+same rights. For these viewers, the changes from an earlier page to the newest one are also compressed only once. Only the
+last few pages are kept. A viewer that shows an older page gets the whole newest page.
 
-Assumes one event loop per feed. A thread of the feed reads the database. The thread's connection is closed after the
-last viewer is gone. If the database does not answer in time, the viewers get an error. The feed goes on waiting for
-that answer, and starts no second read meanwhile.
+Assumes one event loop per feed. A thread of the feed reads the database. The thread's connection is closed when the last
+viewer has left. If the database does not answer in time, the viewers get an error. The feed goes on waiting for the
+answer, and starts no second read meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from django.db import close_old_connections, connections
 
 from replsite.dashboard.fragments import Fragments, changes, render
 from replsite.dashboard.page import Page, live_page_data
-from replsite.http.database_down import AWAY
+from replsite.http.database_down import reason_for_viewers
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import Snapshot
 from streams.runtime.logs import Condition, get_logger
@@ -38,9 +38,9 @@ __all__ = ["LiveFeed", "Tick", "feed_of_this_loop"]
 
 log = get_logger(__name__)
 TICK_SECONDS = 1.0
-#: If a read takes longer, the viewers get the error that the database does not answer.
+#: The seconds after which viewers get the error that the database does not answer.
 PATIENCE_SECONDS = 5.0
-#: Number of ticks whose pages are kept, to find what changed since a viewer's page.
+#: The number of ticks whose pages are kept, to compute the changes since the page that a viewer shows.
 TICKS_KEPT = 5
 
 
@@ -54,10 +54,16 @@ class Tick:
     rendered: dict[frozenset[str], Fragments] = field(default_factory=dict)
     """The page as HTML, by the rights of viewers."""
 
-    def fragments(self, rights: frozenset[str]) -> Fragments | None:
-        """Returns the page as HTML for viewers with these rights, or None if there is no page. Renders it once."""
+    def fragments(self, rights: frozenset[str], last: Tick | None = None) -> Fragments | None:
+        """Returns the page as HTML for viewers with these rights, or None if there is no page. Renders it once.
+
+        Takes unchanged groups from ``last``, an earlier tick.
+        """
         if rights not in self.rendered and self.page is not None:
-            self.rendered[rights] = render(self.page, rights)
+            known = None
+            if last is not None and last.page is not None and rights in last.rendered:
+                known = last.page, last.rendered[rights]
+            self.rendered[rights] = render(self.page, rights, last=known)
         return self.rendered.get(rights)
 
 
@@ -82,7 +88,7 @@ class LiveFeed:
         self._no_snapshot = Condition(log, "live.no_snapshot", "live.snapshot_again")
 
     async def after(self, number: int) -> Tick:
-        """Waits until there is a tick with a higher number, and returns the newest tick.
+        """Waits until there is a tick with a number above ``number``, and returns the newest tick.
 
         The feed pauses while no viewer waits. A tick from before such a pause is never returned.
         """
@@ -130,7 +136,7 @@ class LiveFeed:
     async def _await_tick(self, reading: asyncio.Future[Tick]) -> Tick:
         """Waits for the tick that is being read, and returns it.
 
-        Publishes an error each time that another ``patience_seconds`` pass without a result.
+        Each time that another ``patience_seconds`` pass without a result, publishes an error.
         """
         while True:
             # Unlike wait_for, wait does not cancel the read at the timeout: the next round waits for the same one.
@@ -152,18 +158,19 @@ class LiveFeed:
     def _read(self) -> Tick:
         """Takes a snapshot, builds its page, and renders the page for all rights for which the last page was rendered.
 
-        Runs in the feed's thread. After a failure it returns a tick with the reason.
+        Runs in the feed's thread. After a failure it returns a tick without a page, with the reason in ``error``.
         """
         try:
             close_old_connections()
             tick = Tick(0, live_page_data(self._get()))
-            for rights in list(self._latest.rendered):
-                tick.fragments(rights)
+            last = self._latest
+            for rights in list(last.rendered):
+                tick.fragments(rights, last)
             self._no_snapshot.ends()
             return tick
         except DatabaseError as error:
             self._no_snapshot.begins(error)
-            return Tick(0, None, AWAY)
+            return Tick(0, None, reason_for_viewers(error))
         except Exception:  # a bug in the page must not leave all viewers waiting forever
             log.exception("live.page_failed")
             return Tick(0, None, "The page cannot be made; the reason is in the site's log.")

@@ -1,38 +1,37 @@
 """Serves the live page over HTTP, to staff only.
 
-The first rendering is HTML. The page's data is also served as JSON, for use without a WebSocket.
+The page is served as HTML, and its data also as JSON, for use without a WebSocket.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
+from django.core.exceptions import PermissionDenied
 from django.db import Error as DatabaseError
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
-from replsite.dashboard.fragments import SEE_ROOMS, changes, render, rights_of
+from replsite.dashboard.action_links import action_addresses
+from replsite.dashboard.cells import NOTHING, Cell, Group, Row
+from replsite.dashboard.fragments import SEE_ROOMS, changes, render, rights_of, tables_of_site
 from replsite.dashboard.page import live_page_data
 from replsite.dashboard.tables import TABLES
 from replsite.http.database_down import away_response
 from replsite.snapshot.shared import SHARED
+from replsite.snapshot.types import Snapshot
+from streams.runtime.csv_text import csv_text
 
-__all__ = ["live_data", "live_page"]
+__all__ = ["live_csv", "live_data", "live_page"]
 
-#: Placeholder for a job's ID in an address, replaced by ``~``: the URL pattern takes numbers only.
-_NO_JOB = 987_654_321
-#: Entries of a row's menu, each with the permission that it needs.
-_ACTIONS = {
-    "disconnect": "streams.disconnect_reader",
-    "forget": "streams.forget_reader",
-    "retire": "streams.retire_writer",
-    "end": "streams.end_writer",
-    "cancel": "pipeline.cancel_job",
-}
+#: Address of the WebSocket. A site that is served without ASGI has none, and its page is live by polling.
+_SOCKET = "/ws/live/"
 
 
 @require_safe
@@ -41,7 +40,7 @@ def _live_page(request: HttpRequest) -> HttpResponse:
     page = live_page_data(snapshot)
     rights = rights_of(request.user)
     shown = render(page, rights, snapshot.as_of)
-    storage_at = snapshot.storage.as_of if snapshot.storage is not None else snapshot.as_of
+    read_at = _read_at(snapshot)
     context: dict[str, Any] = {
         **admin.site.each_context(request),
         "title": "Streams",
@@ -49,30 +48,63 @@ def _live_page(request: HttpRequest) -> HttpResponse:
         "word": page["health"]["word"],
         "shown": shown,
         "tables": [
-            (name, TABLES[name], groups, storage_at if name in ("storage", "rooms") else snapshot.as_of)
+            (name, TABLES[name], groups, read_at.get(name, snapshot.as_of))
             for name, groups in shown.tables.items()
             if name != "rooms" or SEE_ROOMS in rights
         ],
-        "addresses": _addresses(),
-        "may": " ".join(word for word, permission in _ACTIONS.items() if request.user.has_perm(permission)),
+        "socket": _SOCKET if getattr(settings, "ASGI_APPLICATION", None) else "",
+        "addresses": _addresses(rights),
     }
     return TemplateResponse(request, "dashboard/live.html", context)
 
 
-def _addresses() -> dict[str, str]:
-    """Returns the addresses to which the entries of a row's menu lead. ``~`` stands for the row's name or ID."""
-    found = {"cancel": reverse("admin:pipeline_job_cancel", args=[_NO_JOB]).replace(str(_NO_JOB), "~")}
-    actions = {
-        "disconnect": "disconnect-reader",
-        "forget": "forget-reader",
-        "retire": "retire-writer",
-        "end": "end-writer",
-    }
-    found |= {word: f"{reverse(name)}?name=~" for word, name in actions.items()}
-    return found | {"history": f"{reverse('live-history')}?stream=~", "who": f"{reverse('live-history')}?who=~"}
+def _read_at(snapshot: Snapshot) -> dict[str, datetime]:
+    """Returns a dictionary from the tables ``storage`` and ``rooms`` to the times of their figures.
+
+    These figures may be older than the snapshot. The dictionary is empty if the snapshot has no figures of storage.
+    """
+    storage = snapshot.storage
+    return {} if storage is None else {"storage": storage.as_of, "rooms": storage.rooms_as_of or storage.as_of}
+
+
+def _addresses(rights: frozenset[str]) -> dict[str, str]:
+    """Returns ``{name: address}`` for the entries in the menu of a row. ``~`` in an address stands for the row's name or ID."""
+    history = reverse("live-history")
+    return action_addresses(rights) | {"history": f"{history}?stream=~", "who": f"{history}?who=~"}
 
 
 live_page = admin.site.admin_view(_live_page)
+
+
+@require_safe
+def _live_csv(request: HttpRequest, table: str) -> HttpResponse:
+    """Returns a whole table of the page as CSV, with the readers that the page leaves out."""
+    if table not in tables_of_site():
+        raise Http404("The page has no such table.")
+    if table == "rooms" and SEE_ROOMS not in rights_of(request.user):
+        raise PermissionDenied(SEE_ROOMS)
+    snapshot = SHARED.get()
+    groups = live_page_data(snapshot, is_whole=True)[table]  # type: ignore[literal-required]
+    columns = [column.title for column in TABLES[table].columns]
+    rows = (
+        [*_keys(group, row), *map(_value, row["cells"])] for group in groups for row in (group["head"], *group["rows"])
+    )
+    response = HttpResponse(csv_text(["group", "row", *columns], rows), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{table}-{snapshot.as_of:%Y%m%dT%H%M%SZ}.csv"'
+    return response
+
+
+live_csv = admin.site.admin_view(_live_csv)
+
+
+def _keys(group: Group, row: Row) -> tuple[str, str]:
+    return group["key"].strip(), row["key"]
+
+
+def _value(cell: Cell) -> str:
+    """Returns a cell as text: its moment, or else its text followed by the smaller text."""
+    text = cell.get("at") or (cell["text"] if cell["text"] != NOTHING else "")
+    return " · ".join(part for part in (text, cell.get("sub", ""), cell.get("since", "")) if part)
 
 
 @gzip_page
@@ -80,7 +112,7 @@ live_page = admin.site.admin_view(_live_page)
 def live_data(request: HttpRequest) -> HttpResponse:
     """Returns the whole page as JSON, in the form of the WebSocket's first message.
 
-    Viewers who are not staff get 403 instead of the login page. While the database is away, the status is 503.
+    Viewers who are not staff get 403 instead of the login page. If the database cannot be read, the status is 503.
     """
     try:
         if not admin.site.has_permission(request):

@@ -1,1 +1,1 @@
-"""The site's recorded past: sampling, storage, charts."""
+"""The site's history: sampling, storage, charts."""

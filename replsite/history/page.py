@@ -1,12 +1,12 @@
 """Serves the history page, to staff only.
 
-The page has charts over an hour, day or month, and changes of status. It shows a stream with its readers, one reader or
-writer, or the storage of the database.
+The page has plots, and a list of changes of status, over an hour, a day, a month or any other range of time. Its subject is
+a stream with its readers, a reader or writer, or the storage of the database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,12 +15,12 @@ from django.contrib import admin
 from django.db.models import Max, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils.safestring import mark_safe
 from django.views.decorators.http import require_safe
 
+from replsite.history.moments import moment_of
+from replsite.history.plots import Mark, Plot, Point, rates, with_plots
 from replsite.history.samples import SPANS, Span
-from replsite.history.svg import Mark, Plot, Point, nice_ceiling, plot_svg, rates
-from replsite.humanize import byte_size, count
+from replsite.history.site_changes import AWAY, BACK
 from replsite.snapshot.storage import DATABASE
 from replsite.status.verdicts import Severity
 from streams import registry
@@ -36,12 +36,13 @@ CHANGES_SHOWN = 100
 #: The line of a plot breaks between points that are more than this number of steps apart.
 _GAP_STEPS = 2.5
 _SPAN = "hour"
+_FORM_OF_TIME = "%Y-%m-%dT%H:%M:%S"
 
 
 @require_safe
 def _history_page(request: HttpRequest) -> HttpResponse:
     names = [stream.name for stream in registry.all_streams()]
-    asked = _asked(request, names[0])
+    asked = _asked(request, names[0] if names else "")
     samples = asked.samples()
     if not samples and asked.stream not in (*names, ""):
         raise Http404("Nothing was recorded of a stream of that name.")
@@ -53,35 +54,76 @@ def _history_page(request: HttpRequest) -> HttpResponse:
         "who": asked.who,
         "is_storage": asked.is_storage,
         "streams": names,
-        "span": request.GET.get("span", _SPAN),
+        "span": asked.range.span,
         "spans": {name: span.title for name, span in SPANS.items()},
-        "sections": _Drawing(asked, changes, database_now(asked.using)).sections(samples),
+        "time": asked.range.query,
+        "from": f"{asked.range.begin:{_FORM_OF_TIME}}",
+        "until": f"{asked.range.end:{_FORM_OF_TIME}}",
+        **_Drawing(asked, changes).drawn(samples),
         "changes": [_change(change) for change in changes],
     }
     return TemplateResponse(request, "dashboard/history.html", context)
 
 
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The range of time to show, and the length of its steps. ``span`` is empty if the viewer entered begin and end."""
+
+    begin: datetime
+    end: datetime
+    step_seconds: int
+    span: str = ""
+
+    @property
+    def query(self) -> str:
+        """The part of a query string that selects this range."""
+        if self.span:
+            return f"span={self.span}"
+        return f"from={self.begin:{_FORM_OF_TIME}}&until={self.end:{_FORM_OF_TIME}}"
+
+
 def _asked(request: HttpRequest, stream: str) -> _Asked:
-    """Parses the query string. ``stream`` is the default stream. Raises ``Http404`` for names that cannot exist."""
-    span_name, who = request.GET.get("span", _SPAN), request.GET.get("who", "")
-    if span_name not in SPANS:
-        raise Http404(f"There is no span of that name; there are {', '.join(SPANS)}.")
+    """Parses the query string. Raises ``Http404`` for names that cannot exist.
+
+    ``stream`` is the stream to show if the query string names no stream, reader or writer.
+    """
+    using, who = stream_settings().database, request.GET.get("who", "")
+    shown = _range(request, database_now(using))
     wanted = "" if who else request.GET.get("stream", stream)
     if "\x00" in who + wanted:
         raise Http404("There is no such name.")
-    return _Asked(wanted, who, SPANS[span_name], stream_settings().database)
+    return _Asked(wanted, who, shown, using)
+
+
+def _range(request: HttpRequest, now: datetime) -> _Range:
+    """Returns the range to show: from ``?from=`` until ``?until=`` or now. Without ``?from=``, ``?span=`` gives its length."""
+    if request.GET.get("from"):
+        begin = moment_of(request.GET["from"])
+        end = min(moment_of(request.GET["until"]), now) if request.GET.get("until") else now
+        if begin >= end:
+            raise Http404("The range ends before it begins.")
+        kept = [span for span in SPANS.values() if now - timedelta(seconds=span.kept_seconds) <= begin]
+        return _Range(begin, end, min((span.step_seconds for span in kept), default=_longest().step_seconds))
+    name = request.GET.get("span", _SPAN)
+    if name not in SPANS:
+        raise Http404(f"There is no span of that name; there are {', '.join(SPANS)}.")
+    return _Range(now - timedelta(seconds=SPANS[name].kept_seconds), now, SPANS[name].step_seconds, name)
+
+
+def _longest() -> Span:
+    return max(SPANS.values(), key=lambda span: span.kept_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The subject of the page: the stream ``stream``, or the reader or writer ``who`` on all streams.
+    """The request for a page. Its subject is the stream ``stream``, or the reader or writer ``who`` on all streams.
 
     If both names are empty, the subject is the storage of the database.
     """
 
     stream: str
     who: str
-    span: Span
+    range: _Range
     using: str
 
     @property
@@ -94,13 +136,16 @@ class _Asked:
         For a stream, these are its own samples and those of its ``READERS_SHOWN`` worst readers. For a reader, they are
         the samples of its ``READERS_SHOWN`` worst streams. For storage, they are those of all tables.
         """
-        found = Sample.objects.using(self.using).filter(step_seconds=self.span.step_seconds)
+        first = self.range.begin - timedelta(seconds=self.range.step_seconds)
+        found = Sample.objects.using(self.using).filter(
+            step_seconds=self.range.step_seconds, at__gte=first, at__lte=self.range.end
+        )
         if self.who:
             wanted = found.filter(reader=plain_label(self.who, {self.who})).exclude(stream="")
         else:
             wanted = found.filter(stream=self.stream)
         if not self.is_storage:
-            # Chosen by the database: the samples of all readers may be more than a page can read.
+            # The database selects the readers, because the samples of all readers may be more than a page can read.
             worst = wanted.exclude(reader="").values_list("stream", "reader").annotate(worst=Max("severity"))
             shown = Q(stream=self.stream, reader="")
             for stream, reader, _ in worst.order_by("-worst", "stream", "reader")[:READERS_SHOWN]:
@@ -109,17 +154,24 @@ class _Asked:
         return list(wanted.order_by("stream", "reader", "at"))
 
     def changes(self) -> QuerySet[StatusChange]:
+        """Returns the newest changes of the subject and of the whole site.
+
+        If the viewer entered begin and end, returns only the changes in this range.
+        """
         found = StatusChange.objects.using(self.using)
+        if not self.range.span:
+            found = found.filter(at__gte=self.range.begin, at__lte=self.range.end)
         if self.who:
-            return found.filter(Q(writer=self.who) | Q(reader=plain_label(self.who, {self.who})))[:CHANGES_SHOWN]
-        return found.filter(stream=self.stream)[:CHANGES_SHOWN]
+            own = Q(writer=self.who) | Q(reader=plain_label(self.who, {self.who}))
+            return found.filter(own | Q(stream=""))[:CHANGES_SHOWN]
+        return found.filter(stream__in=[self.stream, ""])[:CHANGES_SHOWN]
 
 
 def _change(change: StatusChange) -> dict[str, Any]:
     return {
         "at": change.at,
-        "who": change.writer or change.reader,
-        "kind": "writer" if change.writer else "reader",
+        "who": change.writer or change.reader or "the site",
+        "kind": "writer" if change.writer else "reader" if change.reader else "",
         "stream": change.stream,
         "was": change.was or "fine, or not there",
         "word": change.word,
@@ -128,31 +180,25 @@ def _change(change: StatusChange) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _About:
-    """The subject of a plot: its name, and a mark for each change of its status."""
-
-    name: str
-    marks: Sequence[Mark] = ()
-
-
 class _Drawing:
     """The plots of one page.
 
-    Changes of a reader's status are marked in the plots of that reader, changes of writers in the plots of the stream.
+    Marks in the plots show changes of status. The marks for a reader are in that reader's plots, and the marks for the
+    writers of a stream in the plots of the stream. Changes of the whole site, such as a new version of the program, are
+    marked in all plots.
     """
 
-    def __init__(self, asked: _Asked, changes: Sequence[StatusChange], now: datetime) -> None:
+    def __init__(self, asked: _Asked, changes: Sequence[StatusChange]) -> None:
         self.asked = asked
         self.changes = changes
-        self.now = now
-        self.gap = timedelta(seconds=asked.span.step_seconds * _GAP_STEPS)
+        self.gap = timedelta(seconds=asked.range.step_seconds * _GAP_STEPS)
+        self.of_site = _site_marks([change for change in changes if not change.stream], asked.range.end)
 
-    def sections(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """Returns the sections of the page.
+    def drawn(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Returns the variables ``sections`` and ``plots`` of the page, made from the samples.
 
-        For a stream: its own plots, then its readers, worst first. For a reader: its streams, worst first. For storage:
-        the database and its tables, largest first.
+        The page of a stream has the stream's own plots, then its readers, worst first. The page of a reader has the
+        reader's streams, worst first. The page of storage has the database and its tables, largest first.
         """
         found: dict[tuple[str, str], list[Sample]] = {}
         for sample in samples:
@@ -160,38 +206,34 @@ class _Drawing:
         own = found.pop((self.asked.stream, ""), [])
         worst = sorted(found, key=lambda key: (-max(sample.severity for sample in found[key]), key))
         if self.asked.is_storage:
-            return [
-                self._table(name, found["", name])
-                for _, name in sorted(found, key=lambda key: -found[key][-1].position)
-            ]
+            largest = sorted(found, key=lambda key: -found[key][-1].position)
+            return with_plots(self._table(name, found["", name]) for _, name in largest)
         readers = [self._reader(*key, found[key]) for key in worst]
-        return readers if self.asked.who else [self._stream(own), *readers]
+        return with_plots(readers if self.asked.who else [("", self._stream(own)), *readers])
 
-    def _stream(self, rows: Sequence[Sample]) -> dict[str, Any]:
-        about = _About("", self._marks(lambda change: bool(change.writer)))
-        plots = [
-            self._plot(about, "Facts per second", rates(_points(rows, "position"), self.gap), _rate),
-            self._plot(about, "Position", _points(rows, "position"), _whole, from_lowest=True),
-            self._plot(about, "Pending facts", _points(rows, "waiting"), _whole),
-            self._plot(about, "Age of the oldest pending fact", _points(rows, "seconds"), _age),
-        ]
-        return {"title": "", "plots": plots}
+    def _stream(self, rows: Sequence[Sample]) -> Iterable[Plot]:
+        marks = self._marks(lambda change: bool(change.writer))
+        positions = _points(rows, "position")
+        yield self._plot("Facts per second", rates(positions, self.gap), "rate", marks=marks)
+        yield self._plot("Position", positions, from_lowest=True, marks=marks)
+        yield self._plot("Pending facts", _points(rows, "waiting"), marks=marks)
+        yield self._plot("Age of the oldest pending fact", _points(rows, "seconds"), "age", marks=marks)
 
-    def _reader(self, stream: str, reader: str, rows: Sequence[Sample]) -> dict[str, Any]:
+    def _reader(self, stream: str, reader: str, rows: Sequence[Sample]) -> tuple[str, Iterable[Plot]]:
         name = f"{reader} on {stream}" if self.asked.who else reader
-        about = _About(name, self._marks(lambda change: change.reader == reader and change.stream == stream))
-        plots = [
-            self._plot(about, "Lag in facts", _points(rows, "waiting"), _whole),
-            self._plot(about, "Lag in time", _points(rows, "seconds"), _age),
-            self._plot(about, "Position", _points(rows, "position"), _whole, from_lowest=True),
+        marks = self._marks(lambda change: change.reader == reader and change.stream == stream)
+        about: dict[str, Any] = {"about": name, "marks": marks}
+        return name, [
+            self._plot("Lag in facts", _points(rows, "waiting"), **about),
+            self._plot("Lag in time", _points(rows, "seconds"), "age", **about),
+            self._plot("Position", _points(rows, "position"), from_lowest=True, **about),
         ]
-        return {"title": name, "plots": plots}
 
-    def _table(self, name: str, rows: Sequence[Sample]) -> dict[str, Any]:
-        plots = [self._plot(_About(name), "Size", _points(rows, "position"), _size)]
+    def _table(self, name: str, rows: Sequence[Sample]) -> tuple[str, Iterable[Plot]]:
+        plots = [self._plot("Size", _points(rows, "position"), "size", about=name)]
         if any(row.waiting for row in rows):
-            plots.append(self._plot(_About(name), "Rows", _points(rows, "waiting"), _whole))
-        return {"title": "Database" if name == DATABASE else name, "plots": plots}
+            plots.append(self._plot("Rows", _points(rows, "waiting"), about=name))
+        return "Database" if name == DATABASE else name, plots
 
     def _marks(self, is_about: Callable[[StatusChange], bool]) -> list[Mark]:
         return [
@@ -204,52 +246,30 @@ class _Drawing:
             if is_about(change)
         ]
 
-    def _plot(
-        self,
-        about: _About,
-        title: str,
-        points: Sequence[Point],
-        label: Callable[[float], str],
-        *,
-        from_lowest: bool = False,
-    ) -> tuple[str, str]:
-        low = _round_below([point.value for point in points]) if from_lowest else 0.0
-        begin = self.now - timedelta(seconds=self.asked.span.kept_seconds)
-        said = f"{title} of {about.name}" if about.name else title
-        plot = Plot(said, points, begin, self.now, self.gap, label, low, about.marks)
-        return title, mark_safe(plot_svg(plot))  # noqa: S308 - every text in it is escaped there
+    def _plot(self, title: str, points: Sequence[Point], unit: str = "whole", **more: Any) -> Plot:
+        marks = (*self.of_site, *more.pop("marks", ()))
+        return Plot(title, points, self.asked.range.begin, self.asked.range.end, self.gap, unit, marks=marks, **more)
 
 
-def _round_below(values: Sequence[float]) -> float:
-    """Returns a round number near the lowest value and not above it. Without values, returns 0."""
-    if not values:
-        return 0.0
-    step = nice_ceiling(max(values) - min(values)) / 2
-    return min(values) // step * step
+def _site_marks(changes: Sequence[StatusChange], end: datetime) -> list[Mark]:
+    """Returns the marks for changes of the whole site. The time of an outage is shaded.
+
+    ``changes`` has the newest change first. An outage whose end is not in ``changes`` lasts until ``end``.
+    """
+    found, until = [], end
+    for change in changes:
+        if change.word == BACK:
+            until = change.at
+        text = f"{change.at:%Y-%m-%d %H:%M:%S} UTC: {change.word}. {change.sentence}"
+        if change.word == AWAY:
+            found.append(Mark(change.at, "wrong", text, until))
+        elif change.word != BACK:
+            found.append(Mark(change.at, "site", text))
+    return found
 
 
 def _points(samples: Sequence[Sample], column: str) -> list[Point]:
     return [Point(sample.at, float(getattr(sample, column))) for sample in samples]
-
-
-def _whole(value: float) -> str:
-    return count(round(value)) if value == round(value) else f"{value:.1f}"
-
-
-def _size(value: float) -> str:
-    return byte_size(round(value))
-
-
-def _age(seconds: float) -> str:
-    """Formats a duration with one unit, such as ``1.5 h``, for the axis of a plot."""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}/s" if value >= 10 or not value else f"{value:.1f}/s"
 
 
 history_page = admin.site.admin_view(_history_page)

@@ -1,8 +1,9 @@
 """Stores samples and changes of status at fixed intervals (steps), from the snapshot that the process shares.
 
-Each serving process runs a sampler, and a session advisory lock lets only one of them write. If that process ends,
-another one takes over. While the database is away nothing is written, so the charts have a gap. Each step writes a
-limited number of rows (``replsite.history.samples``), and deletes rows that are too old.
+Each serving process runs a sampler, and a session advisory lock lets only one sampler write. If the process of this
+sampler ends, the sampler of another process takes over. While the database cannot be reached, nothing is written, so the
+plots have a gap. The first step after the gap records the outage. Each step writes a limited number of rows
+(``replsite.history.samples``), and deletes rows that are too old.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import Error as DjangoDatabaseError
@@ -28,6 +29,7 @@ from replsite.history.samples import (
     tenures_of,
     verdicts_of,
 )
+from replsite.history.site_changes import VERSION, SiteChange, outage, restart, version_change
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import Snapshot
 from replsite.status.verdicts import Verdict, WriterWord
@@ -36,6 +38,7 @@ from streams.db import driver
 from streams.db.schema_mark import marked_lock
 from streams.reading.trust import stranger_with_lock
 from streams.runtime.logs import Condition, get_logger
+from streams.runtime.version import program_version
 
 __all__ = ["CHANGES_KEPT", "Sampler", "write_step"]
 
@@ -44,7 +47,7 @@ STEP_SECONDS = min(span.step_seconds for span in SPANS.values())
 CHANGES_KEPT = 100_000
 _KEPT_DAYS = 30
 _KEY = marked_lock("'replsite.sampler'")
-_LOCK = f"SELECT pg_try_advisory_lock(key), key FROM (SELECT {_KEY} AS key) AS of_site"
+_LOCK = f"SELECT pg_try_advisory_lock(key), key, pg_postmaster_start_time() FROM (SELECT {_KEY} AS key) AS of_site"
 _PUT = """
 INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word)
 SELECT step, stream, reader, to_timestamp(floor(extract(epoch FROM %(at)s::timestamptz) / step) * step),
@@ -66,20 +69,27 @@ WHERE step_seconds = span.step AND at < %(at)s::timestamptz - span.kept * interv
 """
 _LAST_WORDS = """
 SELECT DISTINCT ON (stream, writer, reader) stream, writer, reader, word, severity FROM streams_statuschange
-ORDER BY stream, writer, reader, id DESC
+WHERE stream <> '' ORDER BY stream, writer, reader, id DESC
 """
 _TELL = """
 INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
 SELECT %(at)s, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(readers)s::text[], %(was)s::text[],
                              %(words)s::text[], %(severities)s::int[], %(sentences)s::text[])
 """
-#: The latest resolution of a writer on a stream.
+_LAST_VERSION = """
+SELECT word FROM streams_statuschange WHERE stream = '' AND starts_with(word, %(version)s) ORDER BY id DESC LIMIT 1
+"""
+_TELL_OF_SITE = """
+INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
+VALUES (%(at)s, '', '', '', %(was)s, %(word)s, %(severity)s, %(sentence)s)
+"""
+#: Selects the latest resolution of a writer on a stream.
 _RESOLVED = """
 SELECT action, evidence, resolved_by FROM streams_writerresolution
 WHERE stream = %(stream)s AND instance_name = %(writer)s AND resolved_at > clock_timestamp() - make_interval(secs => %(seconds)s)
 ORDER BY id DESC LIMIT 1
 """
-#: Resolutions of the last ten minutes count, because a step may be late, for example while the database was away.
+#: How old a resolution may be to explain a change: ten minutes, because a step may be late, for example after an outage.
 _RESOLVED_SECONDS = 600
 _FORGET_CHANGES = """
 DELETE FROM streams_statuschange
@@ -96,8 +106,8 @@ def write_step(
 ) -> list[Change]:
     """Writes the samples and status changes of one moment, in the caller's transaction. Returns the changes.
 
-    ``before`` holds the (word, severity) of every subject at the previous step. ``tenures`` holds the process of every
-    writer at that step. Both are updated in place.
+    ``before`` maps each subject, a tuple (stream, writer, reader), to its (status word, severity) at the previous step.
+    ``tenures`` maps each writer to the process that held its name at that step. Both dictionaries are updated in place.
     """
     at, steps = snapshot.as_of, list(SPANS.values())
     rows = samples_of(snapshot)
@@ -127,9 +137,9 @@ def write_step(
 
 
 def _how_it_ended(cursor: Any, change: Change) -> Change:
-    """Adds the reason to the change of a writer that retired: which process asked or retired it, and on what evidence.
+    """Returns the change with the reason and the evidence, if another process retired the writer or asked it to retire.
 
-    Returns any other change as it is, also that of a writer that left without being asked.
+    Returns any other change unchanged, such as the change of a writer that retired by itself.
     """
     stream, writer, _ = change.subject
     if change.now.word != WriterWord.RETIRED:
@@ -159,12 +169,30 @@ def _store_changes(cursor: Any, at: datetime, changes: list[Change]) -> None:
 
 
 def last_statuses(cursor: Any) -> dict[Subject, tuple[str, int]]:
-    """Returns the last stored (word, severity) of every subject.
+    """Returns ``{(stream, writer, reader): (status word, severity)}``, as stored last for each subject.
 
-    A process that begins to write continues from these, so that it does not report a status twice.
+    A process that takes over the sampling continues from these statuses, so that it does not record a status twice.
     """
     cursor.execute(_LAST_WORDS)
     return {(stream, writer, reader): (word, severity) for stream, writer, reader, word, severity in cursor.fetchall()}
+
+
+def _store_of_site(cursor: Any, change: SiteChange) -> None:
+    cursor.execute(
+        _TELL_OF_SITE,
+        {
+            "at": change.at, "was": change.was, "word": change.word, "severity": int(change.severity),
+            "sentence": change.sentence,
+        },
+    )  # fmt: skip
+
+
+def _version_news(cursor: Any, at: datetime) -> list[SiteChange]:
+    """Returns a list with the change to this program's version. The list is empty if this version was recorded last."""
+    cursor.execute(_LAST_VERSION, {"version": VERSION})
+    (was,) = cursor.fetchone() or ("",)
+    change = version_change(at, was, program_version())
+    return [] if change is None else [change]
 
 
 class Sampler:
@@ -179,6 +207,11 @@ class Sampler:
         self._before: dict[Subject, tuple[str, int]] = {}
         self._tenures: dict[Subject, Tenure] = {}
         self._since: dict[Subject, float] = {}
+        #: The time by the monotonic clock at which an outage of the database was first seen.
+        self._away_since: float | None = None
+        self._server_started_at: datetime | None = None
+        self._restarted_at: datetime | None = None
+        self._version_is_recorded = False
         self._paused = Condition(log, "history.paused", "history.goes_on")
         self._thread = threading.Thread(target=self._run, name="replsite-sampler", daemon=True)
 
@@ -207,6 +240,8 @@ class Sampler:
             if self._may_write():
                 snapshot = self._get()
                 with self._connection.cursor() as cursor, driver.in_transaction(cursor):
+                    for news in self._news_of_site(cursor, snapshot.as_of):
+                        _store_of_site(cursor, news)
                     for change in write_step(cursor, snapshot, self._before, self._tenures):
                         stream, writer, reader = change.subject
                         name = {"writer": writer} if writer else {"reader": reader}
@@ -214,27 +249,50 @@ class Sampler:
                         lasted = {} if since is None else {"after_seconds": round(time.monotonic() - since, 1)}
                         now = str(change.now.word)
                         log.info("status.changed", stream=stream, **name, was=change.was, now=now, **lasted)
+            # The process that holds the lock has recorded an outage, whether it is this one or another.
+            self._away_since = self._restarted_at = None
             self._paused.ends()
         except (DjangoDatabaseError, driver.DatabaseError) as error:
             self._paused.begins(error)
             self._close()
+            if self._away_since is None and self._is_away():
+                self._away_since = time.monotonic()
         except Exception as error:  # a bug in one step must not end the history of this process
             if not self._paused.is_on:
                 log.exception("history.step_failed")
             self._paused.begins(error)
             self._close()
 
+    def _news_of_site(self, cursor: Any, now: datetime) -> list[SiteChange]:
+        """Returns the changes of the whole site since the last step: outage or restart of the database, and a new version."""
+        found = [] if self._version_is_recorded else _version_news(cursor, now)
+        self._version_is_recorded = True
+        if self._away_since is not None:
+            return [*outage(now - timedelta(seconds=time.monotonic() - self._away_since), now), *found]
+        return found if self._restarted_at is None else [restart(self._restarted_at), *found]
+
+    def _is_away(self) -> bool:
+        """Returns true if a new connection to the database fails. A lost connection alone is no outage."""
+        try:
+            driver.direct_connection(self._using, application_name="replsite history").close()
+        except driver.DatabaseError:
+            return True
+        return False
+
     def _may_write(self) -> bool:
         """Takes the sampler's lock if it is free. Returns true if this process holds the lock.
 
-        The lock is held until its connection closes. Raises ``DatabaseError`` if a session holds the lock whose role is
-        not permitted to write positions.
+        The lock is held until the connection that took it closes. Raises ``DatabaseError`` if the lock is held by a
+        session whose role has no right to write positions.
         """
         if self._connection is None:
             self._connection = driver.direct_connection(self._using, application_name="replsite history")
             with self._connection.cursor() as cursor:
                 cursor.execute(_LOCK)
-                is_held, key = cursor.fetchone()
+                is_held, key, started_at = cursor.fetchone()
+                if self._server_started_at not in (None, started_at):
+                    self._restarted_at = started_at
+                self._server_started_at = started_at
                 stranger = "" if is_held else stranger_with_lock(cursor, key)
             if stranger:
                 raise driver.DatabaseError(
@@ -244,6 +302,7 @@ class Sampler:
             if not is_held:
                 self._close()
                 return False
+            self._version_is_recorded = False  # the previous holder of the lock may have run another version
             with self._connection.cursor() as cursor:
                 # The previous holder may have written steps since. Continue from its last stored status words.
                 self._before = last_statuses(cursor)

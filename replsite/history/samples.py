@@ -1,6 +1,6 @@
 """Converts a snapshot into rows of history (pure): positions of streams and readers, and changes of status.
 
-Streams are always sampled. Readers on streams are sampled, the worst first, until there are ``MOST_SUBJECTS`` rows.
+All streams are sampled. Then readers on streams are sampled, the worst first, until there are ``MOST_SUBJECTS`` rows.
 Readers whose name is not plain (``plain_label``) share the label ``other``, as in the metrics.
 """
 
@@ -55,7 +55,7 @@ Word = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """The columns of ``streams.models.samples.Sample`` without the step."""
+    """One row of the table of samples, with the columns of ``streams.models.samples.Sample`` except the step."""
 
     stream: str
     reader: str
@@ -73,6 +73,7 @@ class Tenure:
     lease: int
     host: str
     process_id: int | None
+    version: str = ""
 
     @property
     def process(self) -> tuple[str, int | None]:
@@ -82,7 +83,10 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a subject's status. ``was`` is the word before, or empty if the subject is new."""
+    """A change of the status of a subject (stream, writer, reader).
+
+    ``was`` is the status word before the change, or empty if the subject is new.
+    """
 
     subject: Subject
     was: str
@@ -130,9 +134,10 @@ def samples_of(snapshot: Snapshot) -> list[SampleRow]:
 
 
 def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
-    """Returns rows for the database and its largest tables. ``stream`` is empty and ``reader`` is the table's name.
+    """Returns rows for the database and its largest tables.
 
-    ``position`` is the size in bytes, ``waiting`` the number of rows.
+    The columns of these rows have other meanings: ``stream`` is empty, ``reader`` is the table's name, ``position`` the
+    size in bytes, and ``waiting`` the number of rows.
     """
     storage = snapshot.storage
     tables = () if storage is None else (storage.database, *storage.tables)
@@ -140,7 +145,7 @@ def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
 
 
 def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
-    """Merges the rows of two readers with the same label: the lower position, the higher lag, the worse status."""
+    """Returns one row for two readers with the same label: the lower position, the higher lag, the worse status."""
     worst = max(one, other, key=lambda row: row.severity)
     return SampleRow(
         one.stream, one.reader, min(one.position, other.position), max(one.waiting, other.waiting),
@@ -149,7 +154,10 @@ def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
 
 
 def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
-    """Returns the status of every writer on its stream, and of every reader on each of its streams."""
+    """Returns the status of every writer on its stream, and of every reader on each of its streams.
+
+    The keys are ``(stream, writer, "")`` and ``(stream, "", label of the reader)``.
+    """
     found: dict[Subject, Verdict] = {}
     for stream in snapshot.streams:
         for writer in stream.writers:
@@ -173,7 +181,7 @@ def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
 def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
     """Returns for each writer the process that holds its name. Writers without a lease are left out."""
     return {
-        (stream.name, writer.writer, ""): Tenure(writer.lease, writer.host, writer.process_id)
+        (stream.name, writer.writer, ""): Tenure(writer.lease, writer.host, writer.process_id, writer.version)
         for stream in snapshot.streams
         for writer in stream.writers
         if writer.lease
@@ -181,9 +189,10 @@ def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
 
 
 def new_tenures(before: Mapping[Subject, Tenure], snapshot: Snapshot, was: Mapping[Subject, Word]) -> list[Change]:
-    """Returns a change for each writer whose process lost its lock and holds it again, or was replaced by another.
+    """Returns a change for each writer whose process lost its lock and got it again, or was replaced by another process.
 
-    ``was`` gives the status of every subject at the previous step.
+    ``before`` maps each writer to the process that held its name at the previous step. ``was`` maps each subject to its
+    (status word, severity) at that step.
     """
     found = []
     now = tenures_of(snapshot)
@@ -197,9 +206,9 @@ def new_tenures(before: Mapping[Subject, Tenure], snapshot: Snapshot, was: Mappi
                 text = f"Its {_process(at)} lost its lock on the name, and holds it again under lease {at.lease}."
                 verdict = Verdict("fenced", Severity.FINE, text)
             else:
-                verdict = Verdict(
-                    "restarted", Severity.FINE, f"Its {_process(then)} ended; {_process(at)} holds the name."
-                )
+                text = f"Its {_process(then)} ended; {_process(at)} holds the name"
+                text += f", with version {at.version} after {then.version}." if at.version != then.version else "."
+                verdict = Verdict("restarted", Severity.FINE, text)
             found.append(Change(subject, was[subject][0] if subject in was else "", verdict))
     return found
 
@@ -211,7 +220,8 @@ def _process(tenure: Tenure) -> str:
 def changes_between(before: Mapping[Subject, tuple[str, int]], now: Mapping[Subject, Verdict]) -> list[Change]:
     """Returns a change for each subject whose severity changed, and for each writer that retired.
 
-    ``before`` holds (word, severity). A subject that appears or disappears is reported only if its status is not fine.
+    ``before`` maps each subject to its (status word, severity) at the previous step. ``now`` maps each subject to its
+    present status. A subject that appears or disappears is reported only if its status is not fine.
     """
     found = []
     for subject, verdict in now.items():

@@ -1,7 +1,7 @@
 """Serves the statistics page: incoming events, active users, totals, and the biggest rooms. Staff only.
 
-It shows the tables of the live pipeline (``pipeline.statistics.update``). The number of queries does not depend on the
-number of rooms. Rooms are listed only for users with the permission to see their statistics.
+The page shows the tables of the live pipeline (``pipeline.statistics.update``). The number of queries does not depend on
+the number of rooms. Rooms are listed only for users with the permission to see their statistics.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from django.contrib import admin
 from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils.safestring import mark_safe
 from django.views.decorators.http import require_safe
 
 from events.admin.links import room_url
 from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
-from replsite.history.statistics_plots import DAY_SECONDS, GROUPS, PERIODS, Period, Steps, begin_of_step, pictures
+from replsite.history.plots import with_plots
+from replsite.history.statistics_plots import DAY_SECONDS, GROUPS, PERIODS, Period, Steps, begin_of_step, plots_of
 from replsite.humanize import count
 from streams.conf import stream_settings
 from streams.db.clock import database_now
@@ -63,7 +63,7 @@ def _statistics_page(request: HttpRequest) -> HttpResponse:
         "periods": {key: period.title for key, period in PERIODS.items()},
         "step": PERIODS[name].step,
         "kept_at": ledger.applied_at if ledger is not None else None,
-        "sections": _sections(PERIODS[name], now, using),
+        **_plots(PERIODS[name], now, using),
         "order": order,
         "orders": _ORDERS,
         "may_see_rooms": may_see_rooms,
@@ -73,15 +73,14 @@ def _statistics_page(request: HttpRequest) -> HttpResponse:
     return TemplateResponse(request, "dashboard/statistics.html", context)
 
 
-def _sections(period: Period, now: datetime, using: str) -> list[dict[str, Any]]:
+def _plots(period: Period, now: datetime, using: str) -> dict[str, Any]:
+    """Returns the variables ``sections`` and ``plots`` of the page: the plots of each group over the period until ``now``."""
     begin = begin_of_step(now - timedelta(days=period.days), DAY_SECONDS)
     steps = {step: _steps(step, begin, using) for step in {period.step_seconds, DAY_SECONDS}}
-    sections = []
-    for group in GROUPS:
-        drawn = pictures(group, steps[DAY_SECONDS if group.of_days else period.step_seconds], begin, now)
-        plots = [(title, mark_safe(svg)) for title, svg in drawn]  # noqa: S308 - every text in it is escaped there
-        sections.append({"title": group.title, "plots": plots})
-    return sections
+    return with_plots(
+        (group.title, plots_of(group, steps[DAY_SECONDS if group.of_days else period.step_seconds], begin, now))
+        for group in GROUPS
+    )
 
 
 def _steps(step_seconds: int, begin: datetime, using: str) -> Steps:

@@ -1,21 +1,20 @@
 """Defines the plots of the statistics page (pure): their columns, their titles, and how rows become points.
 
-A plot shows either a count over whole steps, or a figure as of the end of each step. A step is an hour or a day. After
-the first row, a step without a row has the count zero, because nothing came in. The figure of such a step is unknown,
-and the line of the plot breaks there.
+A step is an hour or a day. A plot shows either a *count*, of what happened during each step, or a *figure*, as measured at
+the end of each step. If a step has no row, nothing happened in it, so a count is 0. A figure of such a step is unknown, so
+the line of the plot breaks there. Before the first row there are no points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from replsite.history.svg import Plot, Point, plot_svg
-from replsite.humanize import byte_size, count
+from replsite.history.plots import Plot, Point
 
-__all__ = ["GROUPS", "PERIODS", "Group", "Period", "Series", "Steps", "begin_of_step", "pictures"]
+__all__ = ["GROUPS", "PERIODS", "Group", "Period", "Series", "Steps", "begin_of_step", "plots_of"]
 
 HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
 #: The line of a plot breaks between points that are more than this number of steps apart.
@@ -43,28 +42,20 @@ PERIODS = {
 }
 
 
-def _number(value: float) -> str:
-    return count(round(value)) if value == round(value) else f"{value:.1f}"
-
-
-def _size(value: float) -> str:
-    return byte_size(round(value))
-
-
 @dataclass(frozen=True, slots=True)
 class Series:
     """A column of ``pipeline.models.ServerStatistics`` to plot."""
 
     column: str
     title: str
-    label: Callable[[float], str] = _number
+    unit: str = "whole"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Plots that belong together, all of counts (``are_counts``) or all of figures.
+    """Plots with one heading. If ``are_counts``, each plot shows what happened during a step, else a value at its end.
 
-    A group ``of_days`` has no hourly plots.
+    If ``of_days``, each plot has one point a day, even for a period whose step is an hour.
     """
 
     title: str
@@ -105,9 +96,9 @@ GROUPS = (
             Series("state_entries", "Entries of the current state"),
             Series("state_groups", "State groups (estimated)"),
             Series("state_deltas", "Rows of state groups (estimated)"),
-            Series("state_bytes", "State groups on disk", _size),
-            Series("event_bytes", "Events on disk", _size),
-            Series("database_bytes", "Database on disk", _size),
+            Series("state_bytes", "State groups on disk", "size"),
+            Series("event_bytes", "Events on disk", "size"),
+            Series("database_bytes", "Database on disk", "size"),
         ),
     ),
 )
@@ -115,7 +106,10 @@ GROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The rows of one step length, in ascending order. Each is (begin of the step, its columns)."""
+    """Stored statistics in steps of one length, an hour or a day. ``rows`` are sorted by time.
+
+    Each of ``rows`` is (time at which the step begins, ``{column of ServerStatistics: value}``).
+    """
 
     step_seconds: int
     rows: Sequence[tuple[datetime, Mapping[str, Any]]]
@@ -126,14 +120,14 @@ def begin_of_step(moment: datetime, step_seconds: int) -> datetime:
     return moment - timedelta(seconds=moment.timestamp() % step_seconds)
 
 
-def pictures(group: Group, steps: Steps, begin: datetime, now: datetime) -> Iterator[tuple[str, str]]:
-    """Yields (title, SVG) for each plot of a group, from ``begin`` until ``now``."""
+def plots_of(group: Group, steps: Steps, begin: datetime, now: datetime) -> Iterator[Plot]:
+    """Yields the plots of a group, from ``begin`` until ``now``."""
     word = "hour" if steps.step_seconds == HOUR_SECONDS else "day"
     gap = timedelta(seconds=steps.step_seconds * _GAP_STEPS)
     for series in group.series:
         points = _counts(series, steps, now) if group.are_counts else _figures(series, steps)
         title = f"{series.title} per {word}" if group.are_counts else series.title
-        yield title, plot_svg(Plot(title, points, begin, now, gap, series.label))
+        yield Plot(title, points, begin, now, gap, series.unit)
 
 
 def _figures(series: Series, steps: Steps) -> list[Point]:

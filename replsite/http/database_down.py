@@ -1,7 +1,7 @@
-"""Answers requests with 503 while the database is away, in HTML or JSON, instead of a traceback.
+"""Answers requests with 503 while the database is away, or a table is missing, in HTML or JSON, instead of a traceback.
 
 The HTML page reloads itself every few seconds, so the browser recovers by itself. The reason is logged once each time
-the database goes away. It is never sent to the client.
+the database goes away, and is never sent to the client. A missing table is named, with the command that makes it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.defaults import server_error
 
+from streams.db import driver
 from streams.runtime.logs import get_logger
 
-__all__ = ["AWAY", "DatabaseDownMiddleware", "DenyWhileDatabaseAway", "away_response", "handler500"]
+__all__ = [
+    "AWAY",
+    "DatabaseDownMiddleware",
+    "DenyWhileDatabaseAway",
+    "away_response",
+    "handler500",
+    "reason_for_viewers",
+]
 
 log = get_logger(__name__)
 AWAY = "The database cannot be read."
@@ -53,8 +61,23 @@ class DatabaseDownMiddleware:
         return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Answers with 503 if a view raised an error of an unusable database."""
-        return away_response(request, exception) if isinstance(exception, _GONE) else None
+        """Answers with 503 if the exception of a view shows that the database is unusable."""
+        return away_response(request, exception) if _is_unusable(exception) else None
+
+
+def _is_unusable(error: BaseException | None) -> bool:
+    return isinstance(error, _GONE) or _is_missing(error)
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    """Returns true for the error of a table, column or sequence that has not been made yet."""
+    cause = error if isinstance(error, driver.DatabaseError) else getattr(error, "__cause__", None)
+    return isinstance(cause, driver.missing)
+
+
+def reason_for_viewers(error: BaseException) -> str:
+    """Returns the sentence that pages show: a missing table with the command that makes it, or ``AWAY``."""
+    return driver.explain(error) if _is_missing(error) else AWAY
 
 
 def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
@@ -62,13 +85,17 @@ def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
 
     Logs the error if the database was not known to be away.
     """
-    _Said.note(error)
+    is_missing, sentence = _is_missing(error), reason_for_viewers(error)
+    if is_missing:
+        log.error("site.table_missing", error=sentence)
+    else:
+        _Said.note(error)
     if "text/html" in request.headers.get("Accept", ""):
         again = request.method in ("GET", "HEAD")
-        text = render_to_string("database_away.html", {"sentence": AWAY, "retry": RETRY_SECONDS if again else None})
-        response = HttpResponse(text, status=503)
+        context = {"sentence": sentence, "is_missing": is_missing, "retry": RETRY_SECONDS if again else None}
+        response = HttpResponse(render_to_string("database_away.html", context), status=503)
     else:
-        response = JsonResponse({"error": AWAY}, status=503)
+        response = JsonResponse({"error": sentence}, status=503)
     response["Retry-After"] = str(RETRY_SECONDS)
     response["Cache-Control"] = "no-store"
     return response
@@ -80,7 +107,7 @@ def handler500(request: HttpRequest) -> HttpResponse:
     Answers with 503 if the database is unusable, and otherwise as Django does.
     """
     error = sys.exc_info()[1]
-    return away_response(request, error) if isinstance(error, _GONE) else server_error(request)
+    return away_response(request, error) if error is not None and _is_unusable(error) else server_error(request)
 
 
 class DenyWhileDatabaseAway:

@@ -35,12 +35,12 @@ _MOST_PROXIES = 20
 class Forwarded:
     """ASGI middleware that puts the real client's address and scheme into the scope.
 
-    It does so only if a configured proxy passed the request on.
+    It changes the scope only if a configured proxy passed the request on.
     """
 
     def __init__(self, application: Application) -> None:
         self._application = application
-        self._networks = networks_of(settings.REPLSITE_PROXY_NETWORKS)
+        self._networks = networks_of(getattr(settings, "REPLSITE_PROXY_NETWORKS", ()))
         self._told: set[str] = set()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
@@ -86,8 +86,8 @@ def networks_of(texts: Sequence[str]) -> list[Network]:
 def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
     """Returns the last address in ``X-Forwarded-For`` that is not a proxy's.
 
-    The search goes from right to left, and ends at the first text that is no address. If there were only proxies up to
-    there, returns the last proxy found, or ``peer`` if none was found.
+    The search goes from right to left, and ends at the first text that is no address. If the search finds only addresses
+    of proxies, returns the last one that it found, or ``peer`` if it found no address.
     """
     # From right to left: each proxy appends the address from which it received the request.
     for text in reversed([part.strip() for part in forwarded_for.rsplit(",", _MOST_PROXIES)]):

@@ -1,8 +1,9 @@
 """Accepts the hosts of ``REPLSITE_REPLICATION_HOSTS`` for catch-up requests, and for nothing else.
 
-A worker of Synapse sends the name of the process that it asks as the host, such as ``Host: master``. If that name were
-in ``ALLOWED_HOSTS``, it would be valid for every page, and as the origin of WebSockets. The host proves nothing. The
-view decides by the secret or the address which clients are allowed.
+In the header ``Host``, a worker of Synapse sends the name of a process, such as ``Host: master``. It is the process from
+which the worker wants an answer. If this name were in ``ALLOWED_HOSTS``, it would be valid for every page, and as the
+origin of WebSockets. The host proves nothing. The view decides by the secret in the request, or by the client's address,
+which clients are allowed.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Django handles each request in a thread, and each thread that queries the database has a connection. Without a limit, a
 crowd of clients takes all connections of the server, and writers are refused. So a request needs a *place*: a permanent
-thread with its connection. There are separate places for pages, logins, scrapes, probes, catch-up, and requests without
-a database, so that none of these blocks another.
+thread with its connection. There are separate places for pages, logins, scrapes, probes, catch-up, waiting syncs, and requests
+without a database, so that none of these blocks another.
 
 A request without a free place waits. A place that becomes free goes to the waiting client that has the fewest places. A
 request that waited too long gets 503 with ``Retry-After``. If too many requests wait, the client with the most waiting
-requests loses its oldest one in the same way.
+requests loses its oldest one in the same way. An answer of server-sent events gives its place back when it begins.
 
 Assumes one event loop. A client is known by the address in the ASGI scope. ``Forwarded`` has replaced the address of a
 proxy there.
@@ -18,15 +18,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext
 from django.conf import settings
 from django.db import connections
+from django.urls import NoReverseMatch, reverse
 
 from streams.conf import stream_settings
 from streams.replication.protocol.access import address_key, is_among, networks_of
@@ -68,7 +71,7 @@ class _Place:
 
 
 class PlacePool:
-    """The places for one kind of request."""
+    """A pool of places for one kind of request. A place is a thread with its database connection."""
 
     def __init__(self, name: str, places: int, most_waiting: int, wait_seconds: float = WAIT_SECONDS) -> None:
         self.name = name
@@ -86,7 +89,7 @@ class PlacePool:
         return self._at_work.total()
 
     async def enter(self, client: str) -> _Place:
-        """Returns a place for a request of this client, after waiting for one if needed.
+        """Returns a place for a request of this client. If no place is free, waits until one is.
 
         Raises `Busy` if the request has to wait too long, or too many requests wait.
         """
@@ -98,7 +101,7 @@ class PlacePool:
         return place
 
     def leave(self, place: _Place, client: str) -> None:
-        """Ends a request. Its place goes to the waiting client that has the fewest places."""
+        """Ends a request. Its place goes to the waiting client that has the fewest places, or becomes free if no client waits."""
         self._at_work[client] -= 1
         if not self._at_work[client]:
             del self._at_work[client]
@@ -178,10 +181,12 @@ class RequestPlaces:
         self._health = PlacePool("health", 2, 1_000)
         self._catch_up = PlacePool("catch-up", 8, 200)
         self._plain = PlacePool("files", 8, 1_000)
+        # A waiting call keeps its place, but no database connection (``replsite.api.access.in_turn``).
+        self._waits = PlacePool("waiting syncs", 100, 200)
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = PlacePool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._tell_at = 0.0
-        LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]
+        LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
@@ -191,11 +196,24 @@ class RequestPlaces:
         except Busy as busy:
             await self._refuse(scope, send, busy)
             return
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                _when_idle(place, lambda: lane.leave(place, client))
+
+        async def send_on(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start" and _is_endless(message):
+                end()
+            await send(message)
+
         try:
             async with ThreadSensitiveContext(executor=place.executor):
-                await self._application(scope | {CAME: came}, receive, send)
+                await self._application(scope | {CAME: came}, receive, send_on)
         finally:
-            _when_idle(place, lambda: lane.leave(place, client))
+            end()
 
     def _lane(self, path: str, method: str) -> PlacePool:
         if method == "POST" and path.endswith("/login/"):
@@ -204,8 +222,10 @@ class RequestPlaces:
             return self._plain
         if path == "/metrics":
             return self._metrics
-        if path.startswith("/health"):  # a load balancer sends no requests to a server that does not answer this
+        if path.startswith("/health"):  # a load balancer sends no requests to a server that does not answer the probe
             return self._health
+        if path.endswith("/sync") and _is_waiting_sync(path):
+            return self._waits
         return self._catch_up if path.startswith("/_synapse/") else self._pages
 
     async def _refuse(self, scope: dict[str, Any], send: Any, busy: Busy) -> None:
@@ -215,14 +235,38 @@ class RequestPlaces:
         await _answer_busy(scope, send)
 
 
+def _is_waiting_sync(path: str) -> bool:
+    """Returns true if the path is that of the API's ``sync``, which keeps no database connection.
+
+    Returns false for every other path, even if its end is the same. Example: ``/admin/api/sync`` leads to Django's admin,
+    which reads the session from the database. A hundred such requests, even of anonymous clients, would take a hundred
+    connections.
+    """
+    try:
+        head, _, tail = reverse("api:sync", args=["~"]).rpartition("~")
+    except NoReverseMatch:  # the site has no API
+        return False
+    return re.fullmatch(f"{re.escape(head)}.+{re.escape(tail)}", path) is not None
+
+
+def _is_endless(message: dict[str, Any]) -> bool:
+    """Returns true for an answer of server-sent events (``streams.browsers``), which goes on without a thread."""
+    kinds = [value for name, value in message.get("headers", ()) if name.lower() == b"content-type"]
+    return any(bytes(kind).startswith(b"text/event-stream") for kind in kinds)
+
+
 def _when_idle(place: _Place, call: Callable[[], None]) -> None:
     """Calls ``call`` on the event loop once the place's thread has nothing to do."""
     # A client asks for a slow page and disconnects. Django drops the request at once, but its thread works on. If the
     # place were free now, the next request could get it, and would wait for that thread while other places are free. So
     # an empty task is queued behind the work, and the place is free when this task is done.
     loop = asyncio.get_running_loop()
-    rest = place.executor.submit(int)
-    rest.add_done_callback(lambda _: loop.call_soon_threadsafe(call))
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the server ended while the thread worked, and its event loop is closed
+            loop.call_soon_threadsafe(call)
+
+    place.executor.submit(int).add_done_callback(tell)
 
 
 class ClientLimit:
@@ -259,7 +303,7 @@ class ClientLimit:
 
 async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
     body, kind = b"Too many requests at once. Try again in a few seconds.\n", b"text/plain; charset=utf-8"
-    if scope["path"].startswith("/_synapse/"):
+    if scope["path"].startswith("/_synapse/") or "/api/v1/" in scope["path"]:
         said = {"errcode": "M_LIMIT_EXCEEDED", "error": body.decode().strip()}
         body, kind = json.dumps(said, separators=(",", ":")).encode(), b"application/json"
     headers = [

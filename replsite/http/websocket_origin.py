@@ -1,9 +1,9 @@
 """Checks the origin of a WebSocket: the page must have the same scheme, host and port as the WebSocket.
 
 Cookies ignore ports. Without this check, a page of another program on the same host could open the WebSocket with the
-viewer's session. The scheme is compared, too, because a page that came over plain HTTP may have been changed on the
-way. Origins in ``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are accepted, too. They are for proxies that
-change the host or are not configured.
+viewer's session. The scheme is compared, too, because a page that came over plain HTTP may have been changed on the way.
+Origins in ``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are accepted, too. Such origins are needed behind a
+proxy that changes the host, or that is not configured.
 """
 
 from __future__ import annotations

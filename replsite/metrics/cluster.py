@@ -1,8 +1,8 @@
-"""Serves ``/metrics``: the cluster's metrics, computed from the site snapshot at each scrape, and those of processes.
+"""Serves ``/metrics``: metrics of the whole cluster, computed from the site snapshot at each scrape, and of processes.
 
 Positions and lag come from the database. So ``/metrics`` of any process shows the whole cluster, and processes cannot
-contradict each other. The page also has the counters of processes (`process`). While the database is away, the page
-still answers, with ``replsite_snapshot_up 0`` and without outdated figures.
+contradict each other. The page also has the counters of processes (`process`). If the database cannot be reached, the
+page is still served, with ``replsite_snapshot_up 0`` and without outdated figures.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from replsite.http.deadline import Deadline, NoAnswer
 from replsite.http.request_places import CAME
 from replsite.metrics import process
+from replsite.metrics.exposition import as_text
 from replsite.metrics.measure import filled
 from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.sources import Scrape
@@ -37,7 +38,7 @@ log = get_logger(__name__)
 
 
 def families(snapshot: Snapshot, *, synapse_names: bool, server_name: str, seconds: float = 0.0) -> Iterator[Metric]:
-    """Yields the snapshot's metric families. ``seconds`` is the time that the snapshot took; it is a metric, too."""
+    """Yields the snapshot's metric families. ``seconds`` is the time that it took to read the snapshot, itself a metric."""
     return filled((*OWN, *SYNAPSE) if synapse_names else OWN, Scrape(snapshot, server_name, seconds))
 
 
@@ -66,7 +67,7 @@ class SnapshotCollector(Collector):
         yield from families(snapshot, synapse_names=synapse_names_are_wanted(), server_name=server_name, seconds=took)
 
     def _note(self, error: str) -> None:
-        """Logs one line when the database goes away and one when it is back. Scrapes in between log nothing."""
+        """Logs a line when the database can no longer be reached, and a line when it can be reached again. Else logs nothing."""
         if error and not self._is_away:
             log.warning("metrics.no_snapshot", error=error)
         elif self._is_away and not error:
@@ -86,12 +87,11 @@ def _get_in_time() -> Snapshot:
         raise OperationalError(str(error)) from error
 
 
-_CLUSTER = CollectorRegistry()
-_CLUSTER.register(SynapseNames(SnapshotCollector(_get_in_time)))
+_CLUSTER = SynapseNames(SnapshotCollector(_get_in_time))
 
 
 def _render() -> bytes:
-    return b"".join(generate_latest(registry) for registry in (_CLUSTER, *process.registries()))
+    return as_text(_CLUSTER.collect()) + b"".join(generate_latest(registry) for registry in process.registries())
 
 
 _SHARED_PAGE = SharedRendering(_render)

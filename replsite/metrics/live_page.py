@@ -1,4 +1,4 @@
-"""Counts the WebSockets of the live page that this process closed, for each reason of a close.
+"""Counts the WebSockets of the live page that this process has closed, by the reason.
 
 The metric ``replsite_live_closed_total`` shows these numbers.
 """

@@ -33,7 +33,7 @@ class Alias:
     where: Mapping[str, str] = field(default_factory=dict)
     """Only samples with these labels are used."""
     fixed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Additional labels of Synapse: name -> value of our label ``origin`` -> value."""
+    """Labels that only Synapse's metric has: name -> {value of our label ``origin`` -> value}."""
 
     def of(self, family: Metric, server_name: str) -> Metric:
         """Returns the family under Synapse's name, with the label ``server_name``."""
@@ -70,11 +70,11 @@ class Measure(Generic[Scraped]):
     rows: Callable[[Scraped], Iterable[Row]]
     synapse: tuple[Alias, ...] = ()
     stands_for: str = ""
-    """For a metric of Synapse that counts differently from ours: the name of our metric."""
+    """Only for a metric of Synapse that counts differently from ours: the name of our metric that it resembles."""
 
     @property
     def exported(self) -> str:
-        """Returns the name as queries use it. The name of a histogram lacks suffixes such as ``_bucket``."""
+        """Returns the name as queries use it. For a histogram, this is the name without suffixes such as ``_bucket``."""
         return self.name + self._suffix
 
     @property
@@ -99,10 +99,11 @@ class Measure(Generic[Scraped]):
 def metric(
     shown: str, text: str, rows: Callable[[Scraped], Iterable[Row]], *synapse: Alias, stands_for: str = ""
 ) -> Measure[Scraped]:
-    """Returns a counter if the name in ``shown`` ends with ``_total``, else a gauge.
+    """Returns the table entry of a metric: a counter if its name ends with ``_total``, else a gauge.
 
-    ``shown`` is the name as queries use it, with labels: ``name{label,label}``. For a metric of Synapse that counts
-    differently from ours, ``stands_for`` is the name of ours.
+    ``shown`` is the name as queries use it, with the labels: ``name{label,label}``. ``synapse`` are the names under which
+    Synapse has the same metric. If ``shown`` itself is a metric of Synapse, which counts differently from ours,
+    ``stands_for`` is the name of our metric.
     """
     name, _, labels = shown.rstrip("}").partition("{")
     kind = "counter" if name.endswith("_total") else "gauge"
@@ -112,11 +113,11 @@ def metric(
 
 def counted_by_library(made: MetricWrapperBase, *synapse: Alias) -> Measure[Any]:
     """Returns the table entry of a metric that prometheus_client counts and exports itself. The entry has no rows."""
-    inner: Any = made  # describe() of the library gives these only in part
+    inner: Any = made  # the library's describe() returns only some of these attributes
     kind = "histogram" if isinstance(made, Histogram) else "counter" if isinstance(made, Counter) else "gauge"
     return Measure(inner._name, tuple(inner._labelnames), inner._documentation, kind, lambda _: (), synapse)
 
 
 def filled(table: Iterable[Measure[Scraped]], scraped: Scraped) -> Iterator[Metric]:
-    """Returns the families of a table, without those that have no samples."""
+    """Yields the metric family of each entry of a table. Leaves out families without samples."""
     return (family for one in table if (family := one.family(one.rows(scraped))).samples)

@@ -1,9 +1,9 @@
 """Serves the process's own metrics over HTTP on one of ``REPLSITE_METRICS_PORTS``.
 
-The server runs on an event loop in a thread of its own, so that clients cost no threads. Pages are rendered in one
-further thread. A client may make one request, within a time limit. If there are too many clients, the oldest one that
-has not sent a complete request is disconnected. There is no authentication: the port listens on loopback unless the
-settings name another host.
+The server runs on an event loop in a thread of its own, so that a client needs no thread. Another thread renders the
+pages. A connection may make one request, within a time limit. If there are too many clients, the server disconnects a
+client that has not sent a complete request, or that already has its answer. There is no authentication: the port listens
+on loopback unless the settings name another host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MetricsPort:
         self._socket, self.address = bind(address)
         self._page = SharedRendering(render)
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="replsite-metrics-page")
-        #: Tasks of clients that have not sent a complete request, the oldest first.
+        #: Tasks that wait for their client, to send its request or to close. The one that waits longest is the first.
         self._waiting: dict[asyncio.Task[None], None] = {}
         self._clients = 0
 
@@ -101,6 +101,7 @@ class MetricsPort:
         async with asyncio.timeout(REQUEST_SECONDS):
             await writer.drain()
             writer.write_eof()
+            self._waiting[task] = None  # the client has its answer, so it gives way to others
             # The client closes first: the abort that follows would discard bytes that it has not received yet.
             while await reader.read(HEAD_BYTES):
                 pass

@@ -4,8 +4,8 @@ With several processes there are three ways to export them. ``docs/how-to/monito
 
 - Default: they are on ``/metrics`` beside the cluster's metrics. This fits a single process, or scrapes that address
   each process.
-- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for its metrics. A command that does one
-  thing and ends has none. ``/metrics`` then has only the cluster's metrics, the same from any process.
+- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for its metrics. A command that ends when
+  its work is done has no such port. ``/metrics`` then has only the cluster's metrics, the same from any process.
 - ``PROMETHEUS_MULTIPROC_DIR``: the processes of a host write their metrics to files in this folder. ``/metrics`` of any
   of these processes shows the sums. Plain counters (``_PLAIN``) are copied to the file every second and at exit.
 """
@@ -43,7 +43,7 @@ FLUSH_SECONDS = 1.0
 
 
 class ProcessCollector(Collector):
-    """The collector of this process's plain counters, which are kept without prometheus_client."""
+    """The collector of this process's plain counters, which do not use prometheus_client."""
 
     def describe(self) -> Iterator[Metric]:
         """Yields the families without samples."""
@@ -60,7 +60,7 @@ _PLAIN = ProcessCollector()
 class MirroredCounters:
     """A copy of the plain counters as prometheus_client values.
 
-    prometheus_client writes these values to the process's file, and `MultiProcessCollector` reads them there.
+    prometheus_client writes these values to the process's file, from which `MultiProcessCollector` reads them.
     """
 
     def __init__(self, collector: Collector = _PLAIN) -> None:
@@ -109,7 +109,7 @@ class MirroredCounters:
 
 
 class _AllProcesses(Collector):
-    """The collector of all processes of this host that write to ``PROMETHEUS_MULTIPROC_DIR``.
+    """The collector for all processes of this host that write to ``PROMETHEUS_MULTIPROC_DIR``.
 
     Gauges of ended processes are dropped.
     """
@@ -144,12 +144,12 @@ def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
     except OSError as error:
-        return error.errno == errno.EPERM  # it exists and belongs to another user
+        return error.errno == errno.EPERM  # the process exists and belongs to another user
     return True
 
 
 def registries() -> list[CollectorRegistry]:
-    """Returns the registries that ``/metrics`` shows beside the cluster's.
+    """Returns the registries whose metrics ``/metrics`` shows beside the metrics of the cluster.
 
     The list is empty if processes have ports of their own.
     """

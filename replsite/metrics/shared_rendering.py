@@ -16,10 +16,10 @@ REST_FACTOR, LONGEST_REST_SECONDS = 3.0, 0.9
 class SharedRendering:
     """A page that is rendered once for all requests that arrive before the rendering begins.
 
-    A page is never older than its request. Otherwise a sum could seem to fall: one process answers with a new sum, then
-    another process answers with an older page. Rendering holds the interpreter lock. So the next rendering begins after
-    a pause of `REST_FACTOR` times the duration of the last one, at most `LONGEST_REST_SECONDS`. Up to that limit,
-    rendering takes no more than a quarter of a core, however many clients scrape.
+    A page is never older than its request. Otherwise a sum could seem to fall: one process returns a new sum, then
+    another process returns an older page. Rendering holds the interpreter lock, so there is a pause between two
+    renderings. The pause is `REST_FACTOR` times as long as the last rendering, at most `LONGEST_REST_SECONDS`. So, unless
+    this maximum is reached, rendering takes no more than a quarter of a core, however many clients scrape.
     """
 
     def __init__(self, render: Callable[[], bytes]) -> None:
@@ -33,8 +33,8 @@ class SharedRendering:
 
         Blocks while a page is rendered, and during the pause before the next one.
         """
-        # `asked` is the request's arrival, not the time at which a thread serves it. Example: 400 scrapes arrive at
-        # once, and four run at a time. If the later time counted, every four would need a page of their own, and the
+        # `asked` is the time of the request's arrival, not the time at which a thread serves it. Example: 400 scrapes arrive at
+        # once, and four are served at a time. If the later time counted, every four would need a page of their own, and the
         # last would time out.
         with self._lock:
             if self._begun < asked:

@@ -1,28 +1,36 @@
 """Computes the samples of metrics, from a snapshot or from counters of this process.
 
-Clients choose their own names, so the number of names is unbounded. Only plain names (``plain_label``) become labels,
-at most ``MOST_LABELS`` of them. All other names share the label ``other``. Of readers that share a label, the worst
-figure is shown.
+Clients choose their own names, so the number of names is unbounded. At most ``MOST_LABELS`` plain names (``plain_label``)
+become labels; readers with a problem come first. All other names share the label ``other``. For readers that share a label,
+the worst figure is shown.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
-from events.notifier import notifier
-from events.notifier.cache import NotifierFigures
+from replsite import rooms
+from replsite.disk import disk_free, disk_reserve
 from replsite.http.request_places import LANES
 from replsite.metrics.live_page import closed
 from replsite.metrics.measure import Row
 from replsite.snapshot.types import ReaderStreamView, ReaderView, Snapshot
-from replsite.status.verdicts import JobWord, ReaderWord, WriterWord
+from replsite.status.verdicts import JobWord, ReaderWord, Severity, WriterWord
+from streams.browsers import clients
 from streams.core.invalidation import stores
+from streams.reading.reader_table import NAMED
 from streams.runtime.text import OTHER, plain_label
 from streams.waiting import wait
+
+if rooms.has("events"):
+    from events.notifier import notifier
+
+if TYPE_CHECKING:
+    from events.notifier.cache import NotifierFigures
 
 
 # --- the cluster --------------------------------------------------------------------------------------------------------
@@ -46,29 +54,41 @@ class Scrape:
         ]
         followed: dict[tuple[str, str], list[ReaderStreamView]] = {}
         for label, readers in self.readers.items():
-            for reader in readers:
-                for view in reader.streams:
+            # Readers with the same positions may share one list of views, which counts once. Dead letters are summed, so readers
+            # that have some never share theirs.
+            for views in {id(reader.streams): reader.streams for reader in readers}.values():
+                for view in views:
                     followed.setdefault((label, view.stream), []).append(view)
         #: ((label, stream), the views of the readers with that label on that stream).
         self.followed = followed.items()
         self.on_events = [(at[0], views) for at, views in self.followed if self.events and at[1] == "events"]
+        self.disk_free, self.disk_reserve = disk_free()[1], disk_reserve()
 
 
 def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
     """Groups the open readers by their label.
 
-    Only a limited number of names get a label of their own: the first in alphabetical order. So at each scrape the
-    same names get one.
+    Only a limited number of names get a label of their own: first the names of readers with a problem, then those of
+    named readers, then others, each in alphabetical order. So the same names have labels at each scrape, until other
+    readers have a problem.
     """
     found: dict[str, list[ReaderView]] = {}
-    for reader in sorted(readers, key=lambda reader: reader.name):
+    for reader in sorted(readers, key=_precedence):
         if reader.closed_at is None:
             found.setdefault(plain_label(reader.name, found), []).append(reader)
     return found
 
 
+def _precedence(reader: ReaderView) -> tuple[int, bool, str]:
+    is_named = reader.key.startswith(NAMED)
+    return -max(reader.status.severity, Severity.NOTE), not is_named, reader.name
+
+
 def completed(scrape: Scrape) -> Iterator[Row]:
-    """Yields numbers of facts by writer and outcome: written, rolled back or resolved."""
+    """Yields the number of facts for each writer and outcome: written, rolled back or resolved.
+
+    Resolved facts are those that were last seen pending when the writer was proven dead.
+    """
     for at, writer in scrape.writers:
         yield writer.facts_written, *at, "written"
         yield writer.facts_rolled_back, *at, "rolled_back"
@@ -76,12 +96,12 @@ def completed(scrape: Scrape) -> Iterator[Row]:
 
 
 def writer_status(scrape: Scrape) -> Iterator[Row]:
-    """Returns a row for each writer and status word: true for the word that applies."""
+    """Returns a row for each writer and each status word. Its value is true if the writer has this status."""
     return ((word == writer.status.word, *at, word) for at, writer in scrape.writers for word in WriterWord)
 
 
 def heartbeats(scrape: Scrape) -> Iterator[Row]:
-    """Returns the last heartbeat of each writer's process. Writers without one are left out."""
+    """Returns the last heartbeat of each writer's process. Writers without a heartbeat are left out."""
     beats = {writer.writer: writer.heartbeat_at for _, writer in scrape.writers if writer.heartbeat_at is not None}
     return ((at, writer) for writer, at in sorted(beats.items()))
 
@@ -96,7 +116,10 @@ def reader_positions(scrape: Scrape) -> Iterator[Row]:
 
 
 def reader_status(scrape: Scrape) -> Iterator[Row]:
-    """Returns a row for each label, stream and status word: true for the worst word of the readers with that label."""
+    """Returns a row for each label, stream and status word.
+
+    Its value is true if this word is the worst status of the readers with this label.
+    """
     for at, views in scrape.followed:
         status = max(views, key=lambda view: view.status.severity).status.word
         yield from ((word == status, *at, word) for word in ReaderWord)
@@ -114,7 +137,7 @@ def connections(scrape: Scrape) -> list[Row]:
 
 
 def kernel_buffers(scrape: Scrape) -> Iterator[Row]:
-    """Yields, for each label, the bytes in the kernel's send and receive buffers of its connections."""
+    """Yields, for each label, the bytes in the kernel's send and receive buffers of all connections with this label."""
     for label, served in scrape.served:
         yield sum(reader.waiting.kernel_send_bytes for reader in served), label, "send"
         yield sum(reader.waiting.kernel_read_bytes for reader in served), label, "read"
@@ -133,7 +156,11 @@ def queued(scrape: Scrape) -> Iterator[Row]:
 
 
 def of_peers(counted: dict[str, int]) -> Iterator[Row]:
-    """Splits counts under keys ``COMMAND name`` into labels for command and name. The number of names is bounded."""
+    """Returns rows of (count, command, label of the client).
+
+    The keys of ``counted`` are ``COMMAND name`` with the client's name. Clients choose their names, so the number of labels
+    is bounded.
+    """
     found: Counter[tuple[str, str]] = Counter()
     known: set[str] = set()
     for what, total in sorted(counted.items()):
@@ -155,7 +182,7 @@ def worker_users(scrape: Scrape) -> Iterator[Row]:
 
 
 def acknowledged(scrape: Scrape) -> Iterator[Row]:
-    """Returns, for each label, the lowest token that its federation senders have acknowledged."""
+    """Returns, for each label, the lowest token that federation senders with this label have acknowledged."""
     tokens: dict[str, int] = {}
     for one in scrape.workers.acknowledged:
         label = plain_label(one.instance, tokens)
@@ -183,14 +210,14 @@ def job_progress(scrape: Scrape) -> Iterator[Row]:
 
 
 def job_periods(_: Any) -> Iterator[Row]:
-    """Returns the period of each kind in ``REPLSITE_JOB_PERIODS``, in seconds."""
+    """Returns the period of each kind of job in ``REPLSITE_JOB_PERIODS``, in seconds."""
     return ((float(seconds), job) for job, seconds in getattr(settings, "REPLSITE_JOB_PERIODS", {}).items())
 
 
 def linear_positions(scrape: Scrape) -> Iterator[Row]:
     """Returns the linear position of each stream, labelled with stream and server.
 
-    A stream recorded from another server has that server's name.
+    For a stream that was recorded from a foreign server, the second label is the name of that server.
     """
     found: dict[tuple[str, str], int] = {}
     for stream in scrape.streams:
@@ -212,7 +239,10 @@ def read_upto(scrape: Scrape) -> Iterator[Row]:
 
 
 def background_status(scrape: Scrape) -> int:
-    """Returns Synapse's number: 2 if a job runs or waits, else -1 if the last job of any kind failed, else 3."""
+    """Returns the value of Synapse's metric for background updates, computed from the jobs of this site.
+
+    The value is 2 if a job runs or waits. Otherwise it is -1 if the last job of some kind failed, and 3 if not.
+    """
     if any(job.status.word in (JobWord.RUNNING, JobWord.QUEUED, JobWord.WAITING) for job in scrape.jobs.jobs):
         return 2
     failed = any(
@@ -227,16 +257,17 @@ class ProcessScrape:
     """The counters of this process at one moment."""
 
     def __init__(self) -> None:
-        figures = notifier.figures()
+        figures = notifier.figures() if rooms.has("events") else None
         #: Empty while the notifier has not been used in this process, else one element.
         self.hot: list[NotifierFigures] = [] if figures is None else [figures]
         self.caches = sorted(stores.items())
         self.timed_out, self.closed = sorted(wait.timed_out.items()), sorted(closed.items())
         self.lanes = LANES
+        self.browsers, self.browser_counts = clients.open_clients(), clients.counts
 
 
 def cache_lookups(scrape: ProcessScrape) -> Iterator[Row]:
-    """Yields how often cached functions were called, by cache and result."""
+    """Yields the number of calls of cached functions, by cache and result."""
     for cache, store in scrape.caches:
         yield store.counts.hits, cache, "hit"
         yield store.counts.misses, cache, "miss"

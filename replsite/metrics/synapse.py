@@ -1,8 +1,8 @@
 """Exports metrics under Synapse's names, for dashboards that were made for Synapse.
 
-Most of these metrics are families of ours with another name, other label names, and the label ``server_name``, by which
-those dashboards filter. `SynapseNames` adds them to the families of a collector. Metrics that also differ from ours in
-units or meaning are entries of the table `SYNAPSE`.
+Most of these metrics are metrics of this site under another name. They have other label names, and the label
+``server_name``, by which those dashboards filter. `SynapseNames` adds them to the families of a collector. Metrics that
+also differ from ours in units or meaning are entries of the table `SYNAPSE`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class _Gives(Protocol):
 
 
 class SynapseNames(Collector):
-    """A collector that adds Synapse's names, if the setting wants them, to the families of another collector."""
+    """A collector that yields the families of another collector and, if configured, their copies under Synapse's names."""
 
     def __init__(self, own: _Gives) -> None:
         self._own = own
 
     def describe(self) -> Iterable[Metric]:
-        """Returns nothing, so that registration collects no metrics."""
+        """Returns no families, so that registration does not collect the metrics."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each family, followed by its aliases."""
+        """Yields each family of the other collector, followed by its copies under Synapse's names."""
         wanted, server_name = synapse_names_are_wanted(), stream_settings().server_name
         for family in self._own.collect():
             yield family

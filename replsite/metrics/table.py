@@ -10,11 +10,12 @@ import platform
 
 import django
 
-from events.persist import counters
+from replsite import rooms
 from replsite.metrics import sources
 from replsite.metrics.measure import Alias, Measure, counted_by_library, metric
 from replsite.metrics.sources import ProcessScrape, Scrape, lag_seconds
 from replsite.status.verdicts import JobWord, Severity
+from streams.browsers.clients import WHAT_HAPPENS
 from streams.follow import lag_histogram
 
 __all__ = ["BY_LIBRARY", "OWN", "PLAIN", "PROCESS", "SYNAPSE", "UP"]
@@ -70,7 +71,8 @@ OWN: tuple[Measure[Scrape], ...] = (
     # --- readers and connections
     metric("replsite_reader_position{reader,stream,writer}", "Position of a reader for each writer of a stream",
            sources.reader_positions),
-    metric("replsite_reader_lag_facts{reader,stream}", "Facts that the reader has not read yet",
+    metric("replsite_reader_lag_facts{reader,stream}",
+           "Facts that the reader has not read yet; beyond the newest 2,000 estimated from the difference of IDs",
            lambda s: ((max(view.lag_facts for view in views), *at) for at, views in s.followed)),
     metric("replsite_reader_lag_seconds{reader,stream}",
            "Age of the oldest fact that the reader has not read; 0: none",
@@ -132,6 +134,12 @@ OWN: tuple[Measure[Scrape], ...] = (
            lambda s: ((one.state_group_rows,) for one in s.storage)),
     metric("replsite_state_groups_unreferenced", "State groups that nothing needs",
            lambda s: ((one.unreferenced_groups,) for one in s.storage)),
+    metric("replsite_database_bytes", "Size of the database on disk",
+           lambda s: ((one.database.size_bytes,) for one in s.storage)),
+    metric("replsite_disk_free_bytes", "Free space of the disk of REPLSITE_DATA_DIR, on the host that answers",
+           lambda s: [(s.disk_free,)]),
+    metric("replsite_disk_reserve_bytes", "How much of it is to stay free: REPLSITE_DISK_RESERVE_BYTES",
+           lambda s: [(s.disk_reserve,)]),
     metric("replsite_jobs{status}", "Jobs that wait, are at work, or ended within a day", sources.jobs_by_status),
     metric("replsite_job_last_success_timestamp_seconds{job}", "When a job of this kind was last done",
            lambda s: ((kind.last_success_at, kind.kind) for kind in s.jobs.kinds)),
@@ -152,7 +160,7 @@ OWN: tuple[Measure[Scrape], ...] = (
            lambda s: ((query.applied_at, query.query) for query in s.jobs.queries)),
 )
 
-#: Metrics of Synapse that differ from ours by more than the name: other units, or the stream ``events`` alone.
+#: Metrics of Synapse that differ from ours not only by name. They have other units, or are about the stream ``events`` alone.
 SYNAPSE: tuple[Measure[Scrape], ...] = (
     metric("synapse_event_persisted_position{server_name}", "Linear position of the stream events",
            lambda s: ((stream.linear_position, s.server_name) for stream in s.events),
@@ -211,13 +219,20 @@ PLAIN: tuple[Measure[ProcessScrape], ...] = (
                       for reason in ("connection", "restored", "trimmed", "behind", "error"))),
     metric("replsite_live_closed_total{reason}", "WebSockets of the live page that this process refused or closed",
            lambda p: ((n, reason) for reason, n in p.closed)),
+    metric("replsite_browsers", "Browsers that this process sends facts to", lambda p: ((p.browsers,),)),
+    metric("replsite_browser_connections_total{what}",
+           "Browsers whose connection began, was refused or ended, by reason, and those that had to load their state anew",
+           lambda p: ((p.browser_counts[what], what) for what in WHAT_HAPPENS)),
     metric("replsite_requests_refused_total{lane}", "HTTP requests that found no place in this process",
            lambda p: ((lane.refused, lane.name) for lane in p.lanes)),
     metric("replsite_requests_at_work{lane}", "HTTP requests that this process works on",
            lambda p: ((lane.at_work, lane.name) for lane in p.lanes)),
 )
-#: Metrics that prometheus_client counts and exports itself.
-BY_LIBRARY = (
+_OF_ROOMS: tuple[Measure[ProcessScrape], ...] = ()
+if rooms.has("events"):
+    from events.persist import counters
+
+    _OF_ROOMS = (
     counted_by_library(counters.EVENTS, Alias("synapse_storage_events_persisted_events")),
     counted_by_library(
         counters.EVENTS_BY_TYPE,
@@ -225,6 +240,10 @@ BY_LIBRARY = (
               fixed={"origin_entity": _ENTITY})),
     counted_by_library(counters.GROUPS),
     counted_by_library(counters.HOPS),
+    )
+#: Metrics that prometheus_client counts and exports itself.
+BY_LIBRARY = (
+    *_OF_ROOMS,
     counted_by_library(
         lag_histogram.DELAY,
         Alias("synapse_event_processing_lag_by_event", {"reader": "name"}, {"stream": "events"})),

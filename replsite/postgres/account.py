@@ -59,7 +59,7 @@ class Account:
 def choose_account(folder: Folder, programs: Path) -> Account:
     """Returns the account that can run ``programs`` on ``folder``.
 
-    Raises FolderClosed if there is none, and BinariesMissing if the caller is root and ``setpriv`` is missing.
+    Raises FolderClosed if no account can, and BinariesMissing if the caller is root and ``setpriv`` is missing.
     """
     if os.geteuid() != 0:
         return Account()
@@ -85,8 +85,8 @@ def choose_account(folder: Folder, programs: Path) -> Account:
 def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
     """Returns user and group of the cluster's owner.
 
-    Without a cluster, or if root owns it, returns those of ``postgres``, else of ``nobody``. Raises FolderClosed if
-    neither account exists.
+    Without a cluster, or if root owns it, returns user and group of ``postgres``, or of ``nobody`` if there is no
+    ``postgres``. Raises FolderClosed if neither account exists.
     """
     if cluster.exists() and (owner := cluster.stat()).st_uid != 0:
         return owner.st_uid, owner.st_gid

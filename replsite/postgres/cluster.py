@@ -7,6 +7,7 @@ next start recognises what a killed server left.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -23,14 +24,15 @@ from pathlib import Path
 import psutil
 
 from replsite.postgres.account import Account, choose_account
-from replsite.postgres.errors import OtherMajorVersion, StartFailed
+from replsite.postgres.errors import DiskFull, OtherMajorVersion, StartFailed
 from replsite.postgres.folder import Folder, is_postgres_of, own_like_folder, try_lock
 
-__all__ = ["Cluster", "log_to", "shared_buffers_mb", "trim_log"]
+__all__ = ["Cluster", "log_to", "shared_buffers_mb", "start_failure", "trim_log"]
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
 LOG_BYTES = 8 * 1024 * 1024
+_NO_SPACE = os.strerror(errno.ENOSPC)
 
 # Written to postgresql.conf, where an operator may change them. Options that must hold are given on the command line.
 _TUNING = """
@@ -45,6 +47,12 @@ log_checkpoints = off
 timezone = 'UTC'
 log_timezone = 'UTC'
 """
+#: The superuser's password is random and long. To repeat its hash thousands of times would protect nothing, and would be
+#: most of what a new connection costs a client. ``_LATER_PASSWORDS`` comes later in the file, so it counts for all others.
+_QUICK_LOGIN = ("--set", "scram_iterations=1")
+_LATER_PASSWORDS = "scram_iterations = 4096  # for passwords of roles that you make\n"
+#: The first major version that has the setting.
+_SETS_ITERATIONS = 16
 _LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 4096
 #: Large enough that other transactions can write WAL while the WAL of a large transaction is flushed.
 _MOST_WAL_BUFFERS_MB = 64
@@ -63,7 +71,7 @@ def shared_buffers_mb(memory: int, *, durable: bool) -> int:
 
 
 def _memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Returns the memory of the machine in bytes, or the limit of this process's container if that is less."""
+    """Returns the memory of the machine in bytes, or the limit of this process's container if the limit is less."""
     total: int = psutil.virtual_memory().total
     with suppress(OSError, ValueError):  # no such container, or one without a limit ("max")
         return min(total, int(limit.read_text()))
@@ -85,7 +93,7 @@ class Cluster:
     def make(self) -> None:
         """Creates the cluster if there is none.
 
-        Raises OtherMajorVersion if there is one of another major version, and StartFailed if initdb fails.
+        Raises OtherMajorVersion if there is a cluster of another major version, and StartFailed if initdb fails.
         """
         self._sweep()
         if self.folder.cluster.exists():
@@ -98,23 +106,26 @@ class Cluster:
         _write_private(password, secrets.token_urlsafe(24))
         self._account.chown(password)
         where: list[str | Path] = ["-D", fresh, "-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password}"]
-        how = ["-E", "UTF8", "--locale=C", *([] if self._fsync else ["--no-sync"])]
+        sets_iterations = int(self._major()[0]) >= _SETS_ITERATIONS
+        quick = _QUICK_LOGIN if sets_iterations else ()
+        how = ["-E", "UTF8", "--locale=C", *quick, *([] if self._fsync else ["--no-sync"])]
         with log_to(self.folder) as log:
             done = subprocess.run(
                 self._account.command(self._programs / "initdb", *where, *how),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/", check=False,
             )  # fmt: skip
         if done.returncode != 0:
-            raise StartFailed(self._failure("PostgreSQL's initdb failed"))
+            raise self._failure("PostgreSQL's initdb failed")
         with (fresh / "postgresql.conf").open("a") as file:
             buffers = shared_buffers_mb(_memory(), durable=self._fsync)
             file.write(_TUNING.format(buffers=buffers, wal_buffers=min(buffers // 16, _MOST_WAL_BUFFERS_MB)))
+            file.write(_LATER_PASSWORDS if sets_iterations else "")
         # The password is moved first. So whenever this process is killed, an existing cluster has its password.
         password.rename(fresh / self.folder.password_file.name)
         fresh.rename(self.folder.cluster)
 
     def start(self) -> None:
-        """Adopts the running server, or starts one, on the port that the server had last if that is free.
+        """Adopts the server if it runs. Otherwise starts it, on the port that it had last if this port is free.
 
         Children of a killed server take a moment to notice that it is gone. No server is started before the last of
         these children has ended. Raises StartFailed if the server ends at its start, or does not answer within
@@ -133,13 +144,13 @@ class Cluster:
                     # The lock is free, so a server that this call started has ended. If another process took its port
                     # between the probe and the start, the start is repeated with another port.
                     if self._child is not None and "Address already in use" not in self.folder.log_tail():
-                        raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
+                        raise self._failure("The embedded PostgreSQL did not start")
                     self._spawn(lock)
                 finally:
                     os.close(lock)
             time.sleep(0.02)
         self.stop()
-        raise StartFailed(self._failure(f"No server of the folder answers after {START_SECONDS:.0f} s"))
+        raise self._failure(f"No server of the folder answers after {START_SECONDS:.0f} s")
 
     def _spawn(self, lock: int) -> None:
         """Starts a server that inherits ``lock``, the descriptor of ``server.lock``."""
@@ -156,7 +167,7 @@ class Cluster:
         self._pid = self._child.pid
 
     def _free_port(self) -> int:
-        """Returns the port that the server had last, or any free port if the last one is taken or not known.
+        """Returns the port that the server had last, or any free port if that port is taken or not known.
 
         PostgreSQL keeps the last port in a file. Raises StartFailed if no port is free.
         """
@@ -168,7 +179,7 @@ class Cluster:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("127.0.0.1", port))
                 return int(probe.getsockname()[1])
-        raise StartFailed(self._failure("No port of 127.0.0.1 is free"))
+        raise self._failure("No port of 127.0.0.1 is free")
 
     def alive(self) -> bool:
         """Returns true if the server runs."""
@@ -179,7 +190,7 @@ class Cluster:
     def stop(self) -> None:
         """Stops the server by a fast shutdown, which writes everything.
 
-        If that takes too long, tries an immediate shutdown, and at last SIGKILL.
+        If the fast shutdown takes too long, tries an immediate shutdown, and at last SIGKILL.
         """
         # PostgreSQL's signals: SIGINT is the fast shutdown, SIGQUIT the immediate one, which needs recovery at the start.
         for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
@@ -191,16 +202,24 @@ class Cluster:
 
     def _check_version(self) -> None:
         made_by = (self.folder.cluster / "PG_VERSION").read_text().strip()
-        said = subprocess.run(
-            self._account.command(self._programs / "postgres", "--version"), capture_output=True, text=True, check=True
-        ).stdout
-        major = re.search(r"\d+", said)
-        if major is None or major.group() != made_by:
+        major, said = self._major()
+        if major != made_by:
             raise OtherMajorVersion(
                 f"The data directory {self.folder.cluster} was made by PostgreSQL {made_by}; the programs in"
-                f" {self._programs} are {said.strip()}. Nothing was changed. Set REPLSITE_POSTGRES_BIN to the programs"
+                f" {self._programs} are {said}. Nothing was changed. Set REPLSITE_POSTGRES_BIN to the programs"
                 f" of version {made_by}, move the data over with pg_dump and psql, or choose another REPLSITE_DATA_DIR."
             )
+
+    def _major(self) -> tuple[str, str]:
+        """Returns (major version of the programs, output of ``postgres --version``).
+
+        The major version is "0" if the output has no number.
+        """
+        said = subprocess.run(
+            self._account.command(self._programs / "postgres", "--version"), capture_output=True, text=True, check=True
+        ).stdout.strip()
+        major = re.search(r"\d+", said)
+        return (major.group() if major else "0"), said
 
     def _sweep(self) -> None:
         """Removes the files that an initdb left when it was killed or failed."""
@@ -210,11 +229,20 @@ class Cluster:
             else:
                 left.unlink(missing_ok=True)
 
-    def _failure(self, what: str) -> str:
-        return (
-            f"{what}. Folder: {self.folder.path}. Log: {self.folder.log}, its last lines:\n{self.folder.log_tail()}\n"
-            "Mend what it names, or set DATABASE_URL to use another server."
+    def _failure(self, what: str) -> StartFailed:
+        return start_failure(self.folder, what)
+
+
+def start_failure(folder: Folder, what: str) -> StartFailed:
+    """Returns the error for a start that failed: ``DiskFull`` if the disk is full, else ``StartFailed``."""
+    tail = folder.log_tail()
+    log = f"Folder: {folder.path}. Log: {folder.log}.\nIts last lines:\n{tail}"
+    # The log is on the same disk, so its last lines may be missing.
+    if _NO_SPACE in what or _NO_SPACE in tail or folder.is_disk_full():
+        return DiskFull(
+            f"{what}, because the disk of {folder.path} is full. Free space there, and it starts again by itself. {log}"
         )
+    return StartFailed(f"{what}. {log}\nMend what it names, or set DATABASE_URL to use another server.")
 
 
 @contextmanager
@@ -232,7 +260,8 @@ def log_to(folder: Folder) -> Iterator[int]:
 def trim_log(path: Path) -> None:
     """Cuts off the beginning of a log longer than ``LOG_BYTES``. Its last ``LOG_BYTES / 2`` bytes stay.
 
-    Errors are ignored until the next call, because a log must never stop a server or prevent its start.
+    After an error the log stays as it is until the next call, because a log must never stop a server or prevent its
+    start.
     """
     with suppress(OSError):
         if path.stat().st_size <= LOG_BYTES:

@@ -5,6 +5,7 @@
     ├── OtherMajorVersion     the data directory was made by another major version
     ├── FolderClosed          the folder or the programs cannot be used by the account that must use them
     └── StartFailed           initdb or the server ended, or did not answer in time
+        └── DiskFull          because there is no space on the folder's disk
 
 Every message says what happened, where, and what to do. The keeper reports an error to the process that started the
 keeper, by the name of the error's class.
@@ -12,7 +13,7 @@ keeper, by the name of the error's class.
 
 from __future__ import annotations
 
-__all__ = ["BinariesMissing", "EmbeddedPostgresError", "FolderClosed", "OtherMajorVersion", "StartFailed"]
+__all__ = ["BinariesMissing", "DiskFull", "EmbeddedPostgresError", "FolderClosed", "OtherMajorVersion", "StartFailed"]
 
 
 class EmbeddedPostgresError(Exception):
@@ -32,4 +33,8 @@ class FolderClosed(EmbeddedPostgresError):
 
 
 class StartFailed(EmbeddedPostgresError):
-    """Raised when the server could not be made or started. The message has the end of its log."""
+    """Raised when the server could not be made or started. The message has the end of the server's log."""
+
+
+class DiskFull(StartFailed):
+    """Raised when the server could not be made or started because its disk is full."""

@@ -2,7 +2,7 @@
 
     data/          the cluster (PGDATA), and in it the password of its superuser, so that both appear at once
     users.lock     held shared by every process that uses the server, as long as the process lives
-    keeper.lock    held by the keeper as long as it lives; the process that starts it takes the lock and hands it on
+    keeper.lock    held by the keeper while it lives; the process that starts the keeper takes the lock and hands it on
     server.lock    inherited by the server and all its children; free means that none of them lives
     postgres.log   the output of initdb, the server and the keeper; its beginning is cut off when it is too long
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from pathlib import Path
 import psutil
 
 __all__ = ["Folder", "Server", "is_postgres_of", "is_same_file", "open_lock", "own_like_folder", "try_lock"]
+
+#: PostgreSQL's own size of a file of WAL.
+WAL_FILE_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Folder:
             self.path.chmod(0o711)
 
     def server(self) -> Server | None:
-        """Returns the living server of this cluster, also while it starts up. Returns None if there is none."""
+        """Returns the living server of this cluster, also while it starts up. Returns None if no server of this cluster lives."""
         try:
             lines = (self.cluster / "postmaster.pid").read_text().splitlines()
             found = Server(int(lines[0]), int(lines[3]), lines[7].strip() == "ready")
@@ -78,6 +82,13 @@ class Folder:
         os.close(descriptor)
         return False
 
+    def is_disk_full(self) -> bool:
+        """Returns true if the disk has no space for another file of WAL, without which a server cannot recover or go on."""
+        try:
+            return shutil.disk_usage(self.path).free < WAL_FILE_BYTES
+        except OSError:
+            return False
+
     def log_tail(self, lines: int = 12) -> str:
         """Returns the last lines of the log, for error messages."""
         with suppress(FileNotFoundError):
@@ -95,7 +106,7 @@ def open_lock(path: Path) -> int:
 def try_lock(path: Path, kind: int) -> int | None:
     """Takes a lock, ``LOCK_SH`` or ``LOCK_EX``, without waiting.
 
-    Returns its descriptor, or None if another holder prevents it.
+    Returns the descriptor of the lock file, or None if another process holds the lock in a way that excludes ``kind``.
     """
     descriptor = open_lock(path)
     try:

@@ -1,9 +1,9 @@
 """Keeps the embedded server of one folder running, from its start to its last user.
 
-``launcher.py`` starts this module as ``python -m replsite.postgres.keeper``. The keeper detaches from its parent,
-reports on standard output, and stays. It restarts a server that was killed. It stops the server when no process holds
-``users.lock`` any more, however the last one ended. If the keeper itself is killed, the server goes on, and the keeper
-of the next user adopts it. This module does not use Django.
+``launcher.py`` starts this module as ``python -m replsite.postgres.keeper``. The keeper detaches from its parent, reports
+on standard output, and stays. It restarts a server that was killed. It stops the server when no process holds
+``users.lock`` any more, however the last of these processes ended. If the keeper itself is killed, the server goes on.
+The next process that uses the server starts a new keeper, which adopts the server. This module does not use Django.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from replsite.postgres.cluster import Cluster, log_to, trim_log
+from replsite.postgres.cluster import Cluster, log_to, start_failure, trim_log
 from replsite.postgres.errors import EmbeddedPostgresError
 from replsite.postgres.folder import Folder, is_same_file, open_lock
 
@@ -52,6 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
         keeper.start()
     except EmbeddedPostgresError as error:
         report = {"error": type(error).__name__, "message": str(error)}
+    except OSError as error:
+        failure = start_failure(folder, f"The embedded PostgreSQL did not start: {error}")
+        report = {"error": type(failure).__name__, "message": str(failure)}
     except Exception as error:  # noqa: BLE001 - the process that waits must get any error
         traceback.print_exc()
         report = {"error": type(error).__name__, "message": f"{type(error).__name__}: {error}"}
@@ -102,7 +105,7 @@ class _Keeper:
             self._cluster.stop()
 
     def _unused(self) -> bool:
-        """Returns true if no process uses the server. The keeper then holds ``users.lock`` alone until it ends.
+        """Returns true if no process uses the server. The keeper then holds ``users.lock`` exclusively until the keeper ends.
 
         Meanwhile processes that want to use the server wait.
         """

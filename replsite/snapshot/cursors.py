@@ -1,13 +1,12 @@
 """Merges the two records of a named reader: the row that its process writes, and its stored cursors (pure).
 
-A reader is shown as long as it has a stored cursor, even if no process runs the reader. While a process runs it, the
-process's row gives the positions. Otherwise the cursors give them.
+A reader is shown as long as it has a stored cursor, even if no process runs the reader. Its positions are those of the row
+while a process runs it, and those of the cursors otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from replsite.snapshot.queries import CursorRow, ReaderRow
@@ -27,9 +26,11 @@ def with_cursors(
     as_of: datetime,
     gone_after_seconds: float,
 ) -> list[ReaderRow]:
-    """Returns all readers, the named ones with their cursors. Cursors without a reader row become rows of their own.
+    """Returns the rows of all readers. Rows of named readers are merged with the stored cursors of the same reader.
 
-    A reader whose process was silent for longer than ``gone_after_seconds`` counts as not running.
+    A named reader that has stored cursors and no row gets a row that is made from its cursors. A reader whose process was
+    silent for longer than ``gone_after_seconds`` counts as not running. ``writers`` maps each stream to the names of its
+    writers.
     """
     by_key: dict[str, dict[str, CursorRow]] = {}
     for cursor in cursors:
@@ -57,14 +58,15 @@ def _merged(
             positions[stream] = _positions(cursor, writers.get(stream, ()))
     # A process that just started has not written its positions yet. Until then its cursors tell which streams it follows.
     runs_on = frozenset(row.positions or positions) if runs else frozenset()
-    return replace(
-        row, positions=positions, cursors=cursors, heartbeat_at=heard_at, closed_at=closed_at, runs_on=runs_on
+    return row._replace(
+        positions=positions, cursors=cursors, heartbeat_at=heard_at, closed_at=closed_at, runs_on=runs_on
     )
 
 
 def _positions(cursor: CursorRow, writers: Sequence[str]) -> dict[str, int]:
     """Returns the cursor's position for each writer: ``base``, or the writer's own entry if that is larger."""
-    return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in {*writers, *cursor.entries}}
+    names = dict.fromkeys((*writers, *cursor.entries))  # in one order, so that equal vectors of readers are found equal
+    return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in names}
 
 
 def _nearest_time(times: Iterable[datetime], as_of: datetime) -> datetime:

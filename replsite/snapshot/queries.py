@@ -8,13 +8,14 @@ also for backward streams, which store negative ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import orjson
 
-from replsite.snapshot.types import WaitingView
+from replsite.snapshot.types import RightsView, WaitingView
 from replsite.status.lag import Window
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.core.queries import bounds_sql, order_sql, sequence_sql, token_sql
@@ -25,6 +26,7 @@ from streams.runtime.silence import silent_seconds_sql
 __all__ = [
     "CursorRow",
     "FarBehind",
+    "KnownPositions",
     "PositionRow",
     "ReaderRow",
     "read_cursors",
@@ -36,32 +38,39 @@ __all__ = [
     "read_windows",
 ]
 
-#: Number of the newest facts of each table of a stream, among which lag is counted exactly.
+#: The number of newest facts that are read of each table of a stream. Within them lag is counted exactly.
 WINDOW_FACTS = 2_000
-#: Number of rows that are searched for the oldest fact that a reader has not read.
+#: The most rows that are searched for the oldest fact that a reader has not read.
 SCAN_FACTS = 5_000
 #: Dead letters of a reader on a stream are counted up to this number.
 MOST_PARKED = 10_000
 #: Readers with an older heartbeat are not shown. Named ones always are, until they are forgotten.
 READER_MEMORY_SECONDS = 86_400
-#: Closed readers are shown for this long. So is a connection whose server is gone, as a connection never comes back.
+#: Closed readers are shown for this time. So are connections whose server is gone, because a connection never comes back.
 CLOSED_MEMORY_SECONDS = 300
-MOST_READERS = 1_000
+MOST_READERS = 5_000
 
 _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
        abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
        i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state,
-       p.id, coalesce(i.version, ''), i.started_at, a.query_start, coalesce(i.lease, 0)
+       p.id, coalesce(i.version, ''), i.started_at, a.query_start, coalesce(i.lease, 0),
+       holder.pid, coalesce(holder.usename, '')
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
+    AND a.datname = current_database()
+LEFT JOIN LATERAL (
+    SELECT b.pid, b.usename
+    FROM unnest(CASE WHEN a.wait_event_type = 'Lock' THEN pg_blocking_pids(a.pid) END) AS blocking (pid)
+    JOIN pg_stat_activity b USING (pid) LIMIT 1
+) AS holder ON true
 ORDER BY p.stream, p.state = 'retired', p.instance_name
 """
 _READERS = f"""
-SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions::text, bytes_in, bytes_out,
-       lines_in, lines_out, buffer_bytes, closed_at, close_reason,
-       error, waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text
+SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, jsonb_hash_extended(positions, 0),
+       bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason,
+       error, waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text, rights::text
 FROM streams_reader
 WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' THEN true
            WHEN closed_at IS NOT NULL THEN {silent_seconds_sql("closed_at")} < {CLOSED_MEMORY_SECONDS}
@@ -69,10 +78,16 @@ WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' THEN true
            ELSE {silent_seconds_sql("heartbeat_at")} < {READER_MEMORY_SECONDS} END
 ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 """
-#: Stored cursors, each with its dead letters: the number up to a limit, the time of the first, and the error of the last.
+#: Index in a row of the hash of the reader's positions.
+_POSITIONS_HASH = 8
+_POSITIONS_OF_READERS = (
+    "SELECT jsonb_hash_extended(positions, 0), positions::text FROM streams_reader WHERE key = ANY(%s)"
+)
+#: Selects stored cursors. Each has figures of its dead letters: their number, the time of the first, the error of the last.
 _CURSORS = f"""
 SELECT c.reader, c.stream, c.base, c.entries::text, c.host, c.process_id, c.seen_at, c.moved_at, c.ended_at, c.error,
-       coalesce(parked.facts, 0), parked.since, coalesce(last.error, '')
+       coalesce(parked.facts, 0), parked.since, coalesce(last.error, ''),
+       c.retry_asked_at IS NOT NULL AND c.retry_began_at IS NULL
 FROM streams_storedcursor c
 LEFT JOIN LATERAL (
     SELECT count(*) AS facts, min(parked_at) AS since FROM (
@@ -85,12 +100,15 @@ LEFT JOIN LATERAL (
 ORDER BY c.error = '', c.reader, c.stream LIMIT {MOST_READERS}
 """
 
+_NOTHING_WAITS = WaitingView()
+KnownPositions = dict[int, Mapping[str, Mapping[str, int]]]
+"""Positions of readers, ``{stream: {writer: position}}``, by the database's hash of them."""
+
 #: (ID, writer, time) of facts, newest first.
 _Batch = list[tuple[int, str, datetime]]
 
 
-@dataclass(frozen=True, slots=True)
-class PositionRow:
+class PositionRow(NamedTuple):
     """A writer on a stream, with its process and the session that holds its oldest pending transaction open."""
 
     stream: str
@@ -117,11 +135,16 @@ class PositionRow:
     started_at: datetime | None = None
     session_query_at: datetime | None = None
     lease: int = 0
+    lock_holder_pid: int | None = None
+    """The session that holds the lock for which the pending transaction waits. None if it does not wait for a lock."""
+    lock_holder_role: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderRow:
-    """A stored reader. ``positions`` is ``{stream: {writer: position}}``, all positive."""
+class ReaderRow(NamedTuple):
+    """A stored reader. ``positions`` is ``{stream: {writer: position}}``, all positive.
+
+    Readers with equal positions have the same ``positions`` object, in this snapshot and in later ones.
+    """
 
     key: str
     name: str
@@ -140,20 +163,21 @@ class ReaderRow:
     closed_at: datetime | None
     close_reason: str
     error: str = ""
-    """The error that stopped the reader. Empty: the reader runs, or ended in order."""
-    waiting: WaitingView = field(default_factory=WaitingView)
-    cursors: Mapping[str, CursorRow] = field(default_factory=dict)
-    """Stored cursors of a named reader by stream, as far as they are in the streams' database."""
+    """The error that stopped the reader. Empty if the reader runs, or ended without an error."""
+    waiting: WaitingView = _NOTHING_WAITS
+    cursors: Mapping[str, CursorRow] = MappingProxyType({})
+    """Stored cursors of a named reader by stream. Cursors in other databases than that of the streams are not known."""
     runs_on: frozenset[str] = frozenset()
-    """Streams that a living process follows as this named reader."""
+    """Streams that a running process follows as this named reader."""
     has_row: bool = True
-    """False: the reader has stored cursors and no row."""
+    """False if the reader has stored cursors but no row."""
+    rights: RightsView | None = None
 
     @property
     def is_named(self) -> bool:
-        """True if the reader is a named one. It is shown until an operator forgets it.
+        """True if the reader is a named reader. A named reader is shown until an operator forgets it.
 
-        Its cursors are stored here, or in the database to which its handlers write.
+        Its cursors are stored in this database, or in the database to which its handlers write.
         """
         return self.key.startswith(NAMED)
 
@@ -178,11 +202,13 @@ class CursorRow:
     parked_facts: int
     parked_since: datetime | None
     parked_error: str
+    retry_waits: bool
+    """True if an operator asked to retry dead letters, and no process has begun it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FarBehind:
-    """A reader's vector whose oldest unread fact may lie below the window of its stream (``replsite.status.lag``).
+    """A reader's positions on a stream, if its oldest unread fact may lie below the stream's window (``replsite.status.lag``).
 
     ``low`` and ``high`` bound the IDs of the facts to search.
     """
@@ -196,7 +222,8 @@ class FarBehind:
 def read_positions(cursor: Any) -> list[PositionRow]:
     """Returns all writers of all streams, sorted by stream. In each stream, retired writers come last."""
     cursor.execute(_POSITIONS)
-    return [PositionRow(*row) for row in cursor.fetchall()]
+    with collector_paused():
+        return [PositionRow._make(row) for row in cursor.fetchall()]
 
 
 def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[datetime, dict[str, int]]:
@@ -210,13 +237,24 @@ def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[d
     return as_of, dict(zip((stream.name for stream in streams), values, strict=True))
 
 
-def read_readers(cursor: Any) -> list[ReaderRow]:
+def read_readers(cursor: Any, known: KnownPositions) -> list[ReaderRow]:
     """Returns stored readers: the named ones first, then open ones, then closed ones.
 
     Readers that are not named are left out if their last heartbeat is old or they closed long ago.
+
+    Positions take much space, and many readers have equal ones. So the query returns hashes first. Positions are read only
+    if their hash is not in ``known``, once for each hash. Afterwards ``known`` has the positions of the returned readers.
     """
     cursor.execute(_READERS)
-    return [_reader(row) for row in cursor.fetchall()]
+    found = cursor.fetchall()
+    keys = {row[_POSITIONS_HASH]: row[0] for row in found}
+    if new := [key for number, key in keys.items() if number not in known]:
+        cursor.execute(_POSITIONS_OF_READERS, [new])
+        known |= {number: _vectors(text) for number, text in cursor.fetchall()}
+    for number in known.keys() - keys.keys():
+        del known[number]
+    with collector_paused():
+        return [_reader(row, known) for row in found]
 
 
 def read_cursors(cursor: Any) -> list[CursorRow]:
@@ -233,11 +271,22 @@ def _entries(text: str) -> dict[str, int]:
     return {writer: at for writer, at in stored.items() if isinstance(at, int)} if isinstance(stored, dict) else {}
 
 
-def _reader(row: Sequence[Any]) -> ReaderRow:
-    values, (lines, kernel_send, kernel_read, queued) = list(row[:-4]), row[-4:]
-    values[8] = _vectors(row[8])
-    values.append(WaitingView(lines, kernel_send, kernel_read, _queued(queued)))
-    return ReaderRow(*values)
+def _reader(row: Sequence[Any], known: KnownPositions) -> ReaderRow:
+    *values, lines, kernel_send, kernel_read, queued, rights = row
+    # Missing if the caller's transaction has no fixed snapshot, and the row changed between the two queries.
+    values[_POSITIONS_HASH] = known.get(row[_POSITIONS_HASH], {})
+    is_waiting = lines or kernel_send or kernel_read or queued != "{}"
+    waiting = WaitingView(lines, kernel_send, kernel_read, _queued(queued)) if is_waiting else _NOTHING_WAITS
+    return ReaderRow._make((*values, waiting, {}, frozenset(), True, _rights(rights)))
+
+
+def _rights(text: str | None) -> RightsView | None:
+    stored = orjson.loads(text) if text is not None else None
+    if not isinstance(stored, dict):
+        return None
+    patterns = {kind: tuple(map(str, stored.get(kind, ()))) for kind in ("names", "streams", "reports")}
+    refused, refusal = int(stored.get("refused", 0)), str(stored.get("refusal", ""))
+    return RightsView(str(stored.get("certificate", "")), **patterns, refused=refused, refusal=refusal)
 
 
 def _queued(text: str) -> dict[str, int]:
@@ -248,15 +297,18 @@ def _queued(text: str) -> dict[str, int]:
 
 
 def _vectors(text: str) -> dict[str, dict[str, int]]:
-    """Parses stored positions. Entries of an unexpected type are left out."""
+    """Parses the stored positions of a reader: ``{stream: {writer: position}}``. Leaves out entries of an unexpected type."""
     stored = orjson.loads(text)
     if not isinstance(stored, dict):
         return {}
-    return {
-        stream: {writer: abs(at) for writer, at in vector.items() if isinstance(at, int)}
-        for stream, vector in stored.items()
-        if isinstance(vector, dict)
-    }
+    return {stream: _positive(vector) for stream, vector in stored.items() if isinstance(vector, dict)}
+
+
+def _positive(vector: dict[str, Any]) -> dict[str, int]:
+    # The usual vector is returned as it is: there may be hundreds of thousands of entries.
+    if set(map(type, vector.values())) == {int} and min(vector.values()) >= 0:
+        return vector
+    return {writer: abs(at) for writer, at in vector.items() if isinstance(at, int)}
 
 
 def read_last_writes(
@@ -322,8 +374,8 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
 def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
     """Returns the window of a stream: the newest facts of all of its tables.
 
-    Leaves out the facts with IDs for which one of the tables may lack facts. For each table, ``tables`` has the ID
-    above which the table was read, and the facts that were read, newest first.
+    For each table, ``tables`` has the ID above which the table was read, and the facts that were read, newest first. Below
+    some ID, a table may have facts that were not read. The window begins above the highest of these IDs.
     """
     # A batch that reached the limit may lack rows of its lowest ID and lacks all IDs below. It is complete above that.
     cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
@@ -345,9 +397,9 @@ def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str
 
 
 def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, datetime]:
-    """Returns the receive time of the oldest fact above each vector, by the vector's index.
+    """Returns the receive time of the oldest unread fact for each of the ``vectors``, by index.
 
-    A vector without such a fact has no entry.
+    A vector that lacks no fact has no entry.
     """
     by_stream: dict[str, list[int]] = {}
     for index, vector in enumerate(vectors):

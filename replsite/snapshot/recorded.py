@@ -1,9 +1,9 @@
-"""Builds the snapshot's view of recorded foreign servers.
+"""Builds the snapshot's view of recorded foreign servers. A *record* holds the streams of one foreign server.
 
-Their streams and writers look like our own, and are marked as recorded.
+The streams and writers in a record look like our own, and are marked as recorded.
 
-This takes one query, in the same database snapshot as everything else. A record is left out if it ended, or if its
-recorder went silent, more than a day ago.
+One query reads all records, in the same database snapshot as everything else. A record is left out if it ended more than
+a day ago, or if its recorder has not reported for more than a day.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORDER BY s.name, p.stream, p.instance_name LIMIT {MOST_WRITERS}
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
-    """A writer of a foreign server, with the name of the record in which the server's facts are stored."""
+    """A writer of a foreign server, with the name of the record that holds the server's facts."""
 
     record: str
     server_name: str

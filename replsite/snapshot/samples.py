@@ -1,6 +1,6 @@
-"""Loads the site's history of the last minutes, so that the small charts of a new process are full at once.
+"""Loads the site's history of the last minutes, so that the small charts of a new process are complete at once.
 
-The history comes from ``streams_sample``, over a Django cursor. The table stays empty while no serving process writes it.
+The history is read from ``streams_sample`` with a Django cursor. If no serving process has written samples, it is empty.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shares one snapshot in a process between all viewers, scrapes and probes of the same moment.
 
-A `SharedSnapshot` also keeps the history that tells a stuck reader from one that catches up. So all callers show the
-same status words. Calls block, and may come from any thread.
+A `SharedSnapshot` also keeps the history that distinguishes a stuck reader from one that catches up. So all callers show the
+same status words. Calls block, and may be made from any thread.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from replsite.status.trends import History
 
 __all__ = ["SHARED", "SharedSnapshot"]
 
-#: A snapshot younger than this is returned again.
+#: The age up to which a snapshot is returned again.
 FRESH_SECONDS = 0.9
 
 
 class SharedSnapshot:
-    """A cache of one snapshot. Callers that arrive while a new one is taken wait for it and share it."""
+    """A cache of one snapshot. Callers that arrive while a new snapshot is taken wait for it and share it."""
 
     def __init__(self, take: Callable[[History], Snapshot] = take_snapshot) -> None:
         self._take = take
@@ -31,7 +31,7 @@ class SharedSnapshot:
         self._latest: Snapshot | None = None
 
     def get(self, fresh_seconds: float = FRESH_SECONDS) -> Snapshot:
-        """Returns a snapshot younger than ``fresh_seconds``. Takes a new one if there is none.
+        """Returns a snapshot younger than ``fresh_seconds``. Takes a new snapshot if the cached one is older.
 
         Raises ``django.db.Error`` if the database cannot be read. An older snapshot is never returned instead.
         """

@@ -1,7 +1,7 @@
-"""Reads what fills the database: sizes and growth of tables, state groups, and big rooms.
+"""Reads figures of the database's storage: sizes and growth of tables, state groups, and big rooms.
 
-This takes a few bounded queries on a Django cursor, inside the snapshot's transaction. Row counts are PostgreSQL's own
-estimates; no table is counted. Unreferenced state groups are found by index. If there are very many groups, only a
+A few bounded queries on a Django cursor read the figures, inside the snapshot's transaction. Row counts are PostgreSQL's
+own estimates; no table is counted. Unreferenced state groups are found by index. If there are very many groups, only a
 sample is checked.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.apps import apps
-
+from replsite import rooms
 from replsite.snapshot.types import RoomSizeView, StorageView, TableView
 
 __all__ = ["DATABASE", "MOST_TABLES", "STORAGE_SECONDS", "read_storage"]
@@ -44,7 +43,9 @@ WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.state_group = g.id)
   AND NOT EXISTS (SELECT FROM state_stategroup n WHERE n.prev_group = g.id)
 """
 _ROOMS = f"""
-SELECT room_id, events, history, joined, state_entries, last_event_at FROM pipeline_roomstatistics
+SELECT room_id, events, history, joined, state_entries, last_event_at,
+    (SELECT applied_at FROM pipeline_batchledger WHERE query = 'statistics')
+FROM pipeline_roomstatistics
 WHERE events + history > 0 ORDER BY events + history DESC, room_id LIMIT {MOST_ROOMS}
 """
 
@@ -74,7 +75,7 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
         state_bytes=group_bytes + row_bytes,
         unreferenced_groups=unreferenced,
         unreferenced_exact=exact,
-        rooms=_rooms(cursor),
+        **_rooms(cursor),
     )
 
 
@@ -84,7 +85,7 @@ def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
     ``groups`` is PostgreSQL's estimate of the number of all state groups. The returned number is None if ``state`` or
     ``events`` is not installed.
     """
-    if groups is None or not apps.is_installed("events"):
+    if groups is None or not rooms.has("events"):
         return None, True
     if groups <= GROUPS_LOOKED_AT:
         cursor.execute(_UNREFERENCED.format(sample=""))
@@ -94,8 +95,10 @@ def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
     return round(cursor.fetchone()[0] * 100 / percent), False
 
 
-def _rooms(cursor: Any) -> tuple[RoomSizeView, ...]:
-    if not apps.is_installed("pipeline"):
-        return ()
+def _rooms(cursor: Any) -> dict[str, Any]:
+    """Returns the biggest rooms, and the time of their figures."""
+    if not rooms.has("pipeline"):
+        return {}
     cursor.execute(_ROOMS)
-    return tuple(RoomSizeView(*row) for row in cursor.fetchall())
+    rows = cursor.fetchall()
+    return {"rooms": tuple(RoomSizeView(*row) for *row, _ in rows), "rooms_as_of": rows[0][-1] if rows else None}

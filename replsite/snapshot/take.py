@@ -1,9 +1,9 @@
-"""Takes a snapshot of the site: what every stream, writer and reader does now, with its status word.
+"""Takes a snapshot of the site: every stream, writer and reader with its present figures and status word.
 
-``take_snapshot`` reads the database with a bounded number of queries in one consistent snapshot. The pure rules of
-``replsite.status.verdicts`` and ``replsite.status.lag`` then judge the figures. The page, the commands, the metrics and
-the health answers all show this ``Snapshot`` and make no queries of their own for it. Calls block, so they are made
-from threads only. ``replsite.snapshot.shared`` shares one snapshot among all viewers of a process.
+``take_snapshot`` reads the database with a bounded number of queries, in one database snapshot. Then the pure rules of
+``replsite.status.verdicts`` and ``replsite.status.lag`` compute the status words. The page, the commands, the metrics and
+the health checks all show this ``Snapshot`` and make no queries of their own for it. Calls block, so they are made from
+threads only. ``replsite.snapshot.shared`` shares one snapshot among all viewers of a process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from django.conf import settings
 
+from replsite.disk import disk_free, disk_reserve
 from replsite.humanize import counted
 from replsite.snapshot import queries as rows
 from replsite.snapshot.cursors import with_cursors
@@ -51,6 +52,7 @@ from replsite.status.verdicts import (
     Verdict,
     WriterOnStream,
     WriterWord,
+    judge_disk,
     judge_expected,
     judge_health,
     judge_missing_reader,
@@ -65,25 +67,27 @@ from streams.core.declaration import StreamDeclaration
 from streams.core.names import matches_pattern
 from streams.core.positions import DRAINING, RETIRED, linear_position, lowest_unread
 from streams.db.consistent_read import read_only_snapshot
+from streams.runtime.gc_pause import collector_paused
 from streams.runtime.silence import silent_seconds
 from streams.runtime.text import shown
 from streams.runtime.version import program_version
 
 __all__ = ["limits", "take_snapshot"]
 
-#: Limit on the retired writers listed for a stream. The latest are listed.
+#: The most retired writers that are listed for a stream. The latest are listed.
 MOST_RETIRED = 20
 _QUIET = Verdict("idle", Severity.FINE, "No process writes this stream now.")
 _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
 
 
 def limits() -> Limits:
-    """Returns the limits of the status words from the settings. Unset ones have defaults."""
+    """Returns the limits of the status words. They come from the settings, or are defaults."""
     return Limits(
         heartbeat_seconds=stream_settings().heartbeat_seconds,
         blocked_after_seconds=getattr(settings, "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0),
         stuck_after_seconds=getattr(settings, "REPLSITE_STUCK_AFTER_SECONDS", 10.0),
         left_behind_after_seconds=getattr(settings, "REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0),
+        reader_periods=getattr(settings, "REPLSITE_READER_PERIODS", {}),
     )
 
 
@@ -105,12 +109,16 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
         writers: dict[str, list[str]] = {}
         for row in positions:
             writers.setdefault(row.stream, []).append(row.writer)
-        given = rows.read_readers(cursor), rows.read_cursors(cursor)
+        given = rows.read_readers(cursor, history.positions), rows.read_cursors(cursor)
         readers = with_cursors(*given, writers, as_of, limits().gone_after_seconds)
+        by_stream: dict[str, list[PositionRow]] = {}
+        for row in positions:
+            by_stream.setdefault(row.stream, []).append(row)
         reading = _Reading(
             as_of=as_of,
             declarations={stream.name: stream for stream in declarations},
             positions=positions,
+            by_stream=by_stream,
             sequences=sequences,
             readers=readers,
             last_writes=rows.read_last_writes(cursor, declarations, positions),
@@ -118,11 +126,13 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
             workers=read_workers(cursor, stream_settings().worker_silence_seconds),
             jobs=read_jobs(cursor, as_of),
             storage=history.seldom("storage", as_of.timestamp(), STORAGE_SECONDS, lambda: read_storage(cursor, as_of)),
+            disk=_read_disk(),
         )
         lags = _read_lags(cursor, reading)
         if history.lag.is_cold(as_of.timestamp()):
             warm(history, read_samples(cursor), reading.readers)
-    return _Assembly(reading, lags, limits(), history).snapshot()
+    with collector_paused():
+        return _Assembly(reading, lags, limits(), history).snapshot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,7 @@ class _Reading:
     as_of: datetime
     declarations: Mapping[str, StreamDeclaration]
     positions: Sequence[PositionRow]
+    by_stream: Mapping[str, Sequence[PositionRow]]
     sequences: Mapping[str, int]
     readers: Sequence[ReaderRow]
     last_writes: Mapping[tuple[str, int], datetime]
@@ -139,9 +150,11 @@ class _Reading:
     workers: WorkersView
     jobs: JobsView
     storage: StorageView | None
+    disk: tuple[str, int, int]
+    """(a folder on this process's disk, the free bytes there, the bytes that should stay free)"""
 
-    def writers_of(self, stream: str) -> list[PositionRow]:
-        return [row for row in self.positions if row.stream == stream]
+    def writers_of(self, stream: str) -> Sequence[PositionRow]:
+        return self.by_stream.get(stream, ())
 
     def stream_names(self) -> list[str]:
         """Returns the declared streams, then streams that are only in the database.
@@ -162,79 +175,93 @@ def _last_fact(row: PositionRow) -> int:
     return min(row.position, row.last_write_position)
 
 
-#: (stream, sorted positions by writer), hashable.
-_Vector = tuple[str, tuple[tuple[str, int], ...]]
+#: A reader's positions on a stream, in a hashable form: (stream, writers, their positions in the same order).
+_Vector = tuple[str, tuple[str, ...], tuple[int, ...]]
+_NO_LAG = Unread(0, True, None)
 
 
 class _Lags:
-    """The lags of readers by their vector. Readers with the same vector on a stream share one lag."""
+    """The lags of readers. Readers with equal positions on a stream share one lag."""
 
     def __init__(self) -> None:
         self.known: dict[_Vector, Unread] = {}
+        #: The same lags by the ``id()`` of the positions on the stream. Most readers share these objects.
+        self._by_id: dict[int, Unread] = {}
 
     def of(self, stream: str, have: Mapping[str, int]) -> Unread:
-        return self.known.get(_vector(stream, have), Unread(0, True, None))
+        found = self._by_id.get(id(have))
+        if found is None:
+            found = self._by_id[id(have)] = self.known.get(_vector(stream, have), _NO_LAG)
+        return found
+
+    def of_writer(self, row: PositionRow) -> Unread:
+        return self.known.get((row.stream, (row.writer,), (row.position,)), _NO_LAG)
 
 
 def _vector(stream: str, have: Mapping[str, int]) -> _Vector:
-    return stream, tuple(sorted(have.items()))
+    # Not sorted, because there may be very many. The database returns the writers of a vector in one order.
+    return stream, tuple(have), tuple(have.values())
 
 
 def _read_lags(cursor: Any, reading: _Reading) -> _Lags:
     """Computes the lags of readers, by comparing their positions with the newest facts of each stream.
 
-    Also computes how many facts lie above each active writer's position, because linear readers wait for these facts.
+    Also counts the facts above each active writer's position, because linear readers wait for these facts.
     """
     upto = {name: reading.facts_upto(name) for name in reading.declarations}
-    behind: dict[_Vector, int] = {}
-    for stream, have in _vectors(reading):
-        low = lowest_unread(have, upto[stream])
-        if low is not None:
-            behind[_vector(stream, have)] = low
-    windows = _read_windows(cursor, reading, upto, behind)
+    heads = {name: max(found.values(), default=0) for name, found in upto.items()}
+    with collector_paused():
+        found = {_vector(stream, have): have for stream, have in _vectors(reading, heads)}
+        behind: dict[_Vector, int] = {}
+        for vector, have in found.items():
+            if (low := lowest_unread(have, upto[vector[0]])) is not None:
+                behind[vector] = low
+    windows = _read_windows(cursor, reading, heads, behind)
     lags = _Lags()
     far: list[tuple[_Vector, FarBehind]] = []
-    for vector, low in behind.items():
-        stream, have = vector[0], dict(vector[1])
-        lags.known[vector] = unread(have, upto[stream], windows.get(stream, EMPTY))
-        # The oldest unread fact may lie below the window. One more query looks up these facts for all such vectors.
-        if lags.known[vector].below_window:
-            high = max(upto[stream].values())
-            far.append((vector, FarBehind(reading.declarations[stream], low, high, have)))
+    with collector_paused():
+        for vector, low in behind.items():
+            stream, have = vector[0], found[vector]
+            lag = lags.known[vector] = unread(have, upto[stream], windows.get(stream, EMPTY))
+            # The oldest unread fact may lie below the window. One more query looks up these facts for all such vectors.
+            if lag.below_window:
+                far.append((vector, FarBehind(reading.declarations[stream], low, heads[stream], have)))
     oldest = rows.read_oldest_unread(cursor, [wanted for _, wanted in far])
     for index, at in oldest.items():
-        found = lags.known[far[index][0]]
-        oldest_at = at if found.oldest_at is None else min(at, found.oldest_at)
-        lags.known[far[index][0]] = Unread(found.facts, found.exact, oldest_at)
+        lag = lags.known[far[index][0]]
+        oldest_at = at if lag.oldest_at is None else min(at, lag.oldest_at)
+        lags.known[far[index][0]] = Unread(lag.facts, lag.exact, oldest_at)
     return lags
 
 
-def _vectors(reading: _Reading) -> Iterator[tuple[str, Mapping[str, int]]]:
-    for reader in reading.readers:
-        for stream, have in reader.positions.items():
+def _vectors(reading: _Reading, heads: Mapping[str, int]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    for positions in {id(reader.positions): reader.positions for reader in reading.readers}.values():
+        for stream, have in positions.items():
             if stream in reading.declarations and have:
                 yield stream, have
     for row in reading.positions:
-        if row.state != RETIRED and row.stream in reading.declarations:
-            yield row.stream, _behind_writer(row)
-
-
-def _behind_writer(row: PositionRow) -> dict[str, int]:
-    """Returns the vector of a linear reader that waits for this writer.
-
-    Such a reader has all facts up to the writer's position.
-    """
-    return {row.writer: row.position}
+        if row.state != RETIRED and row.position < heads.get(row.stream, 0):
+            # The vector of a linear reader that waits for this writer: it has all facts up to the writer's position.
+            yield row.stream, {row.writer: row.position}
 
 
 def _read_windows(
-    cursor: Any, reading: _Reading, upto: Mapping[str, Mapping[str, int]], behind: Mapping[_Vector, int]
+    cursor: Any, reading: _Reading, heads: Mapping[str, int], behind: Mapping[_Vector, int]
 ) -> dict[str, Window]:
     lowest: dict[str, int] = {}
-    for (stream, _), low in behind.items():
+    for (stream, _, _), low in behind.items():
         lowest[stream] = min(low, lowest.get(stream, low))
-    wanted = {name: (reading.declarations[name], low, max(upto[name].values())) for name, low in lowest.items()}
+    wanted = {name: (reading.declarations[name], low, heads[name]) for name, low in lowest.items()}
     return rows.read_windows(cursor, wanted)
+
+
+def _read_disk() -> tuple[str, int, int]:
+    """Returns a folder on the data directory's disk, the free bytes of the disk, and the bytes that should stay free."""
+    try:
+        folder, free = disk_free()
+    except OSError:  # health checks report the error; the rest of the snapshot does not need the folder
+        return "", 0, 0
+    return str(folder), free, disk_reserve()
 
 
 class _Assembly:
@@ -255,9 +282,14 @@ class _Assembly:
         self.moved = history.moved.add(self.at, moved)
         self.expected = expected_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
         self.hours = history.hours.add(self.at, self._written_by_the_expected())
+        #: Stream -> writer -> the position up to which linear readers may read this writer's facts.
+        self.linear_upto: dict[str, dict[str, int]] = {}
 
     def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
-        """Returns series of facts per second: for streams by their name, for active writers by (stream, writer)."""
+        """Returns the recent facts per second of each stream and of each active writer.
+
+        The key of a stream is its name. The key of a writer is (stream, writer).
+        """
         counters: dict[Hashable, float] = dict.fromkeys(self.reading.stream_names(), 0)
         for (stream, _), number in written.items():
             counters[stream] += number
@@ -269,7 +301,10 @@ class _Assembly:
         return found
 
     def _written_by_the_expected(self) -> dict[Hashable, int]:
-        """Returns the number of facts written under each expected name that has a minimum per hour."""
+        """Returns a dictionary from (stream, expected name) to the number of facts that were written under this name.
+
+        Names without a minimum per hour are left out.
+        """
         return {
             (one.stream, one.writer): sum(row.facts_written for row in self._rows_of(one))
             for found in self.expected.values()
@@ -348,9 +383,9 @@ class _Assembly:
         return ExpectedView(one.stream, one.writer, len(living), seen.facts_last_hour, one.least_per_hour, verdict)
 
     def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
-        """Returns the writers to list: all active ones, and those that retired within ``retired_shown_seconds``.
+        """Returns the writers to list: all active writers, and those that retired within ``retired_shown_seconds``.
 
-        Of the retired ones only the latest ``MOST_RETIRED`` are listed.
+        Of the retired writers only the latest ``MOST_RETIRED`` are listed.
         """
         shown_seconds = stream_settings().retired_shown_seconds
         retired = [r for r in found if r.state == RETIRED and (self._age(r.last_advance_at) or 0.0) <= shown_seconds]
@@ -363,7 +398,7 @@ class _Assembly:
         return None if at is None else self.reading.last_writes.get((row.stream, at))
 
     def _writer(self, row: PositionRow) -> WriterView:
-        behind = Unread(0, True, None) if row.state == RETIRED else self.lags.of(row.stream, _behind_writer(row))
+        behind = _NO_LAG if row.state == RETIRED else self.lags.of_writer(row)
         last_write_at = self._last_write_at(row)
         seen = WriterOnStream(
             stream=row.stream,
@@ -377,6 +412,8 @@ class _Assembly:
             last_write_age=self._age(last_write_at),
             transaction=row.oldest_pending_transaction,
             session=_session(row),
+            lock_holder_pid=row.lock_holder_pid,
+            lock_holder_role=row.lock_holder_role,
             process=f"process {row.process_id} on {row.host}" if row.process_id else "",
             draining=row.state == DRAINING,
         )
@@ -417,34 +454,32 @@ class _Assembly:
     # --- readers --------------------------------------------------------------------------------------------------
 
     def _readers(self, last_fact: Mapping[str, datetime | None]) -> list[ReaderView]:
-        samples: dict[Hashable, Sample] = {
-            (reader.key, stream): Sample(have, self.lags.of(stream, have).facts)
-            for reader in self.reading.readers
-            for stream, have in reader.positions.items()
-        }
-        motions = self.history.add(self.at, samples)
+        # Thousands of readers may have the same positions, so one sample of each serves them all.
+        shared: dict[int, list[tuple[str, Sample]]] = {}
+        samples: dict[Hashable, Sample] = {}
+        for reader in self.reading.readers:
+            if (found := shared.get(id(reader.positions))) is None:
+                found = shared[id(reader.positions)] = [
+                    (stream, Sample(have, self.lags.of(stream, have).facts))
+                    for stream, have in reader.positions.items()
+                ]
+            samples.update({(reader.key, stream): sample for stream, sample in found})
+        self.motions = self.history.add(self.at, samples)
         self.recent = self.history.lag.highest(self.at, {key: sample.lag_facts for key, sample in samples.items()})
         self.history.lag.forget_others(samples)
-        return [self._reader(reader, motions, last_fact) for reader in self.reading.readers]
+        self.last_fact = last_fact
+        self.followed: dict[tuple[Any, ...], _Followed] = {}
+        return [self._reader(reader) for reader in self.reading.readers]
 
     def _missing(self) -> list[ReaderView]:
-        """Returns a view for each reader in REPLSITE_READERS of which no row and no cursor was read."""
+        """Returns a view for each reader in REPLSITE_READERS that has no row and no cursor."""
         known = {row.name for row in self.reading.readers}
         wanted = [name for name in dict.fromkeys(stream_settings().readers) if name not in known]
         return [_missing_reader(name, self.reading.as_of) for name in wanted]
 
-    def _reader(
-        self, row: ReaderRow, motions: Mapping[Any, Motion], last_fact: Mapping[str, datetime | None]
-    ) -> ReaderView:
-        streams = _worst_first(
-            [
-                self._reader_on_stream(row, stream, motions[row.key, stream], last_fact.get(stream))
-                for stream, have in row.positions.items()
-                if have
-            ]
-        )
-        alone = judge_reader(self._seen(row, "", Unread(0, True, None), Motion(), None), self.limits)
-        default = _READS_NOTHING if alone.severity == Severity.FINE and row.closed_at is None else alone
+    def _reader(self, row: ReaderRow) -> ReaderView:
+        heartbeat_seconds = self._silence(row.heartbeat_at) or 0.0
+        followed = self._followed(row, heartbeat_seconds)
         runs = not row.is_named or bool(row.runs_on)
         return ReaderView(
             key=row.key,
@@ -455,7 +490,7 @@ class _Assembly:
             process_id=row.process_id,
             connected_at=row.connected_at,
             heartbeat_at=row.heartbeat_at,
-            heartbeat_seconds=self._silence(row.heartbeat_at) or 0.0,
+            heartbeat_seconds=heartbeat_seconds,
             bytes_in=row.bytes_in,
             bytes_out=row.bytes_out,
             lines_in=row.lines_in,
@@ -463,22 +498,56 @@ class _Assembly:
             buffer_bytes=row.buffer_bytes,
             closed_at=None if row.is_named else row.closed_at,
             close_reason=row.close_reason,
-            lag_facts=sum(stream.lag_facts for stream in streams),
-            lag_seconds=max((stream.lag_seconds for stream in streams), default=0.0),
-            status=worst((stream.status for stream in streams), default),
-            streams=streams,
+            lag_facts=followed.lag_facts,
+            lag_seconds=followed.lag_seconds,
+            status=followed.status,
+            streams=followed.streams,
             waiting=row.waiting,
             runs=runs,
             has_row=row.has_row,
+            rights=row.rights,
             **self._speeds(row),
         )
 
-    def _reader_on_stream(
-        self, row: ReaderRow, stream: str, motion: Motion, last_fact_at: datetime | None
-    ) -> ReaderStreamView:
+    def _followed(self, row: ReaderRow, heartbeat_seconds: float) -> _Followed:
+        """Returns the streams of a reader with their figures.
+
+        There may be thousands of readers with the same figures. Such readers share one object, if they are open, alive
+        and not named, and if their positions and their recent movement are equal.
+        """
+        moved = tuple([self.motions[row.key, stream] for stream in row.positions])
+        recent = tuple([_unless_nothing(self.recent[row.key, stream]) for stream in row.positions])
+        if row.is_named or row.closed_at is not None or heartbeat_seconds > self.limits.gone_after_seconds:
+            return self._followed_alone(row, moved, recent)
+        key = (id(row.positions), row.kind == "connection", moved, recent)
+        if (found := self.followed.get(key)) is None:
+            found = self.followed[key] = self._followed_alone(row, moved, recent)
+        return found
+
+    def _followed_alone(self, row: ReaderRow, moved: Sequence[Motion], recent: Sequence[Series]) -> _Followed:
+        streams = _worst_first(
+            [
+                self._reader_on_stream(row, stream, motion, series)
+                for stream, motion, series in zip(row.positions, moved, recent, strict=True)
+                if row.positions[stream]
+            ]
+        )
+        return _Followed(
+            streams=streams,
+            lag_facts=sum(stream.lag_facts for stream in streams),
+            lag_seconds=max((stream.lag_seconds for stream in streams), default=0.0),
+            status=worst((stream.status for stream in streams), _READS_NOTHING) if streams else self._idle(row),
+        )
+
+    def _idle(self, row: ReaderRow) -> Verdict:
+        """Returns the status of a reader that follows no stream."""
+        verdict = judge_reader(self._seen(row, "", _NO_LAG, Motion(), None), self.limits)
+        return _READS_NOTHING if verdict.severity == Severity.FINE and row.closed_at is None else verdict
+
+    def _reader_on_stream(self, row: ReaderRow, stream: str, motion: Motion, recent: Series) -> ReaderStreamView:
         have = row.positions[stream]
         lag = self.lags.of(stream, have)
-        seen = self._seen(row, stream, lag, motion, last_fact_at)
+        seen = self._seen(row, stream, lag, motion, self.last_fact.get(stream))
         cursor = row.cursors.get(stream)
         return ReaderStreamView(
             stream=stream,
@@ -491,7 +560,7 @@ class _Assembly:
             status=judge_reader(seen, self.limits),
             lag_change_per_second=motion.lag_change_per_second,
             seconds_to_current=_seconds_to_current(lag.facts, motion.lag_change_per_second),
-            recent=_unless_nothing(self.recent.get((row.key, stream), ())),
+            recent=recent,
             error=seen.named.error if seen.named is not None else "",
             parked_facts=seen.named.parked_facts if seen.named is not None else 0,
             parked_exact=seen.named is None or seen.named.parked_exact,
@@ -519,6 +588,7 @@ class _Assembly:
     ) -> ReaderOnStream:
         return ReaderOnStream(
             lag_facts=lag.facts,
+            lag_exact=lag.exact,
             lag_seconds=self._age(lag.oldest_at) or 0.0,
             heartbeat_age=self._silence(row.heartbeat_at) or 0.0,
             stream_quiet_seconds=self._age(last_fact_at),
@@ -528,18 +598,22 @@ class _Assembly:
             went_back_seconds=motion.went_back_seconds,
             waits_for=self._waits_for(row, stream) if lag.facts and row.kind != "connection" else "",
             named=self._named(row, stream) if row.is_named else None,
+            is_connection=row.kind == "connection",
         )
 
     def _named(self, row: ReaderRow, stream: str) -> NamedReader:
-        """Returns what the status rules need to know about a named reader: its process, error and dead letters."""
+        """Returns the input of the status rules about a named reader: its process, error and dead letters."""
         cursor = row.cursors.get(stream)
         runs = stream in row.runs_on if stream else bool(row.runs_on)
         ended_at = row.closed_at or row.heartbeat_at
         # The reader runs, but no longer on this stream. Then the cursor's last move tells how long it has been unattended.
         if row.runs_on and cursor is not None:
             ended_at = cursor.moved_at
+        position = max(row.positions.get(stream, {}).values(), default=0)
+        given_out = self.streams[stream].sequence_value if stream in self.streams else None
         return NamedReader(
             name=row.name,
+            above=None if given_out is None or position <= max(given_out, 1) else (position, given_out),
             runs=runs,
             unrun_seconds=0.0 if runs else self._silence(ended_at) or 0.0,
             has_ended=row.closed_at is not None or bool(row.runs_on),
@@ -549,18 +623,21 @@ class _Assembly:
             parked_exact=cursor is None or cursor.parked_facts <= rows.MOST_PARKED,
             parked_seconds=(self._age(cursor.parked_since) or 0.0) if cursor is not None else 0.0,
             parked_error=cursor.parked_error if cursor is not None else "",
+            retry_waits=cursor is not None and cursor.retry_waits,
         )
 
     def _waits_for(self, row: ReaderRow, stream: str) -> str:
-        """Returns a text about the writer that a reader waits for, or "" if it does not wait.
+        """Returns a text about the writer that a reader waits for, or "" if the reader does not wait.
 
-        This is the writer that holds back the linear position. A reader waits if it has read everything up to the
-        linear position, and nothing beyond.
+        A reader waits if it has read everything up to the linear position, and nothing beyond. It waits for the writer
+        that holds back the linear position.
         """
         view, have = self.streams.get(stream), row.positions.get(stream)
         if view is None or not have or max(have.values()) > view.linear_position:
             return ""
-        upto = {w: min(at, view.linear_position) for w, at in self.reading.facts_upto(stream).items()}
+        if (upto := self.linear_upto.get(stream)) is None:
+            facts = self.reading.facts_upto(stream).items()
+            upto = self.linear_upto[stream] = {writer: min(at, view.linear_position) for writer, at in facts}
         if lowest_unread(have, upto) is not None:
             return ""
         holder = _holder(view)
@@ -572,37 +649,52 @@ class _Assembly:
         problems = []
         for stream in streams:
             behind = judge_sequence(stream.name, stream.sequence_value, stream.head)
-            problems += [Problem(f"Stream {stream.name}", behind)] if behind else []
+            problems += [Problem(f"Stream {stream.name}", behind, stream.name)] if behind else []
             problems += [
-                Problem(f"Writer {name} of {stream.name}", status)
-                for name, status in (
-                    *((one.writer, one.status) for one in stream.expected),
-                    *((writer.writer, writer.status) for writer in stream.writers),
+                Problem(_writer_of(name, stream), status, about)
+                for name, status, about in (
+                    *((one.writer, one.status, "") for one in stream.expected),
+                    *((writer.writer, writer.status, writer.writer) for writer in stream.writers),
                 )
                 if _worth(status)
             ]
-        held = {stream.name for stream in streams if (w := _holder(stream)) is not None and _worth(w.status)}
+        held = {
+            stream.name: _writer_of(writer.writer, stream)
+            for stream in streams
+            if (writer := _holder(stream)) is not None and _worth(writer.status)
+        }
         for reader in readers:
-            waits = reader.status.word == ReaderWord.WAITING and held & {view.stream for view in reader.streams}
-            if waits or _worth(reader.status):
+            is_waiting = reader.status.word == ReaderWord.WAITING
+            cause = next((held[view.stream] for view in reader.streams if is_waiting and view.stream in held), "")
+            if cause or _worth(reader.status):
                 on = f" on {reader.streams[0].stream}" if reader.streams else ""
-                problems.append(Problem(f"{reader.kind.capitalize()} {reader.name}{on}", reader.status))
+                subject = f"{reader.kind.capitalize()} {reader.name}{on}"
+                problems.append(Problem(subject, reader.status, reader.about, cause))
         jobs = self.reading.jobs.jobs
-        problems += [Problem(f"Job {job.id} ({job.kind})", job.status) for job in jobs if _worth(job.status)]
+        problems += [
+            Problem(f"Job {job.id} ({job.kind})", job.status, str(job.id)) for job in jobs if _worth(job.status)
+        ]
         writers = {w.writer for stream in streams for w in stream.writers if w.state != RETIRED}
         open_readers = sum(reader.closed_at is None and reader.runs for reader in readers)
         parts = (counted(len(streams), "stream"), counted(len(writers), "writer"), counted(open_readers, "reader"))
+        folder, free, wanted = self.reading.disk
+        full = judge_disk(folder, free, wanted)
+        problems += [Problem("Disk", full, folder)] if full else []
         return judge_health(problems, ", ".join(parts))
 
 
 def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedView]) -> Verdict:
     """Returns the worst status among active writers and expected writers with a problem.
 
-    Of several statuses of the same severity, prefers that of a writer that is writing.
+    If several have the same severity, prefers the status of a writer that is writing.
     """
     active = [writer.status for writer in writers if writer.state != RETIRED]
     active += [one.status for one in expected if _worth(one.status)]
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
+
+
+def _writer_of(name: str, stream: StreamView) -> str:
+    return f"Writer {name} of {stream.name}"
 
 
 def _holder(stream: StreamView) -> WriterView | None:
@@ -612,6 +704,16 @@ def _holder(stream: StreamView) -> WriterView | None:
         if is_lowest and (writer.pending_facts or _worth(writer.status)):
             return writer
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """The streams of a reader, worst first, with the lag and status over all of them."""
+
+    streams: tuple[ReaderStreamView, ...]
+    lag_facts: int
+    lag_seconds: float
+    status: Verdict
 
 
 def _missing_reader(name: str, as_of: datetime) -> ReaderView:

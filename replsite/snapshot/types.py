@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from replsite.status.verdicts import Health, Severity, Verdict
+from streams.reading.reader_table import NAMED
 
 __all__ = [
     "AcknowledgedView",
@@ -23,6 +24,7 @@ __all__ = [
     "QueryFigures",
     "ReaderStreamView",
     "ReaderView",
+    "RightsView",
     "RoomSizeView",
     "Snapshot",
     "StorageView",
@@ -41,8 +43,8 @@ class WriterView:
     """A writer on one stream. Ages are in seconds.
 
     ``pending_facts`` are reserved and not complete yet. ``behind_facts`` is the number of facts above the writer's
-    position, and ``behind_seconds`` the age of the oldest. Linear readers wait for these facts. If ``behind_exact`` is
-    false, the number is an estimate.
+    position, and ``behind_seconds`` the age of the oldest of these facts. Linear readers wait for them. If
+    ``behind_exact`` is false, the number is an estimate.
     """
 
     stream: str
@@ -73,15 +75,15 @@ class WriterView:
     """Key of its row in ``streams_streamposition``. None: a recorded writer has no row there."""
     version: str = ""
     lease: int = 0
-    """Number of its lease. It grows when a process takes the name, and when it takes it again after a lost lock."""
+    """The number of its lease. It grows when a process takes the name, also when the same process takes it again."""
     started_at: datetime | None = None
-    """When its process began to write. ``version`` and this time belong to the process, not to the writer."""
+    """The time at which its process began to write. This time and ``version`` belong to the process, not to the writer."""
     oldest_pending_query_at: datetime | None = None
-    """When the session that holds the oldest pending transaction open began its last query."""
+    """The time at which the session of the oldest pending transaction began its last query."""
     facts_per_second: float | None = None
     """Over the last half minute. None: not watched long enough."""
     recent: tuple[float | None, ...] = ()
-    """Facts per second in the last five minutes, as far as this process watched the writer. Empty: no facts at all."""
+    """Facts per second in the last five minutes, or since this process began to watch the writer. Empty: no facts at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class ExpectedView:
     """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream.
 
     ``living`` is the number of matching writers that are alive and have not retired. ``facts_last_hour`` is None if no
-    minimum is set, and until this process has watched these writers for an hour.
+    minimum is set, or if this process has watched these writers for less than an hour.
     """
 
     stream: str
@@ -123,7 +125,7 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class ReaderStreamView:
-    """A reader on one stream. ``lag_seconds`` is the age of the oldest fact that it has not read, 0 if there is none."""
+    """A reader on one stream. ``lag_seconds`` is the age of the oldest fact that the reader has not read, or 0."""
 
     stream: str
     positions: Mapping[str, int]
@@ -136,7 +138,7 @@ class ReaderStreamView:
     lag_change_per_second: float | None = None
     """In facts. Above 0: the lag grows. None: not watched long enough."""
     seconds_to_current: float | None = None
-    """Time until the lag is 0 at the present rate. None: there is no lag, or it does not fall."""
+    """Seconds until the lag is 0 at the present rate. None: there is no lag, or it does not fall."""
     recent: tuple[float | None, ...] = ()
     """Highest lag in facts in the last five minutes, by steps, oldest first. Empty: there was no lag."""
     error: str = ""
@@ -157,6 +159,21 @@ class WaitingView:
     kernel_read_bytes: int = 0
     queued: Mapping[str, int] = field(default_factory=dict)
     """Number of rows by stream that the reader has received and not handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class RightsView:
+    """The rights of a connection's certificate (``REPLSITE_WIRE_RIGHTS``), as patterns. ``*`` allows everything.
+
+    ``refused`` is the number of the connection's commands that were refused. ``refusal`` is the reason for the last one.
+    """
+
+    certificate: str
+    names: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
+    refused: int = 0
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +208,19 @@ class ReaderView:
     bytes_out_per_second: float | None = None
     """Over the last half minute. None: not watched long enough."""
     seconds_to_overflow: float | None = None
-    """Time until the unsent bytes reach the limit at which the connection is closed as slow. None: they do not grow."""
+    """Seconds until the unsent bytes reach the limit at which a slow connection is closed. None: they do not grow."""
     waiting: WaitingView = WaitingView()
     runs: bool = True
-    """False: a named reader with stored cursors that no process runs now."""
+    """False for a named reader with stored cursors that no process runs now."""
     has_row: bool = True
-    """True: it has a row in ``streams_reader``. False: only its cursors are known."""
+    """True if it has a row in ``streams_reader``. False if only its cursors are known."""
+    rights: RightsView | None = None
+    """None: no rule limits it."""
+
+    @property
+    def about(self) -> str:
+        """The argument of actions on the reader: for a named reader its name, for any other reader its key."""
+        return self.key.removeprefix(NAMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +245,7 @@ class AcknowledgedView:
 
 @dataclass(frozen=True, slots=True)
 class CountView:
-    """A counter of what happened on the connections of all servers, or of rows that jobs changed.
+    """A total of what happened on the connections of all servers, such as sent commands, or a total of rows that jobs changed.
 
     ``kind`` is closed, refused, received, sent, rdata, updates, dropped or job rows.
     """
@@ -246,7 +270,7 @@ class WorkersView:
     counts: tuple[CountView, ...] = ()
 
     def counted(self, kind: str) -> dict[str, int]:
-        """Returns the totals of one kind by name."""
+        """Returns ``{name: total}`` of the counters of this kind."""
         return {count.name: count.total for count in self.counts if count.kind == kind}
 
 
@@ -254,8 +278,8 @@ class WorkersView:
 class JobStatusView:
     """A job that is queued or running, or that ended within a day.
 
-    ``done`` and ``total`` refer to the present stage. They are numbers of ``unit``, for example of events. ``rate`` is
-    the growth of ``done`` per second.
+    ``done`` and ``total`` are amounts of the present stage, in ``unit``, for example events. ``rate`` is the growth of
+    ``done`` per second in this stage. If the job is over, ``rate`` is the average over the job's whole time.
     """
 
     id: int
@@ -286,7 +310,7 @@ class JobFigures:
 class QueryFigures:
     """The progress of a query of the live pipeline: its number of applied batches, and the time of the last one.
 
-    The batches are counted since the query's tables were made.
+    Batches are counted from the creation of the query's tables.
     """
 
     query: str
@@ -307,7 +331,7 @@ class JobsView:
 class TableView:
     """A table with PostgreSQL's estimate of its rows (None: not known) and its bytes including indexes.
 
-    ``grown_bytes`` and ``grown_rows`` count from ``grown_since``: a day ago, or as far back as the history reaches.
+    ``grown_bytes`` and ``grown_rows`` are the growth since ``grown_since``: since a day ago, or since the history begins.
     """
 
     name: str
@@ -342,10 +366,12 @@ class StorageView:
     """Rows of all state groups, stored as deltas."""
     state_bytes: int = 0
     unreferenced_groups: int | None = None
-    """State groups that no event references and that no other group is a delta of."""
+    """State groups that no event references, and that no other group is a delta to."""
     unreferenced_exact: bool = True
     """False: estimated from a sample, because there are many groups."""
     rooms: tuple[RoomSizeView, ...] = ()
+    rooms_as_of: datetime | None = None
+    """The time at which the live pipeline last added a batch to the figures of ``rooms``."""
 
 
 @dataclass(frozen=True, slots=True)

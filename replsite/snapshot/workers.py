@@ -1,4 +1,4 @@
-"""Reads for the snapshot what workers reported, and the counters of connections, in one query.
+"""Reads the reports of workers and the counters of connections for the snapshot, in one query.
 
 The query runs on a Django cursor. It limits the number of rows, because clients choose the names.
 """
@@ -43,7 +43,7 @@ SELECT jsonb_build_object(
 
 
 def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
-    """Returns the reports of workers. Connections that reported nothing for ``silence_seconds`` are left out."""
+    """Returns the reports of workers, without those of connections that were silent for ``silence_seconds``."""
     cursor.execute(_WORKERS, {"silence": silence_seconds})
     found = orjson.loads(cursor.fetchone()[0])
     return WorkersView(

@@ -17,7 +17,10 @@ __all__ = ["Expected", "expected_writers", "wrong_expectations"]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A name or pattern that some living writer of the stream must have, with the least facts per hour that it must write."""
+    """A name or pattern that the name of some living writer of the stream must match.
+
+    It has the least number of facts per hour that the writer must write, if there is such a minimum.
+    """
 
     stream: str
     writer: str
@@ -25,7 +28,7 @@ class Expected:
 
 
 def expected_writers(given: Any) -> dict[str, list[Expected]]:
-    """Returns the expected writers by stream. An invalid setting gives none; the system checks report it."""
+    """Returns ``{stream: expected writers}``. The result is empty for an invalid setting, which the system checks report."""
     if next(wrong_expectations(given), None) is not None:
         return {}
     return {

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from streams.core.positions import position_of
+from streams.core.positions import positions_of
 
 __all__ = ["Unread", "Window", "unread"]
 
@@ -40,20 +40,15 @@ class Window:
 
     def __init__(self, facts: Iterable[tuple[int, str, datetime]], complete_above: int) -> None:
         self.complete_above = complete_above
-        self._ids: dict[str, list[int]] = {}
-        self._times: dict[str, list[datetime]] = {}
+        #: IDs by writer, ascending, and the times of the same facts.
+        self.ids: dict[str, list[int]] = {}
+        self.times: dict[str, list[datetime]] = {}
         previous = None
         for number, writer, received_at in sorted(facts):  # among the rows of a fact, the oldest comes first
             if number != previous:
-                self._ids.setdefault(writer, []).append(number)
-                self._times.setdefault(writer, []).append(received_at)
+                self.ids.setdefault(writer, []).append(number)
+                self.times.setdefault(writer, []).append(received_at)
             previous = number
-
-    def between(self, writer: str, after: int, upto: int) -> tuple[int, datetime | None]:
-        """Returns the number of facts of one writer with ``after < ID <= upto``, and when the first of them was received."""
-        ids = self._ids.get(writer, [])
-        first, end = bisect_right(ids, after), bisect_right(ids, upto)
-        return max(0, end - first), self._times[writer][first] if first < end else None
 
 
 EMPTY = Window((), 0)
@@ -62,23 +57,27 @@ EMPTY = Window((), 0)
 def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> Unread:
     """Returns the facts that a reader has not read, over all writers.
 
-    ``have`` is the reader's vector. ``upto`` gives for each writer the position up to which it has facts. Equal vectors
-    have no lag, whatever the clock says.
+    ``have`` is the reader's vector. ``upto`` gives for each writer the position up to which it has facts. If the reader
+    has reached all of ``upto``, it has no lag, whatever the clock says.
     """
     facts, oldest, gap_from, gap_upto = 0, None, None, 0
-    for writer, at in upto.items():
-        mine = position_of(have, writer)
+    complete_above, ids_of = window.complete_above, window.ids.get
+    for mine, (writer, at) in zip(positions_of(have, upto), upto.items(), strict=True):
         if mine >= at:
             continue
-        counted, first = window.between(writer, mine, at)
-        facts += counted
-        if first is not None and (oldest is None or first < oldest):
-            oldest = first
+        if (ids := ids_of(writer)) is not None:
+            first = bisect_right(ids, mine)
+            end = len(ids) if ids[-1] <= at else bisect_right(ids, at)
+            if first < end:
+                facts += end - first
+                received_at = window.times[writer][first]
+                if oldest is None or received_at < oldest:
+                    oldest = received_at
         # The window does not cover (mine, complete_above]. The difference of IDs is the estimate for this part. The parts of
         # several writers overlap and share their IDs, so the estimate is one span over all of them.
-        if mine < window.complete_above:
+        if mine < complete_above:
             gap_from = mine if gap_from is None else min(gap_from, mine)
-            gap_upto = max(gap_upto, min(at, window.complete_above))
+            gap_upto = max(gap_upto, min(at, complete_above))
     if gap_from is None:
         return Unread(facts, True, oldest)
     return Unread(facts + gap_upto - gap_from, False, oldest, below_window=True)

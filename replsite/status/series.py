@@ -57,7 +57,7 @@ class _Steps:
             self.values[place] = value
 
     def upto(self, step: int) -> Series:
-        """Returns the ``STEPS`` values that end with this step."""
+        """Returns the values of the ``STEPS`` steps up to this one, oldest first. A step without a sample has None."""
         self.go_to(step)
         if step == self.last:
             return tuple(self.values)
@@ -65,7 +65,7 @@ class _Steps:
 
 
 class Recent:
-    """Recent figures by key. Not thread-safe. ``forget_others`` removes keys that are gone."""
+    """The figures of the last five minutes, by key. Not thread-safe. ``forget_others`` removes keys that are gone."""
 
     def __init__(self) -> None:
         self._steps: dict[Hashable, _Steps] = {}
@@ -80,7 +80,7 @@ class Recent:
         return self._at is None or at - self._at > _LONGEST_GAP_SECONDS
 
     def seed(self, key: Hashable, values: Iterable[tuple[float, float]]) -> None:
-        """Adds (moment, value) pairs of earlier steps from another source. Steps that are known already stay."""
+        """Adds (moment, value) pairs of earlier steps from another source. Steps that are known already keep their values."""
         for at, value in values:
             step = int(at // STEP_SECONDS)
             steps = self._of(key, step)
@@ -105,8 +105,8 @@ class Recent:
 
         Returns for each key its growth per second in each of its last steps, oldest first.
 
-        The rate of a step covers the time since the last sample of the step before. A counter that became lower begins
-        anew: the growth is counted from its new value.
+        The rate of a step covers the time since the last sample of the step before. If a counter became lower, its
+        growth is counted from its new value.
         """
         step = int(at // STEP_SECONDS)
         for key, value in counters.items():
@@ -118,8 +118,8 @@ class Recent:
     def _base(self, key: Hashable, step: int, at: float, value: float) -> tuple[float, float]:
         """Returns the moment and value from which the rate of the present step is computed.
 
-        This is the last sample of the step before. Counting begins anew with the present sample if the key has no
-        earlier one, the pause since then is too long, or the counter became lower.
+        This is usually the last sample of the step before. It is the present sample in three cases: the key has no
+        earlier sample, the pause since the last sample is too long, or the counter became lower.
         """
         known = self._seen.get(key)
         if known is None or value < known.last or at - known.last_at > _LONGEST_GAP_SECONDS:

@@ -1,15 +1,14 @@
 """Detects from several snapshots whether a reader moves, and whether its lag grows (pure).
 
-One snapshot cannot show either. A `History` keeps the figures of this process's recent snapshots. Every sample comes
-with its time by the database's clock. So samples of different database servers must not be mixed.
+One snapshot cannot show movement or growth. A `History` keeps the figures of this process's recent snapshots. Every
+sample comes with its time by the database's clock. So samples of different database servers must not be mixed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from replsite.status.series import Recent
 
@@ -22,16 +21,14 @@ HOUR_SECONDS, HOUR_STEP_SECONDS = 3_600.0, 60.0
 SHORTEST_SECONDS = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A reader's position on a stream, for each writer, and its lag."""
 
     position: Mapping[str, int]
     lag_facts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Motion:
+class Motion(NamedTuple):
     """The movement of a reader. A value is None if the reader was not watched long enough."""
 
     unmoved_seconds: float | None = None
@@ -54,9 +51,9 @@ class _Track:
         self.lags = [(at, sample.lag_facts)]
 
     def add(self, at: float, sample: Sample, oldest: float) -> None:
-        """Adds the next sample. Drops the lags that only applied before the moment ``oldest``."""
+        """Adds the next sample, and drops the lags that were followed by another lag before the moment ``oldest``."""
         before, self.position = self.position, sample.position
-        if sample.position != before:
+        if sample.position is not before and sample.position != before:
             self.moved_at = at
             if any(position < before.get(writer, position) for writer, position in sample.position.items()):
                 self.went_back_at = at
@@ -68,15 +65,19 @@ class _Track:
 
 
 class Speeds:
-    """Growth per second over the last half minute, for several counters of each key."""
+    """A record of counters that computes their growth per second over the last half minute.
+
+    There are several counters for each key.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, deque[tuple[float, tuple[int, ...]]]] = {}
 
     def add(self, at: float, counters: Mapping[Hashable, tuple[int, ...]]) -> dict[Hashable, tuple[float, ...] | None]:
-        """Adds the counters of one moment and forgets other keys.
+        """Adds the counters of one moment, and forgets keys that are not in ``counters``.
 
-        Returns the growth per second, or None for a key that was watched for less than 3 seconds.
+        Returns for each key the growth per second of its counters, or None if the key was watched for less than 3
+        seconds.
         """
         for gone in self._seen.keys() - counters.keys():
             del self._seen[gone]
@@ -94,15 +95,15 @@ class Speeds:
 
 
 class Hours:
-    """Growth of counters in the last hour, by key, computed from what this process has seen."""
+    """A record of counters that computes their growth in the last hour. There is one counter for each key."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def add(self, at: float, counters: Mapping[Hashable, int]) -> dict[Hashable, int | None]:
-        """Adds the counters of one moment and forgets other keys.
+        """Adds the counters of one moment, and forgets keys that are not in ``counters``.
 
-        Returns the growth in the last hour, or None for a key that was not watched for an hour.
+        Returns for each key the growth of its counter in the last hour, or None if the key was not watched for an hour.
         """
         for gone in self._seen.keys() - counters.keys():
             del self._seen[gone]
@@ -119,12 +120,14 @@ class Hours:
 
 
 class History:
-    """Earlier samples by key. Not thread-safe: it belongs to the one caller that takes snapshots."""
+    """The samples of earlier snapshots, by key. Not thread-safe: it belongs to the one caller that takes snapshots."""
 
     def __init__(self) -> None:
         self._tracks: dict[Hashable, _Track] = {}
         self._moments: deque[float] = deque()
         self._seldom: dict[str, tuple[float, Any]] = {}
+        #: Positions of readers as they were read last, by the database's hash of them (``replsite.snapshot.queries``).
+        self.positions: dict[int, Any] = {}
         self.lag = Recent()
         self.facts = Recent()
         self.written = Speeds()

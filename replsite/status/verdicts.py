@@ -7,14 +7,15 @@ a heartbeat and does not move. The rules take plain numbers. Reading the databas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from shlex import quote
 
-from replsite.humanize import counted, duration
+from replsite.humanize import byte_size, counted, duration
 
 __all__ = [
+    "DISK_FULL",
     "ExpectedSeen",
     "ExpectedWord",
     "Health",
@@ -31,6 +32,7 @@ __all__ = [
     "Verdict",
     "WriterOnStream",
     "WriterWord",
+    "judge_disk",
     "judge_expected",
     "judge_health",
     "judge_job",
@@ -46,6 +48,8 @@ __all__ = [
 #: If a job is queued for longer, and no job from the queue is running, a ``runjobs`` process must be started.
 JOB_WAITS_SECONDS = 60.0
 _MOST_OF_ERROR = 300
+#: The word of a disk that has less free space than it should.
+DISK_FULL = "full"
 #: A reader's error about trimmed facts contains this command as its remedy.
 _RESYNC = "manage.py resync reader"
 
@@ -107,6 +111,7 @@ class JobWord(StrEnum):
     RUNNING = "running"
     KILLED = "killed"
     DONE = "done"
+    WITH_DIFFERENCES = "done with differences"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -144,10 +149,12 @@ class Limits:
     """An expected writer may be away for so long, for example during a restart. After that it is an error."""
     left_behind_after_seconds: float = 60.0
     """A named reader is left behind if no process ran it, and facts were unread, for longer than this."""
+    reader_periods: Mapping[str, float] = field(default_factory=dict)
+    """Reader name -> seconds between two runs that a timer starts. The reader may be away for so long in addition."""
 
     @property
     def gone_after_seconds(self) -> float:
-        """The age of a heartbeat above which its owner counts as gone."""
+        """The age of the last heartbeat above which a writer or reader counts as gone."""
         return 3 * self.heartbeat_seconds
 
 
@@ -160,6 +167,8 @@ class Verdict:
     sentence: str
     command: str = ""
     """The command in the sentence that solves the problem, ready to run. Empty: there is none."""
+    actions: tuple[str, ...] = ()
+    """The actions of the admin that solve the problem (``replsite.dashboard.action_links``), the best one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +193,9 @@ class WriterOnStream:
     process: str = ""
     """Its process and host, in words."""
     draining: bool = False
+    lock_holder_pid: int | None = None
+    """The session for whose lock the oldest pending transaction waits. None: it does not wait for a lock."""
+    lock_holder_role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +218,8 @@ class ReaderOnStream:
     """The figures from which the rules judge a reader on one stream."""
 
     lag_facts: int = 0
+    lag_exact: bool = True
+    """False: ``lag_facts`` is an estimate from the difference of IDs."""
     lag_seconds: float = 0.0
     heartbeat_age: float = 0.0
     stream_quiet_seconds: float | None = None
@@ -222,6 +236,8 @@ class ReaderOnStream:
     """If a linear reader has read all that it may: the writer that it waits for, with its status. Empty: none."""
     named: NamedReader | None = None
     """None: it has no stored cursor."""
+    is_connection: bool = False
+    """True: a connection to one of our servers, which can end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +253,8 @@ class NamedReader:
     """True: its process ended in order. False: it was killed, or hangs."""
     error: str = ""
     """Error that stopped it on this stream. It is kept until its cursor moves again."""
+    above: tuple[int, int] | None = None
+    """(its position, the last value of the stream's sequence) if it is above that value, which cannot be right."""
     is_wanted: bool = False
     """True: REPLSITE_READERS names it."""
     parked_facts: int = 0
@@ -244,6 +262,8 @@ class NamedReader:
     parked_seconds: float = 0.0
     """Age of the first dead letter."""
     parked_error: str = ""
+    retry_waits: bool = False
+    """True: an operator asked to retry dead letters, and no process has begun it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +290,12 @@ class JobSeen:
     """True: another queued job is running, so a process carries them out."""
     asked_to_end: bool = False
     seconds_left: float | None = None
+    differences: int = 0
+    """The number of differences that a resync has left, and that no later one has compared again."""
+    where: str = ""
+    """The rooms in which they are, in words."""
+    repair: str = ""
+    """The command that repairs them. Empty: the job tried to, so they cannot be recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +304,10 @@ class Problem:
 
     subject: str
     verdict: Verdict
+    about: str = ""
+    """The name that the verdict's actions take: of the writer or reader, the key of a connection, the job's number."""
+    cause: str = ""
+    """The subject of the problem that causes this one. It goes away with that one. Empty: none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +381,9 @@ def _gone_writer(seen: WriterOnStream) -> Verdict:
         pending = f"{counted(seen.pending_facts, 'fact')} pending" if seen.pending_facts else ""
         what = " and ".join(part for part in (pending, held) if part)
         text = f"{_capital(since)}, {what}. {cure}"
-        return Verdict(WriterWord.GONE_WITH_PENDING, Severity.WRONG, text, command)
+        return Verdict(WriterWord.GONE_WITH_PENDING, Severity.WRONG, text, command, ("retire",))
     text = f"{_capital(since)}; nothing waits for it yet, but the next fact of another writer will. {cure}"
-    return Verdict(WriterWord.GONE, Severity.WARNING, text, command)
+    return Verdict(WriterWord.GONE, Severity.WARNING, text, command, ("retire",))
 
 
 def _blocked_writer(seen: WriterOnStream) -> Verdict:
@@ -362,9 +392,14 @@ def _blocked_writer(seen: WriterOnStream) -> Verdict:
         text += f" in transaction {seen.transaction}"
     text += f" ({seen.session})" if seen.session else ""
     text += f" of {seen.process}" if seen.process else ""
+    if seen.lock_holder_pid is not None:
+        holder = f"database session {seen.lock_holder_pid} of role {seen.lock_holder_role}"
+        cure = f"Let that session end, or end it: SELECT pg_terminate_backend({seen.lock_holder_pid})."
+        text += f"; linear readers wait for it. It waits for a lock that {holder} holds. {cure}"
+        return Verdict(WriterWord.BLOCKED, Severity.WRONG, text, actions=("end lock holder", "end"))
     command = f"manage.py streams abort {quote(seen.writer)}"
     cure = f"Let it commit or roll back, or end it: {command}."
-    return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}", command)
+    return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}", command, ("end",))
 
 
 def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
@@ -376,7 +411,7 @@ def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _judge_following(seen: ReaderOnStream, limits: Limits) -> Verdict:
-    """Returns the status of a reader apart from its dead letters."""
+    """Returns the status of a reader without regard to its dead letters."""
     # The first rule that applies gives the word, so the order matters: a reader that is gone is not called stuck as well.
     if (absent := _absent_reader(seen, limits)) is not None:
         return absent
@@ -389,11 +424,13 @@ def _judge_following(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
-    """Returns the status of a reader that does not run, or that runs again and has not got beyond its error.
+    """Returns the status of a reader that does not run, has an error that it has not got past, or has an impossible position.
 
-    Returns None for any other reader.
+    A position is impossible if it is above the stream's sequence. Returns None for any other reader.
     """
     if (named := seen.named) is not None:
+        if named.above is not None:
+            return _impossible_reader(named, *named.above)
         if named.error and not (named.runs and seen.lag_facts == 0):
             return _failed_reader(seen, named)
         return None if named.runs else _unrun_reader(seen, named, limits)
@@ -406,6 +443,15 @@ def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
     return None
 
 
+def _impossible_reader(named: NamedReader, position: int, given_out: int) -> Verdict:
+    command = f"manage.py resync reader {quote(named.name)}"
+    text = (
+        f"Its cursor is at {position}, but the stream's sequence has given out {given_out} only, so it would pass over the "
+        f"next facts. If manage.py check_streams finds the sequence wrong, repair that. Otherwise: {command}."
+    )
+    return Verdict(ReaderWord.FAILED, Severity.WRONG, text, command, ("resync",))
+
+
 def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
     error = named.error if len(named.error) <= _MOST_OF_ERROR else f"{named.error[:_MOST_OF_ERROR]}..."
     how = "Runs again, and has not got beyond what stopped it" if named.runs else "Ended with an error"
@@ -416,17 +462,24 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
     else:
         command = f"manage.py runhandlers {quote(named.name)}"
         cure = f"Mend its cause, then start it again: {command}."
-    return Verdict(ReaderWord.FAILED, Severity.WRONG, f"{how}: {_sentence(error)}{behind} {cure}", command)
+    text = f"{how}: {_sentence(error)}{behind} {cure}"
+    return Verdict(
+        ReaderWord.FAILED,
+        Severity.WRONG,
+        text,
+        command,
+        ("resync",) if _RESYNC in named.error else ("resync", "forget"),
+    )
 
 
 def _unrun_reader(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
     since = f"It has not run for {duration(named.unrun_seconds)}"
     command = f"manage.py runhandlers {quote(named.name)}"
-    too_long = limits.left_behind_after_seconds
+    too_long = limits.left_behind_after_seconds + limits.reader_periods.get(named.name, 0.0)
     if seen.lag_facts and min(named.unrun_seconds, seen.lag_seconds) > too_long:
         forget = f"manage.py streams forget {quote(named.name)}"
         text = f"{since}, and it is {_behind(seen)}. Start it: {command}. If it is not wanted any more: {forget}."
-        return Verdict(ReaderWord.LEFT_BEHIND, Severity.WRONG, text, command)
+        return Verdict(ReaderWord.LEFT_BEHIND, Severity.WRONG, text, command, ("forget", "resync"))
     read = f"{_capital(_behind(seen))}" if seen.lag_facts else "It has read everything"
     if not named.has_ended:
         text = f"No sign of life for {duration(named.unrun_seconds)}. {read}. Start it again; it goes on where it was."
@@ -445,11 +498,14 @@ def _parked(named: NamedReader) -> Verdict:
         f"{more}{number} put aside, the first {duration(named.parked_seconds)} ago; the last error: "
         f"{_sentence(named.parked_error[:_MOST_OF_ERROR])} See {command}, then retry or drop them."
     )
-    return Verdict(ReaderWord.PARKING, Severity.WARNING, text, command)
+    if named.retry_waits:
+        when = "within seconds" if named.runs else "when its process starts"
+        text += f" A retry was asked for and happens {when}."
+    return Verdict(ReaderWord.PARKING, Severity.WARNING, text, command, ("retry", "parked"))
 
 
 def judge_missing_reader(name: str) -> Verdict:
-    """Returns the status of a reader that REPLSITE_READERS names and of which nothing is stored here."""
+    """Returns the status of a reader that REPLSITE_READERS names, and of which this database has no row."""
     text = (
         f"REPLSITE_READERS names it, but there is no trace of {name} within a day. Start it; it goes on where it was."
     )
@@ -472,7 +528,7 @@ def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
     if unmoved >= limits.stuck_after_seconds <= seen.lag_seconds:
         cure = "It lives but does not move: look at its log, then restart it or disconnect it."
         text = f"{_capital(behind)}, position unchanged for {duration(unmoved)}. {cure}"
-        return Verdict(ReaderWord.STUCK, Severity.WRONG, text)
+        return Verdict(ReaderWord.STUCK, Severity.WRONG, text, actions=("disconnect",) if seen.is_connection else ())
     change = seen.lag_change_per_second or 0.0
     above_floor = seen.lag_facts >= limits.falling_floor_facts and seen.lag_seconds >= limits.falling_floor_seconds
     if change > 0 and above_floor:
@@ -485,7 +541,8 @@ def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _behind(seen: ReaderOnStream) -> str:
-    return f"{counted(seen.lag_facts, 'fact')}, {duration(seen.lag_seconds)} behind"
+    about = "" if seen.lag_exact else "about "
+    return f"{about}{counted(seen.lag_facts, 'fact')}, {duration(seen.lag_seconds)} behind"
 
 
 def judge_job(seen: JobSeen) -> Verdict:
@@ -493,12 +550,17 @@ def judge_job(seen: JobSeen) -> Verdict:
     if seen.killed:
         command = "manage.py runjobs"
         cure = f"A queued one is begun again by {command}, others by their command."
-        return Verdict(JobWord.KILLED, Severity.WARNING, f"Its process was killed; what it did stays. {cure}", command)
+        text = f"Its process was killed; what it did stays. {cure}"
+        return Verdict(JobWord.KILLED, Severity.WARNING, text, command, ("resume",))
     if seen.state == JobWord.QUEUED:
         return _queued_job(seen)
     if seen.state == JobWord.FAILED:
         reason = seen.error.strip().partition("\n")[0][:_MOST_OF_ERROR]
-        return Verdict(JobWord.FAILED, Severity.WARNING, reason or "No reason given; look at its log.")
+        return Verdict(
+            JobWord.FAILED, Severity.WARNING, reason or "No reason given; look at its log.", actions=("resume",)
+        )
+    if seen.state == JobWord.DONE and seen.differences:
+        return _differing_job(seen)
     said = {
         JobWord.RUNNING: f"{duration(seen.seconds_left)} left in this stage." if seen.seconds_left is not None else "",
         JobWord.CANCELLED: "What it had done stays.",
@@ -506,6 +568,15 @@ def judge_job(seen: JobSeen) -> Verdict:
     word = JobWord(seen.state)
     ends = word == JobWord.RUNNING and seen.asked_to_end
     return Verdict(word, Severity.FINE, "Stops at its next step." if ends else said.get(word, ""))
+
+
+def _differing_job(seen: JobSeen) -> Verdict:
+    text = f"{_capital(counted(seen.differences, 'difference'))} in {seen.where}"
+    if not seen.repair:
+        text += " cannot be recomputed and are left. Its page lists them."
+        return Verdict(JobWord.WITH_DIFFERENCES, Severity.WARNING, text)
+    text += f". Repair them: {seen.repair}."
+    return Verdict(JobWord.WITH_DIFFERENCES, Severity.WARNING, text, seen.repair, ("repair",))
 
 
 def _queued_job(seen: JobSeen) -> Verdict:
@@ -529,7 +600,18 @@ def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdic
         f"The sequence is at {sequence_value}, below the stored position {head}: the next IDs would be given out again. "
         f"Stop the writers of {stream}, then: {command}."
     )
-    return Verdict("sequence behind", Severity.WRONG, text, command)
+    return Verdict("sequence behind", Severity.WRONG, text, command, ("positions",))
+
+
+def judge_disk(folder: str, free_bytes: int, wanted_bytes: int) -> Verdict | None:
+    """Returns a verdict if less than ``wanted_bytes`` are free on the disk of ``folder``, and None otherwise."""
+    if free_bytes >= wanted_bytes:
+        return None
+    text = (
+        f"{byte_size(free_bytes)} are free at {folder}, less than {byte_size(wanted_bytes)}. Remove old archives and "
+        "imports, make the disk larger, or see the how-to about databases that are too big."
+    )
+    return Verdict(DISK_FULL, Severity.WRONG, text, actions=("archives",))
 
 
 def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:
@@ -538,8 +620,8 @@ def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:
 
 
 def judge_health(problems: Iterable[Problem], summary: str) -> Health:
-    """Returns the state of the whole site. ``summary`` counts the site's parts. It is shown if all is well."""
-    found = sorted(problems, key=lambda problem: -problem.verdict.severity)
+    """Returns the state of the whole site. ``summary`` counts the site's parts, and is shown if all is well."""
+    found = _with_causes(sorted(problems, key=lambda problem: -problem.verdict.severity))
     if not found or found[0].verdict.severity < Severity.WARNING:
         return Health(HealthWord.WELL, f"All is well: {summary}.", tuple(found))
     first = found[0]
@@ -547,6 +629,25 @@ def judge_health(problems: Iterable[Problem], summary: str) -> Health:
     others = sum(problem.verdict.severity >= Severity.WARNING for problem in found) - 1
     more = f" ({others} more below)" if others else ""
     return Health(word, f"{first.subject} is {first.verdict.word}: {first.verdict.sentence}{more}", tuple(found))
+
+
+def _with_causes(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns the problems with causes added. The problems must be sorted, worst first.
+
+    A writer that is gone has a problem on each of its streams. The first of these problems becomes the cause of the
+    others. Another problem may have had one of those others as its cause. It then gets the first problem as its cause. So
+    no cause has a cause.
+    """
+    found = list(problems)
+    worst_of: dict[str, str] = {}
+    roots: dict[str, str] = {}
+    for index, problem in enumerate(found):
+        if problem.verdict.word in (WriterWord.GONE, WriterWord.GONE_WITH_PENDING) and problem.about:
+            root = worst_of.setdefault(problem.about, problem.subject)
+            roots[problem.subject] = root
+            if root != problem.subject:
+                found[index] = replace(problem, cause=root)
+    return [replace(one, cause=roots[one.cause]) if one.cause in roots else one for one in found]
 
 
 def _sentence(text: str) -> str:

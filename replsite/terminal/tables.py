@@ -6,13 +6,24 @@ Clients choose their own names. So control characters, which a terminal would in
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from replsite.dashboard.cells import Cell, Column, Group, Row
 from replsite.humanize import duration
 from streams.runtime.text import printable
 
-__all__ = ["cells_of", "lines_of", "rows_of"]
+__all__ = ["Content", "cells_of", "lines_of", "rows_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The live page for a terminal: the headline with its severity, and the tables as columns and groups."""
+
+    headline: str
+    severity: str
+    tables: Sequence[tuple[Sequence[Column], Sequence[Group]]]
+    as_of: datetime
 
 
 def _text_of(cell: Cell, now: datetime) -> str:
@@ -26,13 +37,13 @@ def _text_of(cell: Cell, now: datetime) -> str:
 
 
 def cells_of(row: Row, now: datetime, *, indent: bool) -> list[str]:
-    """Returns the cells of one line. A member of a group is indented below its head."""
+    """Returns the texts of the cells of one row. With ``indent``, the first text is moved right, below the group's head."""
     first, *rest = [_text_of(cell, now) for cell in row["cells"]]
     return [f"  {first}" if indent else first, *rest]
 
 
 def rows_of(groups: Iterable[Group], now: datetime) -> list[tuple[str, bool, list[str]]]:
-    """Returns (severity, true for the head of a group, cells) for every line."""
+    """Returns a tuple for every row: its severity, true if it is the head of a group, and the texts of its cells."""
     found = []
     for group in groups:
         found.append((group["head"]["severity"], True, cells_of(group["head"], now, indent=False)))

@@ -14,12 +14,19 @@ from script.benchmarks import figures
 
 NAMES = (
     "appends",
+    "outbox",
+    "handled",
     "broadcast",
     "idle",
+    "thin",
+    "starts",
+    "snapshot",
     "latency",
     "catchup",
     "state",
     "persist",
+    "forks",
+    "joins",
     "hot",
     "sync",
     "feeds",
@@ -29,9 +36,12 @@ NAMES = (
     "purge",
     "archive",
     "compress",
+    "growth",
     "resync",
     "source",
     "import_",
+    "frames",
+    "load",
     "scale",
     "large_room",
 )
@@ -42,6 +52,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="script/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(NAMES)} (all)")
     parser.add_argument("--facts", type=int, help="facts that followers of 'catchup' are behind (200000)")
+    parser.add_argument("--sizes", help="numbers of rows for 'growth' and 'scale', such as 100000,300000")
+    parser.add_argument("--jobs", help="only those jobs of 'growth' that have this in their name")
     parser.add_argument(
         "--page", action="store_true", help="only write the page of figures, from build/bench and docs/figures"
     )
@@ -55,15 +67,20 @@ def main() -> int:
     if unknown := set(names) - set(NAMES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if len(names) > 1:  # two of them may store the same room
-        facts = ["--facts", str(given.facts)] if given.facts else []
+        told = {"--facts": given.facts, "--sizes": given.sizes, "--jobs": given.jobs}
+        options = [part for name, value in told.items() if value for part in (name, str(value))]
         run = [sys.executable, "-m", "script.benchmarks"]
-        return max(subprocess.run([*run, name, *facts], check=False).returncode for name in names)
+        return max(subprocess.run([*run, name, *options], check=False).returncode for name in names)
     folder = tempfile.mkdtemp(prefix="replsite-bench-")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     os.environ["REPLSITE_DATA_DIR"] = folder
     os.environ["REPLSITE_LOG_LEVEL"] = "ERROR"
     if given.facts:
         os.environ["REPLSITE_BENCH_FACTS"] = str(given.facts)
+    if given.sizes:
+        os.environ["REPLSITE_BENCH_SIZES"] = given.sizes
+    if given.jobs:
+        os.environ["REPLSITE_BENCH_JOBS"] = given.jobs
     try:
         import django  # noqa: PLC0415 - after the environment is set
         from django.core.management import call_command  # noqa: PLC0415

@@ -1,13 +1,20 @@
 """Appends per second, against the same insert through Django's own connection without any of it, and against a table lock.
 
 The *peer* does ``BEGIN; INSERT … nextval … RETURNING; COMMIT``: no reservation, no position, no announcement, and a reader that
-polls by ID would lose facts of it. *lock* is what simpler designs do so that none is lost: one table lock per append, held to
-the end of the transaction. Also counts announcements per append.
+polls by ID would lose facts of it. Both are measured alone, and inside the caller's ``atomic()`` block with 1, 10 and 100 facts,
+where the peer inserts them by one statement. *lock* is what simpler designs do so that none is lost: one table lock per append,
+held to the end of the transaction. Also counts announcements per append.
+
+*psycopg3* are the same appends, in the same rounds, by a process in which Django uses psycopg 3. ``script/bench`` names the
+folder that has it; without the folder the columns are left out.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +22,12 @@ from contextlib import closing, contextmanager
 from functools import partial
 
 from django.db import connection, connections, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from script.benchmarks.report import Report, median_ratio, rounds
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.db import driver
-from streams.models import CacheInvalidation
 from streams.reading.position_notifications import CHANNEL
 from streams.writing import process
 
@@ -28,6 +36,8 @@ ROUNDS = 3
 THREADS = (1, 8, 32)
 BATCH = 10
 BATCH_THREADS = (1, 8)
+IN_ATOMIC = (1, 10, 100)
+"""Facts of an append inside the caller's ``atomic()`` block, the usual place of an outbox."""
 
 _ROW = "(nextval('streams_cacheinvalidation_seq'), 'peer', 'bench', ARRAY['key'])"
 _PEER = (
@@ -61,11 +71,65 @@ def ours(rows: int = 1) -> None:
     registry.get("caches").append(*(CacheInvalidation(cache_name="bench", keys=["key"]) for _ in range(rows)))
 
 
+def ours_in_batch() -> None:
+    """One append of several facts."""
+    ours(BATCH)
+
+
 def ours_in_turn() -> None:
     """As many appends in one transaction."""
     with transaction.atomic():
         for _ in range(BATCH):
             ours()
+
+
+@transaction.atomic
+def ours_in_atomic(rows: int) -> None:
+    """One append inside a transaction of the caller."""
+    ours(rows)
+
+
+WORK: dict[str, Callable[[], None]] = {
+    "ours": ours,
+    "ours_in_batch": ours_in_batch,
+    "ours_in_turn": ours_in_turn,
+    **{f"ours_in_atomic_{rows}": partial(ours_in_atomic, rows) for rows in IN_ATOMIC},
+}
+
+
+_SERVE = "import django; django.setup(); from script.benchmarks.appends import serve; serve()"
+
+
+class OnPsycopg3:
+    """A process in which Django uses psycopg 3, on the same database. It measures when it is asked to."""
+
+    def __init__(self, folder: str) -> None:
+        path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE],
+            env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def per_second(self, work: str, threads: int) -> float:
+        """How often a function of ``WORK`` ends in a second there."""
+        print(work, threads, file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+
+def serve() -> None:
+    """Answers what ``OnPsycopg3`` asks."""
+    if not is_psycopg3:
+        raise SystemExit("Django does not use psycopg 3 here")
+    process.use_instance("bench-{n}")
+    for line in sys.stdin:
+        work, threads = line.split()
+        WORK[work]()
+        print(per_second(WORK[work], int(threads)), flush=True)
+    process.retire_all()
 
 
 def per_second(work: Callable[[], None], threads: int) -> float:
@@ -100,7 +164,7 @@ def announcements(said: list[int]) -> Iterator[None]:
         cursor.execute(f"LISTEN {CHANNEL}")
         yield
         cursor.execute("SELECT 1")
-        said.append(len(listener.notifies))
+        said.append(len(driver.received(listener)))
 
 
 def counted(threads: int, shares: list[float]) -> float:
@@ -112,31 +176,37 @@ def counted(threads: int, shares: list[float]) -> float:
     return rate
 
 
-def single_appends(report: Report) -> None:
+def single_appends(report: Report, other: OnPsycopg3 | None) -> None:
     """One fact per transaction."""
     for threads in THREADS:
         shares: list[float] = []
-        result = rounds(
-            ROUNDS,
-            {
-                "ours": partial(counted, threads, shares),
-                "peer": partial(per_second, peer, threads),
-                "lock": partial(per_second, lock, threads),
-            },
-        )
+        measures: dict[str, Callable[[], float]] = {
+            "ours": partial(counted, threads, shares),
+            "peer": partial(per_second, peer, threads),
+            "lock": partial(per_second, lock, threads),
+        }
+        if other is not None:
+            measures["psycopg3"] = partial(other.per_second, "ours", threads)
+        result = rounds(ROUNDS, measures)
         add(report, "one append", threads, result, 1, announcements=statistics.median(shares))
 
 
-def batches(report: Report) -> None:
-    """Ten facts per transaction: in one call, and in ten."""
-    kinds: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
-        f"one append of {BATCH}": (partial(ours, BATCH), partial(peer, BATCH)),
-        f"{BATCH} appends": (ours_in_turn, partial(peer, 1, BATCH)),
-    }
-    for threads in BATCH_THREADS:
-        for name, (work, other) in kinds.items():
-            measures = {"ours": partial(per_second, work, threads), "peer": partial(per_second, other, threads)}
-            add(report, name, threads, rounds(ROUNDS, measures), BATCH)
+def batches(report: Report, other: OnPsycopg3 | None) -> None:
+    """Ten facts per transaction, in one call and in ten, and appends inside the caller's transaction."""
+    kinds = [
+        (f"one append of {BATCH}", "ours_in_batch", partial(peer, BATCH), BATCH, BATCH_THREADS),
+        (f"{BATCH} appends", "ours_in_turn", partial(peer, 1, BATCH), BATCH, BATCH_THREADS),
+        *((f"in atomic(), {n}", f"ours_in_atomic_{n}", partial(peer, n), n, THREADS) for n in IN_ATOMIC),
+    ]
+    for name, work, bare, facts, of_threads in kinds:
+        for threads in of_threads:
+            measures: dict[str, Callable[[], float]] = {
+                "ours": partial(per_second, WORK[work], threads),
+                "peer": partial(per_second, bare, threads),
+            }
+            if other is not None:
+                measures["psycopg3"] = partial(other.per_second, work, threads)
+            add(report, name, threads, rounds(ROUNDS, measures), facts)
 
 
 def add(
@@ -155,6 +225,7 @@ def add(
         **figures,
         ratio=median_ratio(result["ours"], result["peer"]),
         over_lock=median_ratio(result["ours"], result["lock"]) if "lock" in result else "",
+        psycopg3_ratio=median_ratio(result["psycopg3"], result["ours"]) if "psycopg3" in result else "",
         announcements="" if announcements is None else announcements,
     )
 
@@ -163,11 +234,19 @@ def main() -> None:
     """Measure with 1, 8 and 32 threads."""
     process.use_instance("bench-{n}")
     columns = ["transaction", "threads", "ours", "peer", "lock", "ratio", "over_lock", "announcements"]
+    folder = os.environ.get("REPLSITE_BENCH_PSYCOPG", "")
+    if folder and not is_psycopg3:
+        columns += ["psycopg3", "psycopg3_ratio"]
     report = Report("appends", "facts appended per second", columns)
     ours()
     with connection.cursor() as cursor:
         cursor.execute(_LOCKED_TABLE)
-    single_appends(report)
-    batches(report)
+    other = OnPsycopg3(folder) if folder and not is_psycopg3 else None
+    try:
+        single_appends(report, other)
+        batches(report, other)
+    finally:
+        if other is not None:
+            other.close()
     process.retire_all()
     report.finish()

@@ -16,7 +16,8 @@ from script.benchmarks.broadcast import hear, process
 from script.benchmarks.memory import MemoryWatch
 from script.benchmarks.report import Report
 from streams import registry
-from streams.models import CacheInvalidation, StoredCursor
+from streams.catalog.models import CacheInvalidation
+from streams.models import StoredCursor
 from streams.writing import process as writer
 
 FACTS = int(os.environ.get("REPLSITE_BENCH_FACTS") or 200_000)

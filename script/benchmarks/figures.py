@@ -1,4 +1,6 @@
-"""Writes ``docs/reference/figures.md`` and the figures of ``README.md`` from the results kept in ``docs/figures``.
+"""Writes ``docs/reference/figures.md`` from the results kept in ``docs/figures``, and the figures of other pages.
+
+These are ``README.md``, ``docs/explanation/peers.md`` and ``docs/explanation/scale.md``. It draws the pictures of growth, too.
 
 ``script/bench --page`` first takes over what ``build/bench`` has of newer results, with figures rounded to four digits.
 """
@@ -8,19 +10,23 @@ from __future__ import annotations
 import ast
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from script.benchmarks.plot import picture
 from script.benchmarks.report import RESULTS
 
-__all__ = ["Figure", "keep_newer", "kept", "page", "readme", "write"]
+__all__ = ["Figure", "keep_newer", "kept", "page", "peers", "pictures", "readme", "scale", "write"]
 
 PROJECT = Path(__file__).resolve().parents[2]
 KEPT = PROJECT / "docs" / "figures"
 PAGE = PROJECT / "docs" / "reference" / "figures.md"
 README = PROJECT / "README.md"
+PEERS = PROJECT / "docs" / "explanation" / "peers.md"
+SCALE = PROJECT / "docs" / "explanation" / "scale.md"
+IMAGES = PROJECT / "docs" / "images"
 BEGIN, END = "<!-- figures: script/bench --page -->", "<!-- end of figures -->"
 HEAD = """# Figures
 
@@ -29,6 +35,8 @@ each; other pages link here. A benchmark compares with a limit or with a *peer*,
 depend on the machine and its load; ratios less. `script/bench NAME` measures yours.
 """
 Result = Mapping[str, Any]
+_Panels = dict[str, dict[str, list[tuple[float, float]]]]
+"""Panel -> figure -> (size, cost), ascending."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +131,12 @@ def _rounded(value: Any) -> Any:
 
 def page(results: Mapping[str, Result], names: Sequence[str]) -> str:
     """The text of the page."""
+    drawn = pictures(results)
     parts = [HEAD, "\n## The figures that matter\n\n", *_glance(results)]
     for name in names:
         parts.append(f"\n## {name}\n\n{_docstring(name)}\n\n")
+        if IMAGES / f"{name}.svg" in drawn:
+            parts.append(f"![How the figures of {name} grow with the number of rows.](../images/{name}.svg)\n\n")
         parts.append(
             "".join(_section(results[name])) if name in results else f"No result is kept: run `script/bench {name}`.\n"
         )
@@ -134,16 +145,137 @@ def page(results: Mapping[str, Result], names: Sequence[str]) -> str:
 
 def readme(text: str, results: Mapping[str, Result]) -> str:
     """The README with the figures that matter between their marks."""
+    return _between_marks(text, _glance(results))
+
+
+def peers(text: str, results: Mapping[str, Result]) -> str:
+    """The page of peers with the figures of the benchmark ``outbox`` between their marks."""
+    return _between_marks(text, _side_by_side(results["outbox"])) if "outbox" in results else text
+
+
+def scale(text: str, results: Mapping[str, Result]) -> str:
+    """The plan for 10^9 events with the figures of the benchmark ``scale`` between their marks."""
+    return _between_marks(text, _of_an_event(results["scale"])) if "scale" in results else text
+
+
+_HOURS, _BYTES = 3.6e9, 1e12
+_AT = 1e9
+#: Figure of ``scale`` -> how the plan names it, and whether it is in bytes.
+PLANNED = {
+    "input, bytes": "JSON of the input",
+    "events_eventjson, bytes": "`events_eventjson`, the stored JSON",
+    "events_event, bytes": "`events_event`",
+    "events_eventedge, bytes": "`events_eventedge`",
+    "all tables, bytes": "all tables",
+    "all indexes, bytes": "all indexes",
+    "staging at its most, bytes": "staging at its most",
+    "WAL, bytes": "WAL",
+    "CPU of workers, us": "CPU of Spark's Python workers",
+    "CPU of jvm, us": "CPU of the JVM",
+    "CPU of postgres, us": "CPU of PostgreSQL",
+    "CPU of driver, us": "CPU of the driver",
+}
+
+
+def _of_an_event(result: Result) -> Iterator[str]:
+    rows = {row["figure"]: row for row in result["rows"]}
+    sizes = [name[3:] for name in rows["input, bytes"] if name.startswith("at ") and name != "at_10^9"]
+    yield f"Measured at {', '.join(sizes[:-1])} and {sizes[-1]} events. {_machine(result)}"
+    yield "![How the cost of an event and of a fact grows with their number.](../images/scale.svg)\n\n"
+    yield "The picture also shows the cost of a read and of an append in databases of these sizes. It must not grow at all.\n\n"
+    lines = []
+    for name, shown in PLANNED.items():
+        each, growth = rows[name]["for_an_event"], rows[name]["growth"]
+        if name.endswith("bytes"):
+            told = [f"{each:,.0f} bytes", f"{growth:.2f}", f"{round(each) * _AT / _BYTES:,.2f} TB"]
+        else:
+            told = [f"{each:,.1f} µs", f"{growth:.2f}", f"{round(each, 1) * _AT / _HOURS:,.1f} h"]
+        lines.append([shown, *told])
+    yield from _table(["figure", "for an event", "growth", "at 10^9"], lines)
+
+
+def pictures(results: Mapping[str, Result]) -> dict[Path, str]:
+    """The picture of each benchmark of growth whose result is kept."""
+    found = {}
+    if "growth" in results:
+        found[IMAGES / "growth.svg"] = _drawn(results["growth"], "What a row costs a job", _jobs(results["growth"]))
+    if "scale" in results:
+        found[IMAGES / "scale.svg"] = _drawn(
+            results["scale"], "What an event or a fact costs", _costs(results["scale"])
+        )
+    return found
+
+
+def _drawn(result: Result, title: str, panels: _Panels) -> str:
+    said = f"CPU or bytes for a row, over that at the smallest size; 1 is linear. {_machine(result).strip()}"
+    return picture(title, said, {name: figures for name, figures in panels.items() if figures})
+
+
+def _jobs(result: Result) -> _Panels:
+    panels: _Panels = {
+        "purge and compress, µs": {},
+        "feeds and statistics, µs": {},
+    }
+    for row in result["rows"]:
+        panel = list(panels)[not row["job"].startswith(("purge", "compress"))]
+        if row["growth"] is not None:
+            panels[panel].setdefault(row["job"], []).append((row["rows"], row["cpu"]))
+    return panels
+
+
+_BESIDE = "beside so many: "
+#: Panel -> how the names of its figures of ``scale`` begin.
+_PANELS = {
+    "imported: bytes for an event": ("input,", "all tables,", "all indexes,", "staging at its most,", "WAL,"),
+    "imported: CPU for an event, µs": ("CPU,", "CPU of driver,", "CPU of jvm,", "CPU of workers,", "CPU of postgres,"),
+    f"{_BESIDE}CPU, µs": (_BESIDE,),
+}
+
+
+def _costs(result: Result) -> _Panels:
+    panels: _Panels = {name: {} for name in _PANELS}
+    for row in result["rows"]:
+        sized = {name: value for name, value in row.items() if name.startswith("at ") and value is not None}
+        points = [(float(name[3:].replace(",", "")), float(value)) for name, value in sized.items()]
+        if not points or points[0][1] <= 0:
+            continue
+        for panel, names in _PANELS.items():
+            if row["figure"].startswith(names):
+                panels[panel][row["figure"].removeprefix(_BESIDE).rpartition(",")[0]] = points
+    return panels
+
+
+def _between_marks(text: str, lines: Iterable[str]) -> str:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "".join([before, BEGIN, "\n\n", *_glance(results), "\n", END, after])
+    return "".join([before, BEGIN, "\n\n", *lines, "\n", END, after])
+
+
+def _side_by_side(result: Result) -> Iterator[str]:
+    """A line for each tool and driver, a column for each thing that was measured."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in result["rows"]:
+        line = lines.setdefault((row["tool"], row["driver"]), {})
+        parts = [f"{row[name]:.2g}" for name in ("cpu_application", "cpu_postgresql", "cpu")]
+        line[row["what"]] = "{} + {} = {} ms, ".format(*parts) + f"{row['facts_per_second']:,.0f}/s"
+        if row["p50"] != "":
+            line["p50, p99"] = f"{row['p50']:,.1f}, {row['p99']:,.1f} ms"
+    columns = list(dict.fromkeys(what for line in lines.values() for what in line))
+    yield _machine(result)
+    yield from _table(
+        ["tool", "driver", *columns], [[*who, *(line.get(what, "") for what in columns)] for who, line in lines.items()]
+    )
 
 
 def write(names: Sequence[str]) -> None:
-    """Writes both."""
+    """Writes the pages and the pictures."""
     results = kept()
     PAGE.write_text(page(results, names))
     README.write_text(readme(README.read_text(), results))
+    PEERS.write_text(peers(PEERS.read_text(), results))
+    SCALE.write_text(scale(SCALE.read_text(), results))
+    for path, text in pictures(results).items():
+        path.write_text(text)
 
 
 def _glance(results: Mapping[str, Result]) -> Iterator[str]:
@@ -152,11 +284,15 @@ def _glance(results: Mapping[str, Result]) -> Iterator[str]:
 
 
 def _section(result: Result) -> Iterator[str]:
-    machine = result["machine"]
-    load = f", load {machine['load']}" if "load" in machine else ""
-    yield f"*{result['title']}*\n\n{machine['cores']} cores{load}, Python {machine['python']}, {machine['at'][:10]}.\n\n"
+    yield f"*{result['title']}*\n\n{_machine(result)}"
     columns = list(dict.fromkeys(column for row in result["rows"] for column in row))
     yield from _table(columns, [[_shown(row.get(column)) for column in columns] for row in result["rows"]])
+
+
+def _machine(result: Result) -> str:
+    machine = result["machine"]
+    load = f", load {machine['load']}" if "load" in machine else ""
+    return f"{machine['cores']} cores{load}, Python {machine['python']}, {machine['at'][:10]}.\n\n"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -77,9 +77,9 @@ class _Room:
     def __init__(self, number: int, size: int) -> None:
         self._choose = random.Random(number)  # noqa: S311 - made up, not secret
         self._version = self._choose.choice(["10", "10", "11"])
-        self._room_id = f"!room{number}:s{number % 7}.example.org"
         self._users = [f"@user{n}:s{n % 7}.example.org" for n in range(max(3, min(size // 25, _MOST_MEMBERS)))]
         self._founder = self._users[0]
+        self._room_id = f"!room{number}:{self._founder.partition(':')[2]}"  # event auth wants both on one server
         self._state: dict[tuple[str, str], str] = {}
         self._joined: list[str] = []
         self._last: list[str] = []

@@ -29,12 +29,17 @@ MOST_WORKERS_MB, MOST_JVM_MB = 3 * 1024, 2 * 1024
 _STAGES = ("scan", "read", "plan", "rooms", "load")
 
 
-def once(paths: list[Path], cores: int = 2) -> dict[str, Any]:
-    """Import the files into an empty database; what ``import_once`` says."""
+def emptied() -> None:
+    """Empty the database, so that the next run begins as the one before."""
     call_command("flush", interactive=False, verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute("CHECKPOINT")
     connection.close()
+
+
+def once(paths: list[Path], cores: int = 2) -> dict[str, Any]:
+    """Import the files into an empty database; what ``import_once`` says."""
+    emptied()
     command = [sys.executable, "-m", "script.benchmarks.import_once", *map(str, paths), "--cores", str(cores)]
     found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True)
     answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])

@@ -34,14 +34,26 @@ def _seconds(process: psutil.Process, *, children: bool) -> float:
 
 
 class Meter(Sampling):
-    """Reads the CPU seconds of everybody who works for an import, and samples their memory."""
+    """Reads the CPU seconds of everybody who works for an import, and samples their memory.
 
-    def __init__(self, backend: int) -> None:
+    ``backend`` is the process of a session of the database server, if one takes part.
+    """
+
+    def __init__(self, backend: int | None = None) -> None:
         super().__init__(SAMPLE_SECONDS)
         self._own = psutil.Process()
-        self.postmaster = psutil.Process(backend).parent()
+        self.postmaster = None if backend is None else psutil.Process(backend).parent()
         self._most = dict.fromkeys(WHO, 0)
         self._last = dict.fromkeys(WHO, 0.0)
+        self.steps: dict[str, dict[str, float]] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Keep the seconds of a block under that name: its wall, and the CPU of each."""
+        begun, before = time.monotonic(), self.cpu()
+        yield
+        spent = {who: seconds - before[who] for who, seconds in self.cpu().items()}
+        self.steps[name] = {"wall": time.monotonic() - begun, **spent}
 
     @property
     def most_mb(self) -> dict[str, float]:
@@ -114,33 +126,27 @@ def run(paths: list[Path], cores: int) -> dict[str, Any]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         meter = Meter(int(cursor.fetchone()[0]))
-    stages: dict[str, dict[str, float]] = {}
 
     class Measured(Progress):
         """Takes the figures around every stage."""
 
         @contextmanager
         def stage(self, name: str, *rest: Any) -> Iterator[None]:
-            begun, before = time.monotonic(), meter.cpu()
-            with super().stage(name, *rest):
+            with meter.step(name), super().stage(name, *rest):
                 yield
-            spent = {who: seconds - before[who] for who, seconds in meter.cpu().items()}
-            stages[name] = {"wall": time.monotonic() - begun, **spent}
 
     if cores == 1:
         bind_to_one_core(meter)
     try:
         with meter:
-            begun = time.monotonic()
-            before = meter.cpu()
             job_runs.Progress = Measured  # type: ignore[misc]
-            outcome = import_history(ImportOptions(paths, master=f"local[{cores}]"), io.StringIO())
-            spent = {who: seconds - before[who] for who, seconds in meter.cpu().items()}
-            stages["all"] = {"wall": time.monotonic() - begun - outcome.spark_seconds, **spent}
+            with meter.step("all"):
+                outcome = import_history(ImportOptions(paths, master=f"local[{cores}]"), io.StringIO())
+            meter.steps["all"]["wall"] -= outcome.spark_seconds
     finally:
         release_cores(meter)
     return {
-        "stages": stages,
+        "stages": meter.steps,
         "memory": meter.most_mb,
         "spark_seconds": outcome.spark_seconds,
         "unresolved": outcome.unresolved,

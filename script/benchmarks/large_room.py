@@ -17,9 +17,10 @@ from typing import Any
 
 from django.db import connection, transaction
 
+from pipeline.frames.parse_lines import LineRules
+from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.importing.parse_lines import LineWork, stage_part
 from pipeline.importing.plan import create_staging, drop_staging, make_plan, planned_rooms
-from pipeline.importing.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.importing.staging_tables import RESULT_TABLES, table_name
 from script.benchmarks.histories import make_history
 from script.benchmarks.report import Report
@@ -56,7 +57,7 @@ def stage(path: Path) -> tuple[int, str, int]:
         create_staging(cursor, _JOB)
     with parts_of_inputs(open_inputs([str(path)]), 2**24) as parts:
         for number, part in enumerate(parts):
-            stage_part(LineWork(_JOB, dsn("default"), 2**20), number, part)
+            stage_part(LineWork(_JOB, dsn("default"), LineRules()), number, part)
     with transaction.atomic(), connection.cursor() as cursor:
         make_plan(cursor, _JOB, as_history=False)
         (room,) = planned_rooms(cursor, _JOB)

@@ -17,8 +17,8 @@ from django.db import connection
 from script.benchmarks.broadcast import hear, process, say
 from script.benchmarks.report import Report
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.db import driver
-from streams.models import CacheInvalidation
 from streams.writing import process as writer
 
 FOLLOWERS = {1: 1.0, 200: 3.0}
@@ -63,10 +63,9 @@ def floor() -> list[float]:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_notify('bench', '')")
             known = time.monotonic()
-            while not listener.notifies:
+            while not driver.receive(listener):
                 select.select([listener], [], [])
-                listener.poll()
-            listener.notifies.clear()
+            driver.received(listener).clear()
             found.append((time.monotonic() - known) * 1000)
     return found
 

@@ -124,16 +124,16 @@ def timed(work: Callable[[], int]) -> float:
     return 1000 * (time.perf_counter() - begun)
 
 
-def cpu_ms(work: Callable[[], int]) -> float:
-    """CPU of this process and of its database session for one page: steadier than time on a machine that others use."""
+def cpu_ms(work: Callable[[], int], times: int = ROUNDS) -> float:
+    """CPU of this process and of its database session for one call: steadier than time on a machine that others use."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         session = Path(f"/proc/{cursor.fetchone()[0]}/schedstat")
     own, server = time.process_time(), int(session.read_text().split()[0])
-    for _ in range(ROUNDS):
+    for _ in range(times):
         work()
     own, server = time.process_time() - own, int(session.read_text().split()[0]) - server
-    return (1000 * own + server / 1e6) / ROUNDS
+    return (1000 * own + server / 1e6) / times
 
 
 def measure(report: Report, case: Case, place: tuple[int, int], where: str) -> None:

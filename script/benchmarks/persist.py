@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from django.db import connection
@@ -22,6 +21,8 @@ from events.format.parsing import ParsedEvent
 from events.persist.batch import Incoming, persist
 from events.sending.finish import finish_event
 from script.benchmarks.report import Report, median_ratio
+from script.benchmarks.server_cpu import server_seconds, spent
+from state.rules.room_versions import room_version
 from streams.db import driver
 from streams.writing import process
 
@@ -54,24 +55,47 @@ class Cost:
 class BenchRoom:
     """A public room whose members talk in turn, one line of events."""
 
-    def __init__(self, members: int = MEMBERS) -> None:
+    def __init__(self, members: int = MEMBERS, room_id: str = _ROOM, version: str = _VERSION) -> None:
+        self._room_id = room_id
+        self._version = version
         self._users = [f"@user-{number}:localhost" for number in range(members)]
-        self._depth, self._last = 0, ""
+        self._depth = self._made = 0
+        self._prevs: list[str] = []
         self._state: dict[tuple[str, str], str] = {}
 
     def set_up(self) -> list[ParsedEvent]:
         """The room with all its members."""
         founder = self._users[0]
-        begin = [("m.room.create", "", {"room_version": _VERSION}), ("m.room.member", founder, {"membership": "join"})]
+        begin: list[tuple[str, str, dict[str, Any]]] = [
+            ("m.room.create", "", {"room_version": self._version, "creator": founder}),
+            ("m.room.member", founder, {"membership": "join"}),
+        ]
         begin += [("m.room.power_levels", "", {"users": {founder: 100}})]
         begin += [("m.room.join_rules", "", {"join_rule": "public"})]
         events = [self._state_event(founder, *parts) for parts in begin]
-        joins = [self._state_event(user, "m.room.member", user, {"membership": "join"}) for user in self._users[1:]]
-        return events + joins
+        return events + [self._join(user) for user in self._users[1:]]
+
+    def joins(self, count: int) -> list[ParsedEvent]:
+        """Joins of so many further users, each on top of the one before."""
+        further = [f"@user-{len(self._users) + number}:localhost" for number in range(count)]
+        self._users += further
+        return [self._join(user) for user in further]
+
+    def _join(self, user: str) -> ParsedEvent:
+        return self._state_event(user, "m.room.member", user, {"membership": "join"})
 
     def messages(self, count: int) -> list[ParsedEvent]:
         """The next messages, each on top of the one before."""
         return [self._message(self._users[(7 * (self._depth + n)) % len(self._users)]) for n in range(count)]
+
+    def changes(self, count: int) -> list[ParsedEvent]:
+        """The next events, messages and changed names of members in turn."""
+        found = []
+        for number in range(count // 2):
+            user = self._users[number % len(self._users)]
+            content = {"membership": "join", "displayname": f"name {self._depth}"}
+            found += [self._state_event(user, "m.room.member", user, content), *self.messages(1)]
+        return found
 
     def _state_event(self, sender: str, event_type: str, state_key: str, content: dict[str, Any]) -> ParsedEvent:
         needed = ["m.room.create", "m.room.power_levels"]
@@ -88,31 +112,30 @@ class BenchRoom:
 
     def _next(self, sender: str, needed: Sequence[str], parts: dict[str, Any]) -> ParsedEvent:
         keys = [*((event_type, "") for event_type in needed), ("m.room.member", sender)]
+        named = {
+            "prev_events": self._prevs,
+            "auth_events": [self._state[key] for key in keys if key in self._state],
+        }
+        if not room_version(self._version).ids_are_hashes:
+            self._made += 1
+            parts = {**parts, "event_id": f"${self._made}-{self._room_id[1:]}"}
+            named = {part: [[event_id, {}] for event_id in ids] for part, ids in named.items()}
         event = finish_event(
             {
-                "room_id": _ROOM,
+                "room_id": self._room_id,
                 "sender": sender,
                 "origin_server_ts": time.time_ns() // 1_000_000,
                 "depth": self._depth + 1,
-                "prev_events": [self._last] if self._last else [],
-                "auth_events": [self._state[key] for key in keys if key in self._state],
+                **named,
                 **parts,
             },
-            _VERSION,
+            self._version,
         )
-        self._depth, self._last = self._depth + 1, event.event_id
+        self._depth, self._prevs = self._depth + 1, [event.event_id]
         return event
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
-
-
-def server_seconds() -> dict[int, float]:
-    """CPU seconds of every process of the database server, its background processes included."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pid FROM pg_stat_activity")
-        found = {pid: Path(f"/proc/{pid}/schedstat") for (pid,) in cursor.fetchall()}
-    return {pid: int(path.read_text().split()[0]) / 1e9 for pid, path in found.items() if path.exists()}
 
 
 def rows_written() -> int:
@@ -131,13 +154,12 @@ def cost_of(work: Callable[[], None], events: int) -> Cost:
     own = time.process_time()
     work()
     own = time.process_time() - own
-    spent = sum(seconds - server.get(pid, 0.0) for pid, seconds in server_seconds().items())
-    return Cost(1000 * own / events, 1000 * spent / events, (rows_written() - rows) / events)
+    return Cost(1000 * own / events, 1000 * spent(server, server_seconds()) / events, (rows_written() - rows) / events)
 
 
 def stored(batches: Sequence[Sequence[ParsedEvent]]) -> Callable[[], None]:
     """Storing these batches."""
-    incoming = [[Incoming(event.json, _VERSION) for event in batch] for batch in batches]
+    incoming = [[Incoming(event.json, event.room_version) for event in batch] for batch in batches]
 
     def work() -> None:
         for batch in incoming:

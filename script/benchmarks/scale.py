@@ -1,16 +1,22 @@
-"""What an event costs, in bytes and in CPU, and what 10^9 of them would: the figures of ``docs/explanation/scale.md``.
+"""What an event and a fact cost, in bytes and in CPU, at several sizes: figures and picture of ``docs/explanation/scale.md``.
 
-Histories of two sizes are imported, each into an empty database; the smaller has a fifth of the events. What an event costs is
-what the larger one took more, for each event more: Spark's start is in both. An extrapolation is only as good as the growth is
-straight, so every figure stands beside its growth: the cost of one event more to the average of the smaller import.
+Histories of each size are imported, each into an empty database; then pages and states of these events are read, as many facts
+are stored, and read. What an event costs is what the largest import took more than the one before, for each event more: Spark's
+start is in both. An extrapolation is only as good as the growth is straight, so every figure stands beside its growth: the cost
+of one event more to the average at the smallest size. A read should not grow at all: its growth is from the smallest size to the
+largest.
+
+``--sizes`` names the sizes, the smallest first; usual are 100,000, 1,000,000 and 5,000,000, which take some 40 GB of disk.
 """
 
 from __future__ import annotations
 
-import os
+import json
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from django.db import connection, connections
@@ -18,11 +24,13 @@ from django.db import connection, connections
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.report import Report
+from script.benchmarks.sizes import column, sizes
 
-EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 100_000)
-FEWER = EVENTS // 5
+SIZES = sizes("100000,1000000,5000000")
 AT = 1_000_000_000
 CONNECTIONS = "connections at their most"
+READ = "beside so many: "
+"""Figures of reads and appends begin so."""
 MOST_GROWTH = 1.25
 _SAMPLE_SECONDS = 0.3
 
@@ -80,6 +88,11 @@ def measured(events: int) -> dict[str, float]:
         with Watch() as watch:
             answer = once(files)
         ((wal_after,),) = fetch(_WAL)
+    connection.close()
+    found = subprocess.run(
+        [sys.executable, "-m", "script.benchmarks.scale_reads", str(events)],
+        stdout=subprocess.PIPE, check=True, text=True,
+    )  # fmt: skip
     figures = {"input, bytes": read / events}
     rows = indexes = 0
     for name, table, index in fetch(_SIZES):
@@ -96,6 +109,7 @@ def measured(events: int) -> dict[str, float]:
         "CPU, us": sum(spent.values()),
         "wall on two cores, us": answer["stages"]["all"]["wall"] / events * 1e6,
         CONNECTIONS: watch.connections,
+        **{f"{READ}{name}": figure for name, figure in json.loads(found.stdout.splitlines()[-1]).items()},
     }
 
 
@@ -103,22 +117,25 @@ _WHO = ("driver", "jvm", "workers", "postgres")
 
 
 def main() -> None:
-    """Two imports, figure beside figure."""
-    columns = ["figure", "for_an_event", "growth", "limit", "well", "at_10^9"]
-    report = Report("scale", f"what an event costs, from {FEWER:,} and {EVENTS:,} events", columns)
-    smaller, larger = measured(FEWER), measured(EVENTS)
-    for name, figure in larger.items():
-        each = figure if name == CONNECTIONS else (figure * EVENTS - smaller.get(name, 0.0) * FEWER) / (EVENTS - FEWER)
-        growth = each / smaller[name] if smaller.get(name) else 1.0
-        report.add(
-            figure=name,
-            for_an_event=each,
-            growth=growth,
-            limit=MOST_GROWTH,
-            well="yes" if growth <= MOST_GROWTH else "NO",
-            **{"at_10^9": _at_scale(name)(each)},
-        )
+    """Figure beside figure."""
+    columns = ["figure", *map(column, SIZES), "for_an_event", "growth", "limit", "well", "at_10^9"]
+    report = Report("scale", "what an event costs, and what a read beside so many", columns)
+    found = {size: measured(size) for size in SIZES}
+    for name, figure in found[SIZES[-1]].items():
+        each = {size: found[size][name] for size in SIZES if name in found[size]}
+        more = figure if name.startswith(READ) or name == CONNECTIONS else _of_one_more(each)
+        growth = more / each[SIZES[0]] if each.get(SIZES[0]) else 1.0
+        told = {} if name.startswith(READ) else {"for_an_event": more, "at_10^9": _at_scale(name)(more)}
+        sized = {column(size): value for size, value in each.items()}
+        well = "yes" if growth <= MOST_GROWTH else "NO"
+        report.add(figure=name, **sized, growth=growth, limit=MOST_GROWTH, well=well, **told)
     report.finish()
+
+
+def _of_one_more(each: Mapping[int, float]) -> float:
+    """What one event more takes, from the averages at the two largest sizes."""
+    *_, (fewer, before), (events, after) = [(0, 0.0), *each.items()]
+    return (after * events - before * fewer) / (events - fewer)
 
 
 def _at_scale(name: str) -> Callable[[float], str]:

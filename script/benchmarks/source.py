@@ -12,12 +12,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import psutil
-from django.db import connection
 
 from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces, stretches
@@ -26,6 +22,7 @@ from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.source.schemas import declaration_of
 from pipeline.spark.session import spark_session
 from script.benchmarks.catchup import make_past
+from script.benchmarks.cpu_seconds import CpuSeconds
 from script.benchmarks.report import Report
 from streams.db.driver import direct_connection, dsn
 
@@ -36,34 +33,6 @@ WARMING = 2
 LEAST_PER_SECOND = 500_000
 MOST_MILLISECONDS = 1000.0
 _COLUMNS = ("fact_table", "token", "writer", "received_at_ms", "cache_name", "keys", "invalidation_ts")
-
-
-class CpuSeconds:
-    """CPU seconds of this process, all below it, and PostgreSQL, while the block runs: what a busy machine does not blur."""
-
-    def __init__(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW data_directory")
-            folder = Path(cursor.fetchone()[0])
-        postmaster = int((folder / "postmaster.pid").read_text().split()[0])
-        self._roots = (psutil.Process(), psutil.Process(postmaster))
-        self.seconds = 0.0
-
-    def __enter__(self) -> CpuSeconds:
-        self._before = self._now()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        now = self._now()
-        self.seconds = sum(used - self._before.get(process, 0.0) for process, used in now.items())
-
-    def _now(self) -> dict[int, float]:
-        """By process; one that ends is counted by the one that waited for it."""
-        found: dict[int, float] = {}
-        for process in [one for root in self._roots for one in (root, *root.children(recursive=True))]:
-            with suppress(psutil.NoSuchProcess):
-                found[process.pid] = sum(process.cpu_times()[:4])
-        return found
 
 
 def alone() -> None:

@@ -7,6 +7,9 @@ top of the largest room, persisted, must write none.
 Time: the newest 100 events that a user sees, with the question who may read the room, against ``explain_visibility`` of the same
 events: the rule, which reads the states around each event. The middle of some members of the largest room, in turn in
 the same run. The view answers the same question by a join.
+
+Size: what readers ask of the newest events of a room, half of which changed its state, by the number of its members: milliseconds
+of CPU, the server's included, and how many times those of the smallest room. What they look up is as old as the room.
 """
 
 from __future__ import annotations
@@ -14,16 +17,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from django.db import connection
 
 from events.format.parsing import ParsedEvent, parse_line
 from events.models import CurrentState, EventVisibility, VisibleEvent
+from events.reading.pages import events_around, visible_to
 from events.sending.send import LocalRoom
 from events.visibility.access import access_parameters, read_access
 from events.visibility.explain import explain_visibility
 from events.visibility.predicate_sql import ACCESS_ROWS, sees
 from events.visibility.viewer import Viewer
+from script.benchmarks.persist import BenchRoom, cost_of, stored
 from script.benchmarks.report import Report
 from streams.writing import process
 from tests.support.range_reader import Seen
@@ -32,6 +38,9 @@ from tests.support.stored_rooms import store_room
 
 LARGE = "large_v10"
 PAGE, USERS, ROUNDS = 100, 15, 3
+ROUNDS_BY_SIZE = 7
+MEMBERS = (31, 300, 3_000)
+GROWTH_LIMIT, AROUND_LIMIT = 1.5, 5.0
 EXCEPTIONS_LIMIT = 0.1
 _SECOND = "per class, or ratio"
 
@@ -130,6 +139,37 @@ def read_pages(report: Report, room_id: str) -> None:
         )
 
 
+def read_by_size(report: Report) -> None:
+    """CPU of questions in rooms of some sizes."""
+    user = "@user-0:localhost"
+    ways: dict[str, Callable[[list[str]], object]] = {
+        f"explain_visibility, {PAGE} events": lambda ids: list(explain_visibility(user, ids)),
+        f"visible_to, {PAGE} events": lambda ids: visible_to(user, ids),
+        "events_around, 10 events": lambda ids: events_around(ids[PAGE // 2], user, 10),
+    }
+    rooms: dict[int, list[str]] = {}
+    for members in MEMBERS:
+        room = BenchRoom(members, f"!{members}:localhost")
+        joined, newest_events = room.set_up(), room.changes(PAGE)
+        stored([*(joined[n : n + 200] for n in range(0, len(joined), 200)), newest_events])()
+        rooms[members] = [event.event_id for event in newest_events]
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE")
+    costs: dict[tuple[str, int], list[float]] = {(name, members): [] for name in ways for members in MEMBERS}
+    for _ in range(ROUNDS_BY_SIZE):
+        for (name, members), found in costs.items():
+            found.append(cost_of(partial(ways[name], rooms[members]), 1).cpu)
+    for (name, members), found in costs.items():
+        middle = statistics.median(found)
+        report.add(
+            measure=f"{name}, {members:,} members, ms of CPU",
+            value=middle,
+            **{_SECOND: middle / statistics.median(costs[name, MEMBERS[0]])},
+            limit=AROUND_LIMIT if "around" in name else f"{GROWTH_LIMIT} times",
+            note="",
+        )
+
+
 def _members(room_id: str) -> list[str]:
     found = CurrentState.objects.filter(room_id=room_id, type="m.room.member", membership="join")
     return list(found.order_by("state_key").values_list("state_key", flat=True))
@@ -148,5 +188,6 @@ def main() -> None:
         cursor.execute("VACUUM ANALYZE")
     read_pages(report, rooms[LARGE])
     count_message(report, rooms[LARGE])
+    read_by_size(report)
     process.retire_all()
     report.finish()

@@ -3,9 +3,9 @@
 A group is *needed* if it is the state after an event, or the state before an event. A group that is neither needed nor
 below a needed group is deleted. A group that is not needed, but lies below a needed group in the same chain, is merged.
 
-A *run* is a sequence of neighbouring groups to merge. They are merged into one group, the *target* of the run, which
-keeps the newest entry of each key. The target is the group right above the run. If the run begins its chain, the target
-is the first group of the chain instead, because the chain is named by the ID of that group.
+A *run* is a sequence of neighbouring groups to merge. The groups of a run are merged into one group, the *target*,
+which keeps the newest entry of each key. The target is the group right above the run. A chain has the ID of its first
+group as its number. So if a run starts with the first group of a chain, the target is this first group instead.
 
 The plan stores no group in full. Rows are deleted or moved, and no row is added. A group on which several chains build
 stays as it is, because each of these chains would need a copy of its rows.
@@ -35,7 +35,8 @@ class Run:
     """Neighbouring groups of one chain to merge into ``target``.
 
     ``absorbed`` are the groups that disappear, ascending. ``witness`` is the nearest group above that is not merged.
-    Its state can be compared before and after.
+    The merge must not change the state of the witness. So a caller can compare the states of the witness before and
+    after the merge.
     """
 
     chain: int
@@ -49,9 +50,9 @@ class Run:
         return min(self.target, self.absorbed[0]), max(self.target, self.absorbed[-1])
 
     def pieces(self, size: int) -> Iterator[Run]:
-        """Yields the run in parts of at most ``size`` groups, in the order in which to merge them.
+        """Splits the run into runs of at most ``size`` groups. Yields these in the order in which they must be merged.
 
-        After each part, every needed group can still be read.
+        After each of the smaller runs is merged, every needed group can still be read.
         """
         parts = [self.absorbed[n : n + size] for n in range(0, len(self.absorbed), size)]
         for part in parts if self.target < self.absorbed[0] else reversed(parts):
@@ -60,14 +61,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class GroupCollection:
-    """A plan: ``gone`` are the groups to delete, highest first, and ``runs`` the runs to merge."""
+    """A plan for the groups of one room. ``gone`` are the groups to delete, highest first. ``runs`` are the runs to merge."""
 
     gone: tuple[int, ...]
     runs: tuple[Run, ...]
 
 
 def collection_of(groups: Sequence[GroupPlace], needed: Collection[int]) -> GroupCollection:
-    """Returns the plan for a room. ``groups`` are all its groups, ascending. Those in ``needed`` stay readable."""
+    """Returns the plan for one room. ``groups`` are all groups of the room, ascending.
+
+    The groups in ``needed`` stay readable.
+    """
     below: set[int] = set()
     forked: set[int] = set()
     gone: list[int] = []

@@ -1,14 +1,15 @@
 """Rebuilds the state groups of a room with as few rows as the chain scheme allows (pure).
 
 Groups are read in the order of their IDs. They may have been stored by this program, by an older version of it, or by
-another program. Each needed state is stored once, on top of the nearest of a few candidates. Groups that are not needed
-themselves are read and left out. ``state.groups.deltas`` builds the result, so the bounds of that module hold.
+another program. Each needed state is stored once. It is stored on top of that one of a few new groups which needs the
+fewest rows and hops. Groups that are not needed are read, and get no new group. ``state.groups.deltas`` builds the new
+groups, so its limits on reading a group hold.
 
-The group of an accepted state event stays directly on top of the group with the state before the event. Readers find
-the state before an event that way.
+The group of an accepted state event stays directly on top of the group with the state before the event. Code that needs
+the state before an event reads the group below.
 
-Equal states are found by digests. The digest of a state is a sum over its entries. Memory grows with the rows of the
-result, and time with the rows that are stored now.
+Equal states are found by digests. The digest of a state is a sum over its entries. Memory grows with the number of new
+rows, and time with the number of old rows.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class WrittenRows:
 
     @property
     def total(self) -> int:
-        """Returns the number of rows in both tables."""
+        """Returns the sum of the rows in the table of groups and in the table of deltas."""
         return self.groups + self.deltas
 
 
@@ -114,7 +115,7 @@ class Compression:
         self.builder.end_chains()
 
     def rows(self) -> WrittenRows:
-        """Returns how many rows the result takes."""
+        """Returns the numbers of rows that the new groups take in the two tables."""
         kept = self.builder.kept(self.numbers.values())
         return WrittenRows(len(kept), sum(len(self.builder.step(number)[1]) for number in kept))
 
@@ -160,8 +161,8 @@ class Compression:
 
         The group builds on ``place.base`` or on the latest new group, whichever needs fewer rows and hops. If
         ``place.base`` is null, the last ``_LATEST`` new groups are compared instead. On the shipped rooms, comparing
-        with more groups saved no rows. It led to more hops, and the copies that then became necessary cost as much as
-        was saved.
+        with more groups saved no rows. The additional comparisons led to more hops. These made full copies necessary,
+        which took as many rows as the comparisons saved.
         """
         state = {} if place.base is None else self.builder.expand(place.base)
         for key, new in place.changes.items():
@@ -189,7 +190,7 @@ class Compression:
     def _note(self, first: int, number: int, digest: int) -> None:
         """Records the digests of the groups from ``first`` to ``number``.
 
-        The last of them is the new group. Any before it is a full copy, which the builder made of the group below.
+        ``number`` is the new group. A group before ``number`` is a full copy that the builder made of an older group.
         """
         for copy in range(first, number):
             self._digests[copy] = self._digests[self.builder.original(copy)]
@@ -201,7 +202,7 @@ class Compression:
 def entry_digest(key: StateKey, event_id: str | None) -> int:
     """Returns the number that an entry adds to the digest of its state; 0 for a null ``event_id``.
 
-    Python's own hash of tuples does not fit: its sum would not change if two keys swapped their events.
+    Python's own hash of tuples does not fit: the sum of its values would not change if two keys swapped their events.
     """
     if event_id is None:
         return 0

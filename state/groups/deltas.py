@@ -1,21 +1,20 @@
 """Builds state groups as chains of deltas in memory (pure).
 
 The scheme and its invariants are described in ``state.models``. The *tip* of a chain is its last group. A state event
-at a tip adds one row. A fork opens a new chain on top of the old one. A group is stored in full only if reading it
-would otherwise take too many rows or too many chains. The groups of a builder are numbered from 0 in the order of
-creation. The caller maps these numbers to ascending IDs.
+at a tip adds one row. A fork opens a new chain on top of the old chain. A group is stored in full only if a query for
+its state would otherwise read too many rows or too many chains. The groups of a builder are numbered from 0 in the
+order of creation. The caller maps these numbers to ascending IDs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey", "StoredGroup"]
+from state.groups.layered import StateKey, keys_apart, layered, whole
 
-StateKey = tuple[str, str]
-"""``(type, state_key)``."""
+__all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey", "StoredGroup"]
 
 HOPS_LIMIT = 20
 """The most chains that reading a full state may take, besides the group's own chain."""
@@ -30,7 +29,10 @@ per event, and 2.25 stores 1.26.
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A group with its delta rows in ``changes``: key to event ID, or null for a removed key."""
+    """A state group in memory.
+
+    ``changes`` has the group's delta rows: it maps each key to an event ID, or to null if the key is removed.
+    """
 
     prev: int | None
     chain: int
@@ -63,6 +65,7 @@ class GroupBuilder:
         self._copies: dict[int, int] = {}
         self._originals: dict[int, int] = {}
         self._adopted: dict[int, Mapping[StateKey, str]] = {}
+        self._compared: dict[tuple[int, int], set[StateKey]] = {}
         self._recent: dict[int, dict[StateKey, str]] = {}
         self._history: dict[int, dict[StateKey, tuple[list[int], list[str | None]]]] = {}
 
@@ -87,9 +90,9 @@ class GroupBuilder:
         """Adds a group with the state of ``base`` plus ``changes`` (null removes a key). Returns the group's number.
 
         Time grows with the number of changes. If reading the new group would take too many rows or chains, ``base`` is
-        first copied in full. Later groups on ``base`` use the same copy. Changes about as large as the state are stored
-        as a full group instead. A single change always builds on ``base`` or its copy, so the state before a state
-        event is always the state of the group below.
+        first copied in full. Later groups on ``base`` use the same copy. If the number of changes is close to the
+        number of entries of the state, a full group is stored instead. A single change always builds on ``base`` or its
+        copy, so the state before a state event is always the state of the group below.
         """
         number = self._add(base, changes)
         if number is None and (len(changes) == 1 or 2 * len(changes) < self._groups[base].keys):
@@ -112,46 +115,52 @@ class GroupBuilder:
             # Compared entry by entry: sets of the entries of 3,000 members, for each of hundreds of bases, take far longer.
             put: dict[StateKey, str | None] = {k: e for k, e in state.items() if old.get(k) != e}
             changes[base] = put | dict.fromkeys(key for key in old if key not in state)
-        return self.add_cheapest(changes) if changes else self.add_full(state)
+        if not changes:
+            return self.add_full(state)
+        return self.add_cheapest({base: len(needed) for base, needed in changes.items()}, changes.__getitem__)
 
-    def add_cheapest(self, changes: Mapping[int, Mapping[StateKey, str | None]]) -> int:
-        """Returns the number of a group, built on the base that needs the fewest rows and hops.
+    def add_cheapest(self, sizes: Mapping[int, int], changes: Callable[[int], Mapping[StateKey, str | None]]) -> int:
+        """Returns the number of a group with the wanted state, built on the base that needs the fewest rows and hops.
 
-        ``changes`` maps each base (at least one) to the changes that lead from its state to the wanted state, which is
-        the same for all. A base without changes has that state already, and is returned itself.
+        ``changes(base)`` returns the changes that turn the state of a base into the wanted state. ``sizes`` maps each
+        base, of which there must be one or more, to the number of its changes. A base without changes has the wanted
+        state already, and is returned itself.
         """
         best: tuple[int, int] | None = None
-        for base, needed in changes.items():
+        for base, needed in sizes.items():
             if not needed:
                 return base
-            cost = len(needed) + self._hops_above(base)
+            cost = needed + self._hops_above(base)
             if best is None or cost <= best[0]:
                 best = cost, base
         assert best is not None  # noqa: S101 - at least one was given
         # A fixed order, so that equal changes store equal rows: first the entries that are set, then the removed ones,
         # by key.
-        ordered = sorted(changes[best[1]].items(), key=lambda change: (change[1] is None, change[0]))
+        ordered = sorted(changes(best[1]).items(), key=lambda change: (change[1] is None, change[0]))
         return self.add(best[1], dict(ordered))
 
     def size(self, group: int) -> int:
         """Returns the number of entries of a group's full state."""
         return self._groups[group].keys
 
-    def keys_apart(self, groups: Sequence[int]) -> set[StateKey] | None:
-        """Returns the keys in which the states of these groups may differ, or null if no group lies below all of them.
+    def apart(self, groups: Sequence[int]) -> list[dict[StateKey, str | None]] | None:
+        """Returns one dictionary for each group: the entries in which the group differs from the first of ``groups``.
 
-        At least one group must be given.
+        Each dictionary maps keys to event IDs, or to null where the group has no entry. Time grows with the changes
+        between the groups. Returns null instead of the list if these changes are not known. They are not known if two
+        of the groups build on different full groups.
         """
-        found: set[StateKey] = set()
-        for group in groups[1:]:
-            touched = self._keys_between(groups[0], group)
+        found: list[dict[StateKey, str | None]] = []
+        for group in groups:
+            touched = self._keys_apart(groups[0], group)
             if touched is None:
                 return None
-            found |= touched
+            entries = ((key, self.lookup(group, key)) for key in touched)
+            found.append({key: event_id for key, event_id in entries if self.lookup(groups[0], key) != event_id})
         return found
 
     def step(self, group: int) -> tuple[int | None, Mapping[StateKey, str | None]]:
-        """Returns the group below this group (null if there is none), and the changes on top of it."""
+        """Returns the group below ``group``, or null if there is none, and the entries in which ``group`` differs from it."""
         return self._groups[group].prev, self._groups[group].changes
 
     def original(self, copy: int) -> int:
@@ -177,18 +186,26 @@ class GroupBuilder:
 
     def expand(self, group: int) -> dict[StateKey, str]:
         """Returns the full state of a group. This is fast if a group with a nearby number was expanded recently."""
-        adopted = self._adopted.get(group)
-        state = dict(adopted) if adopted is not None else self._expand_from_recent(group)
+        state = self._expand_from_recent(group) if group not in self._adopted else None
         if state is None:
-            whole: dict[StateKey, str | None] = {}
-            for number in self._line(group):
-                for key, event_id in self._groups[number].changes.items():
-                    whole.setdefault(key, event_id)
-            state = {key: event_id for key, event_id in whole.items() if event_id is not None}
+            state = whole(self.shared(group))
         self._recent[group] = state
         if len(self._recent) > _RECENT:
             del self._recent[next(iter(self._recent))]
         return dict(state)
+
+    def shared(self, group: int) -> Mapping[StateKey, str]:
+        """Returns the full state of a group.
+
+        If ``group`` builds on an adopted group, the result shares memory with the state of the adopted group.
+        """
+        changes: dict[StateKey, str | None] = {}
+        for number in self._line(group):
+            if number in self._adopted:
+                return layered(self._adopted[number], changes)
+            for key, event_id in self._groups[number].changes.items():
+                changes.setdefault(key, event_id)
+        return {key: event_id for key, event_id in changes.items() if event_id is not None}
 
     def _expand_from_recent(self, group: int) -> dict[StateKey, str] | None:
         near = min(self._recent, key=lambda number: abs(number - group), default=None)
@@ -206,10 +223,10 @@ class GroupBuilder:
         return state
 
     def changes_between(self, old: int | None, new: int) -> dict[StateKey, tuple[str | None, str | None]]:
-        """Returns the changes from the state of ``old`` to that of ``new``: key to (event before, event after)."""
+        """Returns the changes from the state of ``old`` to the state of ``new``, as ``{key: (event before, event after)}``."""
         if old is None:
             found = self._difference({}, self.expand(new))
-        elif (touched := self._keys_between(old, new)) is not None:
+        elif (touched := self._keys_apart(old, new)) is not None:
             found = {key: (self.lookup(old, key), self.lookup(new, key)) for key in sorted(touched)}
         else:
             found = self._difference(self.expand(old), self.expand(new))
@@ -225,12 +242,34 @@ class GroupBuilder:
             one, other = max(one, other), min(one, other)
             below = self._originals.get(one)  # a copy changes nothing
             if below is None:
-                touched.update(self._groups[one].changes)
                 below = self._groups[one].prev
-            if below is None:
-                return None
+                if below is None:
+                    return None
+                touched.update(self._groups[one].changes)
             one = below
         return touched
+
+    def _keys_apart(self, one: int, other: int) -> set[StateKey] | None:
+        """Returns the same as ``_keys_between``, but also for two groups that build on different adopted groups.
+
+        For such groups it also compares the states of the adopted groups.
+        """
+        touched = self._keys_between(one, other)
+        if touched is not None or not self._adopted:
+            return touched
+        found: set[StateKey] = set()
+        roots = []
+        for group in (one, other):
+            number: int | None = group
+            while number is not None and number not in self._adopted:
+                original = self._originals.get(number)  # a copy changes nothing
+                found.update(self._groups[number].changes if original is None else ())
+                number = self._groups[number].prev if original is None else original
+            if number is None:
+                return None
+            roots.append(number)
+        first, second = (self._adopted[root] for root in roots)
+        return found | keys_apart(first, second, self._compared)
 
     def kept(self, groups: Iterable[int]) -> set[int]:
         """Returns the given groups and all groups below them.
@@ -248,7 +287,7 @@ class GroupBuilder:
     def group_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int | None, int, int, int, int]]:
         """Yields (number, prev group, chain, hops, keys, rows to read) of the groups in ``kept``, ascending.
 
-        If ``kept`` is null, yields those of all groups.
+        If ``kept`` is null, yields the rows of all groups.
         """
         for number in range(len(self._groups)) if kept is None else sorted(kept):
             group = self._groups[number]
@@ -267,7 +306,7 @@ class GroupBuilder:
     def _add(self, base: int, changes: Mapping[StateKey, str | None]) -> int | None:
         """Adds a group as a delta on ``base``, and returns its number.
 
-        Returns null if the group would break a bound.
+        Adds nothing and returns null if reading the new group would take too many rows or chains.
         """
         old = self._groups[base]
         on_tip = self._tips[old.chain] == base
@@ -285,17 +324,17 @@ class GroupBuilder:
         return old.hops if self._tips[old.chain] == base else old.hops + 1
 
     def _copy(self, base: int) -> int:
-        """Returns a full copy of ``base``, made on the first call."""
+        """Returns the number of a full copy of ``base``. The first call makes the copy, and later calls return the same copy."""
         if base not in self._copies:
             copy = self._copies[base] = self.add_full(self.expand(base))
             self._originals[copy] = base
         return self._copies[base]
 
     def _add_full_on(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
-        """Adds the state of ``base`` with ``changes`` as a full group.
+        """Adds a group with the state of ``base`` plus ``changes``, stored in full. Returns the number of the group.
 
-        This is for changes about as large as the state. A full group then takes fewer rows than a copy with a delta on
-        top.
+        Used if ``changes`` has about as many entries as the state of ``base``. In that case a full copy of ``base``
+        with ``changes`` as a delta on top would take more rows.
         """
         state = {**self.expand(base), **changes}
         return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})

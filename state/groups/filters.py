@@ -1,6 +1,6 @@
 """Filters for the entries of a room's state (pure).
 
-A filter is a union of exact keys, of whole types, and perhaps of all types except some. Each usual question is one
+A filter is a union of exact keys, of whole types, and perhaps of all types except some. Each common query is one
 filter: the power levels, all members, everything but the members, or everything but the members plus some named
 members.
 """
@@ -23,7 +23,7 @@ Event = TypeVar("Event")
 class StateFilter:
     """A filter that accepts entries at one of ``keys``, of one of ``types``, or of any type outside ``all_but``.
 
-    If ``all_but`` is null, only ``keys`` and ``types`` count. If it is empty, every entry is accepted.
+    If ``all_but`` is null, only ``keys`` and ``types`` count. If ``all_but`` is empty, every entry is accepted.
     """
 
     keys: frozenset[StateKey] = frozenset()
@@ -57,7 +57,7 @@ class StateFilter:
 
     @property
     def is_everything(self) -> bool:
-        """True if every entry is accepted."""
+        """True if the filter accepts every entry."""
         return self.all_but is not None and self.all_but <= self.types
 
     @property
@@ -66,17 +66,17 @@ class StateFilter:
         return not self.types and self.all_but is None
 
     def passes(self, key: StateKey) -> bool:
-        """Returns true if the entry at this key is accepted."""
+        """Returns true if the filter accepts the entry at this key."""
         return key in self.keys or key[0] in self.types or (self.all_but is not None and key[0] not in self.all_but)
 
     def apply(self, state: Mapping[StateKey, Event]) -> dict[StateKey, Event]:
-        """Returns the accepted entries of a state in memory."""
+        """Returns the entries of a state in memory that the filter accepts."""
         if self.is_keys_only:
             return {key: state[key] for key in self.keys if key in state}
         return {key: event for key, event in state.items() if self.passes(key)}
 
     def __or__(self, other: StateFilter) -> StateFilter:
-        """Returns a filter that accepts what either of the two accepts."""
+        """Returns a filter that accepts each entry that ``self`` or ``other`` accepts."""
         return StateFilter(self.keys | other.keys, self.types | other.types, _both(self.all_but, other.all_but))
 
 

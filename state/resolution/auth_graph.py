@@ -1,19 +1,25 @@
 """The graph of a room's events, connected by their auth events (pure).
 
-It finds the auth chain of events, the auth difference of several sets of events, and the events between given events.
+The graph finds the auth chain of events, the auth difference of several sets of events, and the events between given
+events.
 
 Every event has a *rank*, which is higher than the ranks of its auth events. So a walk in descending order of rank
-visits each event once, after all events that refer to it. It can stop as soon as no lower rank matters. No function
-recurses.
+visits each event once, after all events that refer to it. The walk can stop as soon as no event of a lower rank
+matters. No function recurses.
 
-Auth events that are missing, or belong to another room, are left out. Auth events that would close a cycle are left
-out, too. Cycles are possible only in room versions whose event IDs are not hashes.
+Auth events that are missing, belong to another room, or are no state events are left out. Auth events that would close
+a cycle are left out, too. Cycles are possible only in room versions whose event IDs are not hashes.
+
+Walks by rank are for rooms whose events are all in memory. In a stored room, ``local_difference`` finds the auth
+difference without ranks (``state.resolution.local_difference``).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
+from graphlib import CycleError, TopologicalSorter
 
 from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, state_key_of
 from state.rules.power_levels import PowerLevels, creators_of
@@ -31,23 +37,46 @@ class AuthGraph:
     def __init__(self, events: Mapping[str, AuthEvent], version: RoomVersion, create_event_id: str | None) -> None:
         self.events = events
         self._version = version
+        self.is_acyclic = version.ids_are_hashes
+        """True if no event can lead back to itself."""
         self._create_id = create_event_id
-        self._implied = (create_event_id,) if version.room_id_is_create_hash and create_event_id else ()
+        self.implied = (create_event_id,) if version.room_id_is_create_hash and create_event_id else ()
         self._ranks: dict[str, int] = {}
         self._by_rank: list[str] = []
         self._open: set[str] = set()
+        self._remembered: dict[str, list[str]] | None = None
 
     def auth_ids(self, event_id: str) -> list[str]:
         """Returns the known auth events of an event, including the implied one."""
-        event = self.events[event_id]
-        named = (*event.auth_event_ids, *self._implied)
-        return [o for o in named if o in self.events and self.events[o].room_id == event.room_id and o != event_id]
+        if self._remembered is None:
+            return self._known_auth_ids(event_id)
+        found = self._remembered.get(event_id)
+        if found is None:
+            found = self._remembered[event_id] = self._known_auth_ids(event_id)
+        return found
+
+    def remembering(self) -> AuthGraph:
+        """Returns a copy of this graph that caches the auth events of each event.
+
+        The copy may be used as long as no events are added or removed.
+        """
+        found = copy(self)
+        found._remembered = {}
+        return found
+
+    def _known_auth_ids(self, event_id: str) -> list[str]:
+        event, found = self.events[event_id], []
+        for other_id in (*event.auth_event_ids, *self.implied):
+            other = self.events.get(other_id) if other_id != event_id else None
+            if other is not None and other.room_id == event.room_id and other.state_key is not None:
+                found.append(other_id)
+        return found
 
     def rank(self, event_id: str) -> int:
         """Returns the rank of an event: its place in an order in which auth events come first.
 
-        The first call for an event fixes its rank. Call this in the order in which events arrive. Recent events then
-        have high ranks, and walks stay short.
+        The first call for an event fixes its rank. Callers call this method in the order in which events arrive. Then
+        recent events have high ranks, and walks stay short.
         """
         ranks, stack = self._ranks, [event_id] if event_id not in self._ranks else []
         while stack:
@@ -65,6 +94,21 @@ class AuthGraph:
                 self._open.discard(top)
                 stack.pop()
         return ranks[event_id]
+
+    def has_no_cycle_below(self, event_ids: Iterable[str]) -> bool:
+        """Returns true if no event in the auth chains of these events leads back to itself."""
+        edges: dict[str, list[str]] = {}
+        stack = [event_id for event_id in event_ids if event_id in self.events]
+        while stack:
+            event_id = stack.pop()
+            if event_id not in edges:
+                edges[event_id] = self.auth_ids(event_id)
+                stack += edges[event_id]
+        try:
+            TopologicalSorter(edges).prepare()
+        except CycleError:
+            return False
+        return True
 
     # --- walks --------------------------------------------------------------------------------------------------
     def difference(self, sets: Sequence[Collection[str]], common: Iterable[str]) -> set[str]:
@@ -96,16 +140,16 @@ class AuthGraph:
         return found
 
     def recent_difference(
-        self, sets: Sequence[Collection[str]], is_common: Callable[[str], bool], most: int
+        self, held: Mapping[str, int], full: int, is_common: Callable[[str], bool], most: int
     ) -> set[str] | None:
         """Returns the auth difference as ``difference`` does.
 
-        Returns null if events below the ``most`` highest ranks would have to be visited. ``is_common`` returns true for
-        events that belong to every set. ``rank`` must have been called for all events.
+        ``held`` maps the events of the sets to bit masks: bit *n* is 1 if the *n*-th set contains the event. ``full``
+        is the mask of all sets. ``is_common`` returns true for events that belong to every set. Returns null if the
+        walk would have to visit events that do not have one of the ``most`` highest ranks. ``rank`` must have been
+        called for all events.
         """
-        full = (1 << len(sets)) - 1
-        reached: dict[str, int] = {}
-        self._reach(reached, sets)
+        reached = {event_id: mask for event_id, mask in held.items() if event_id in self.events}
         partial = sum(mask != full for mask in reached.values())
         found = set()
         rank, lowest = len(self._by_rank), max(len(self._by_rank) - most, 0)
@@ -125,7 +169,7 @@ class AuthGraph:
     def _reach(self, reached: dict[str, int], sets: Sequence[Collection[str]]) -> None:
         """Records in ``reached`` which of the sets contain each known event.
 
-        The value of an event is a bit mask: bit *n* is 1 if the *n*-th set contains the event.
+        In ``reached``, the value of an event is a bit mask: bit *n* is 1 if the *n*-th set contains the event.
         """
         for number, members in enumerate(sets):
             for event_id in members:
@@ -162,10 +206,14 @@ class AuthGraph:
         while stack:
             event_id = stack.pop()
             if event_id not in found:
-                inside = [o for o in self._below(event_id, self.rank(event_id)) if o in limits]
+                inside = [o for o in self.auth_ids(event_id) if o in limits and self.is_below(o, event_id)]
                 found[event_id] = inside
                 stack += inside
         return found
+
+    def is_below(self, event_id: str, above: str) -> bool:
+        """Returns true if the link from ``above`` to its auth event ``event_id`` closes no cycle."""
+        return self.is_acyclic or self.rank(event_id) < self.rank(above)
 
     def _below(self, event_id: str, rank: int) -> list[str]:
         """Returns the auth events of an event that rank below ``rank``, which is the rank of the event itself.
@@ -176,7 +224,7 @@ class AuthGraph:
 
     # --- what the own auth events tell --------------------------------------------------------------------------
     def power_levels_event(self, event_id: str) -> str | None:
-        """Returns the power levels event among an event's auth events, or null."""
+        """Returns the power levels event among an event's auth events, or null if there is no such event."""
         for other in self.auth_ids(event_id):
             if state_key_of(self.events[other]) == POWER_LEVELS and self.events[other].state_key is not None:
                 return other

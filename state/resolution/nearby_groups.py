@@ -1,75 +1,209 @@
 """Resolves the states of state groups that differ little, from their differences only (pure).
 
-The result equals that of ``state.resolution.resolve`` on the full states. The time of that function grows with the size
-of the states. Here time grows with the changes between the groups, and with the state events since the oldest disputed
-event.
+The result equals the result of ``state.resolution.resolve`` for the full states. The time of that function grows with
+the size of the states. Here time grows with the changes between the groups, and in a stored room with the auth
+difference. If all events of the room are in memory, time grows with the changes, and with the number of state events
+since the oldest disputed event. An event is *disputed* if it is in the states of some groups only.
 
-In three cases nothing is resolved here, and the caller has to resolve the full states. The room has version 1. Or there
-are more state events since the oldest disputed event than a state has entries. Or no group lies below all the groups.
+In three cases there is no result, and the caller has to resolve the full states:
+
+* The changes between the groups are not known.
+* The room is stored and of version 2, where event IDs are not hashes, and an auth chain leads back to itself.
+* The auth difference is not found within a limit. In memory the limit is about one state event for each entry of a
+  state. In a stored room it is the limit of ``state.resolution.local_difference``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from state.groups.deltas import GroupBuilder, StateKey
 from state.resolution.auth_graph import AuthGraph
+from state.resolution.local_difference import Reads, local_difference
+from state.resolution.v1 import settle_v1
 from state.resolution.v2 import settle
 from state.rules.auth_rules import AuthRules
-from state.rules.auth_selection import state_key_of
+from state.rules.auth_selection import POWER_LEVELS, auth_keys, state_key_of
 from state.rules.room_versions import Resolution
 
-__all__ = ["Changes", "resolve_near"]
+__all__ = ["Changes", "Resolved", "resolve_near"]
 
 Changes = dict[StateKey, "str | None"]
 """Key -> its event in the resolved state, or null if the resolved state has no entry there."""
 _SPARE_EVENTS = 100
 
 
-def resolve_near(
-    rules: AuthRules, graph: AuthGraph, builder: GroupBuilder, groups: Sequence[int]
-) -> Mapping[int, Changes] | None:
-    """Returns for each group (at least two) the changes from its state to the resolved state.
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A resolved state, as the changes that lead to it from the state of each group.
 
-    Returns null if the caller has to resolve the full states; the module lists the cases. All events of the states must
-    have been ranked (``AuthGraph.rank``). While a whole history is processed, all its events have been ranked.
+    ``sizes`` maps each group to the number of its changes. ``changes(group)`` returns the changes of one group.
     """
-    if rules.version.resolution is Resolution.V1:
+
+    sizes: Mapping[int, int]
+    changes: Callable[[int], Changes]
+
+
+def resolve_near(
+    rules: AuthRules, graph: AuthGraph, builder: GroupBuilder, groups: Sequence[int], reads: Reads | None = None
+) -> Resolved | None:
+    """Returns the state that some groups (at least two) resolve to, or null in the cases that the module's docstring lists.
+
+    ``reads`` reads the events of a stored room. Without ``reads``, all events of the states must have been ranked
+    before (``AuthGraph.rank``), as they are while a whole history is processed.
+    """
+    apart = builder.apart(groups)
+    if apart is None:
         return None
-    touched = builder.keys_apart(groups)
-    if touched is None:
-        return None
-    held = {group: {key: builder.lookup(group, key) for key in sorted(touched)} for group in groups}
-    first, *others = held.values()
-    disputed = {key for key in first if any(state[key] != first[key] for state in others)}
-    if not disputed:
-        return {group: {} for group in groups}
+    disputed = sorted(set[StateKey]().union(*apart))
     agreed = _Agreed(builder, groups[0], disputed)
-    sets = [{event_id for key in disputed if (event_id := state[key]) is not None} for state in held.values()]
-    candidates = graph.recent_difference(sets, _is_agreed(graph, agreed), builder.size(groups[0]) + _SPARE_EVENTS)
-    if candidates is None:
-        return None
-    added = settle(rules, graph, agreed, sets, candidates)
-    answer = {key: added.get(key) for key in disputed} | {k: e for k, e in added.items() if agreed.get(k) is None}
-    return {group: _changes(builder, group, answer) for group in groups}
+    answer: Changes = {}
+    if rules.version.resolution is Resolution.V1:
+        candidates_of = _candidates_of(builder, groups, disputed, apart)
+        answer = _settled_v1(rules, graph, agreed, candidates_of, reads)
+    elif disputed:
+        held, full = _held(builder, groups, disputed, apart), (1 << len(groups)) - 1
+        if reads is None:
+            most = builder.size(groups[0]) + _SPARE_EVENTS
+            candidates = graph.recent_difference(held, full, lambda event_id: _is_entry(graph, agreed, event_id), most)
+        else:
+            graph = graph.remembering()
+            if not graph.is_acyclic and not _proven_acyclic(graph, agreed, held, reads):
+                return None
+            candidates = _read_difference(rules, graph, agreed, held, full, reads)
+        if candidates is None:
+            return None
+        added = settle(rules, graph, agreed, held, candidates)
+        answer = {key: added.get(key) for key in disputed} | {k: e for k, e in added.items() if agreed.get(k) is None}
+    return Resolved(_sizes(builder, groups, apart, answer), lambda group: _changes(builder, group, answer))
 
 
 class _Agreed:
     """The entries that are the same in all groups. ``disputed`` are the keys in which the groups differ."""
 
-    def __init__(self, builder: GroupBuilder, group: int, disputed: set[StateKey]) -> None:
-        self._builder, self._group, self._disputed = builder, group, disputed
+    def __init__(self, builder: GroupBuilder, group: int, disputed: Sequence[StateKey]) -> None:
+        self._builder, self._group = builder, group
+        self._found: dict[StateKey, str | None] = dict.fromkeys(disputed)
 
     def get(self, key: StateKey, /) -> str | None:
-        return None if key in self._disputed else self._builder.lookup(self._group, key)
+        if key not in self._found:
+            self._found[key] = self._builder.lookup(self._group, key)
+        return self._found[key]
+
+    def extend(self, entries: Mapping[StateKey, str | None]) -> None:
+        """Adds resolved entries at disputed keys. From now on ``get`` returns them like the shared entries."""
+        self._found.update(entries)
 
 
-def _is_agreed(graph: AuthGraph, agreed: _Agreed) -> Callable[[str], bool]:
-    def is_agreed(event_id: str) -> bool:
-        event = graph.events[event_id]
-        return event.state_key is not None and agreed.get(state_key_of(event)) == event_id
+def _candidates_of(
+    builder: GroupBuilder, groups: Sequence[int], disputed: Sequence[StateKey], apart: Sequence[Changes]
+) -> dict[StateKey, set[str]]:
+    """Returns ``{disputed key: events that the groups have at this key}``."""
+    found = {key: {builder.lookup(groups[0], key)} for key in disputed}
+    for entries in apart:
+        for key, event_id in entries.items():
+            found[key].add(event_id)
+    return {key: {event_id for event_id in events if event_id is not None} for key, events in found.items()}
 
-    return is_agreed
+
+def _settled_v1(
+    rules: AuthRules, graph: AuthGraph, agreed: _Agreed, candidates: Mapping[StateKey, set[str]], reads: Reads | None
+) -> Changes:
+    """Returns the resolved entries at the disputed keys, by the resolution of room version 1.
+
+    A key is not in conflict if some groups have no event there, and all others have the same event.
+    """
+    answer: Changes = {key: next(iter(found)) if len(found) == 1 else None for key, found in candidates.items()}
+    agreed.extend(answer)
+    in_conflict = {key: found for key, found in candidates.items() if len(found) > 1}
+    if reads is not None:
+        some = set[str]().union(*in_conflict.values())
+        reads.load(some)
+        _load_authorising(rules, graph, agreed, some, reads)
+    return {**answer, **settle_v1(rules, graph.events, agreed, in_conflict)}
+
+
+def _load_authorising(
+    rules: AuthRules, graph: AuthGraph, agreed: _Agreed, event_ids: Iterable[str], reads: Reads
+) -> None:
+    """Reads together the events that may authorise the given events: their auth events, and entries that all groups share."""
+    events = [graph.events[event_id] for event_id in event_ids if event_id in graph.events]
+    entries = {agreed.get(key) for event in events for key in auth_keys(event, rules.version)}
+    named = {other for event in events for other in event.auth_event_ids}
+    reads.load(named.union(entry for entry in entries if entry is not None))
+
+
+def _held(
+    builder: GroupBuilder, groups: Sequence[int], disputed: Sequence[StateKey], apart: Sequence[Changes]
+) -> dict[str, int]:
+    """Returns ``{event at a disputed key: bit mask of the groups that have it}``.
+
+    Time grows with the number of entries in ``apart``, not with the number of keys times the number of groups.
+    """
+    full = (1 << len(groups)) - 1
+    differing = dict.fromkeys(disputed, 0)
+    held: dict[str, int] = {}
+    for number, entries in enumerate(apart):
+        for key, event_id in entries.items():
+            differing[key] |= 1 << number
+            if event_id is not None:
+                held[event_id] = held.get(event_id, 0) | 1 << number
+    for key, mask in differing.items():
+        event_id = builder.lookup(groups[0], key)
+        if event_id is not None:
+            held[event_id] = held.get(event_id, 0) | (full & ~mask)
+    return held
+
+
+def _proven_acyclic(graph: AuthGraph, agreed: _Agreed, held: Iterable[str], reads: Reads) -> bool:
+    """Reads the auth chains that a resolution walks. Returns false if an event in them leads back to itself.
+
+    These auth chains are those of the disputed events, and of the power levels event that all groups share. The result
+    is also stored in ``graph.is_acyclic``. A graph that is known to be acyclic needs no ranks. To compute ranks, the
+    whole auth chains of all groups would have to be read.
+    """
+    shared = agreed.get(POWER_LEVELS)
+    starts = {*held, *([shared] if shared is not None else [])}
+    reads.load_chains(starts)
+    graph.is_acyclic = graph.has_no_cycle_below(starts)
+    return graph.is_acyclic
+
+
+def _read_difference(
+    rules: AuthRules, graph: AuthGraph, agreed: _Agreed, held: Mapping[str, int], full: int, reads: Reads
+) -> set[str] | None:
+    """Returns the auth difference of a stored room's groups without the disputed events, or null if it is not found.
+
+    Also reads together the events that are needed to sort and authorise candidates. Otherwise each of these events
+    would be read by a query of its own.
+    """
+    reads.load(held)
+    found = local_difference(graph, held, full, lambda event_id, key: agreed.get(key) == event_id, reads)
+    if found is None:
+        return None
+    candidates = found.union(event_id for event_id in held if event_id in graph.events)
+    if rules.version.resolution is Resolution.V2_1:
+        reads.load_chains(candidates)  # for the paths between disputed events
+    _load_authorising(rules, graph, agreed, candidates, reads)
+    return found
+
+
+def _is_entry(graph: AuthGraph, agreed: _Agreed, event_id: str) -> bool:
+    event = graph.events[event_id]
+    return event.state_key is not None and agreed.get(state_key_of(event)) == event_id
+
+
+def _sizes(
+    builder: GroupBuilder, groups: Sequence[int], apart: Sequence[Changes], answer: Mapping[StateKey, str | None]
+) -> dict[int, int]:
+    """Returns for each group the number of resolved entries (``answer``) that differ from the group's state."""
+    first = {key for key, event_id in answer.items() if builder.lookup(groups[0], key) != event_id}
+    sizes = {}
+    for group, entries in zip(groups, apart, strict=True):
+        differing = sum(answer[key] != event_id for key, event_id in entries.items())
+        sizes[group] = len(first) + differing - sum(key in first for key in entries)
+    return sizes
 
 
 def _changes(builder: GroupBuilder, group: int, answer: Mapping[StateKey, str | None]) -> Changes:

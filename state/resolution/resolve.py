@@ -2,8 +2,8 @@
 
 The result is the same on every server, and for every order of the states.
 
-The room version determines the algorithm. Rejected events are never added. A state may name events that are not known
-here. These can neither win a conflict nor authorise other events.
+The room version determines the algorithm. Rejected events are never added. A state may name events that the graph does
+not contain. Such events can neither win a conflict nor authorise other events.
 """
 
 from __future__ import annotations

@@ -1,27 +1,53 @@
 """State resolution of room version 1 (pure).
 
-A key is in conflict if states hold different events for it. That some states lack a key is no conflict.
-The candidates for power levels, join rules and memberships come first, and are tried from the oldest to the newest. The
-candidates for all other keys are tried from the newest to the oldest. Every candidate is sorted and authorised once.
+A key is in conflict if states hold different events for it. That some states lack a key is no conflict. The
+*candidates* for a key are the events that the states hold for it. The candidates for power levels, join rules and
+memberships come first, and are tried from the oldest to the newest. The candidates for all other keys are tried from
+the newest to the oldest. Every candidate is sorted and authorised once.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from state.groups.deltas import StateKey
 from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import POWER_LEVELS, AuthEvent
 
-__all__ = ["resolve_v1"]
+__all__ = ["resolve_v1", "settle_v1"]
 
 StateMap = Mapping[StateKey, str]
 
 
+class Base(Protocol):
+    """An interface to the entries without conflict. ``get`` returns the event at a key, or null."""
+
+    def get(self, key: StateKey, /) -> str | None: ...
+
+
 def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence[StateMap]) -> dict[StateKey, str]:
     """Returns the state that several states resolve to."""
-    agreed, disputed = _separate(events, maps)
+    candidates: dict[StateKey, set[str]] = {}
+    for state in maps:
+        for key, event_id in state.items():
+            candidates.setdefault(key, set()).add(event_id)
+    agreed = {key: next(iter(found)) for key, found in candidates.items() if len(found) == 1}
+    disputed = {key: found for key, found in candidates.items() if len(found) > 1}
+    return {**agreed, **settle_v1(rules, events, agreed, disputed)}
+
+
+def settle_v1(
+    rules: AuthRules, events: Mapping[str, AuthEvent], agreed: Base, candidates: Mapping[StateKey, Collection[str]]
+) -> dict[StateKey, str]:
+    """Returns the entries at the keys in conflict. ``agreed`` has the entries without conflict.
+
+    ``candidates`` maps each key in conflict to the events that the states hold for it. Events that are not in
+    ``events`` are ignored. The result lacks keys that have no other candidates.
+    """
+    known = {key: [event_id for event_id in found if event_id in events] for key, found in candidates.items()}
+    disputed = {key: found for key, found in known.items() if found}
     context = _Context(events, agreed)
     groups = (
         [key for key in disputed if key == POWER_LEVELS],
@@ -36,29 +62,13 @@ def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence
             resolved[key] = winner.event_id
     for key in disputed.keys() - resolved.keys():
         resolved[key] = _newest_allowed(rules, _by_age(events, disputed[key]), context).event_id
-    return {**agreed, **resolved}
-
-
-def _separate(
-    events: Mapping[str, AuthEvent], maps: Sequence[StateMap]
-) -> tuple[dict[StateKey, str], dict[StateKey, list[str]]]:
-    """Returns the entries without conflict, and the candidates of each key in conflict.
-
-    Events that are not known here are no candidates. A key without known candidates is left out.
-    """
-    candidates: dict[StateKey, set[str]] = {}
-    for state in maps:
-        for key, event_id in state.items():
-            candidates.setdefault(key, set()).add(event_id)
-    agreed = {key: next(iter(found)) for key, found in candidates.items() if len(found) == 1}
-    disputed = {key: [e for e in found if e in events] for key, found in candidates.items() if len(found) > 1}
-    return agreed, {key: found for key, found in disputed.items() if found}
+    return resolved
 
 
 class _Context:
     """The state that authorises candidates: the entries without conflict, and the candidates that have won so far."""
 
-    def __init__(self, events: Mapping[str, AuthEvent], agreed: StateMap) -> None:
+    def __init__(self, events: Mapping[str, AuthEvent], agreed: Base) -> None:
         self._events = events
         self._agreed = agreed
         self._winners: dict[StateKey, AuthEvent] = {}
@@ -87,9 +97,11 @@ def _inverted_sha1(event_id: str) -> int:
 
 
 def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """Tries the candidates of one key from the oldest to the newest. Returns the last one before the first refusal.
+    """Tries the candidates of one key from the oldest to the newest.
 
-    Each candidate is authorised by a state that contains the candidate before it. The oldest one is not checked.
+    Returns the last candidate before the first one that is refused.
+
+    Each candidate is authorised by a state that contains the candidate before it. The oldest candidate is not checked.
     """
     key = (by_age[0].type, by_age[0].state_key or "")
     best = by_age[0]

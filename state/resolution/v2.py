@@ -1,12 +1,13 @@
 """State resolution of room versions 2 to 11, and its variant 2.1 of version 12 (pure).
 
-Candidates are the events that some states, but not all, hold or have in their auth chains. Power events are applied
-first, in an order that prefers senders of higher power. The other candidates follow, in the order of the power levels
-events among their auth events. Each candidate is authorised once, by the state as far as it has grown. Entries that all
-states share stay in any case.
+An entry of a state is *disputed* if not all states have it. Candidates are the events of the disputed entries, and the
+events that are in the auth chains of some states, but not of all. Power events are applied first, in an order that
+prefers senders of higher power. The other candidates follow, in the order of the power levels events among their auth
+events. Each candidate is authorised once, by the state that the candidates before it have built. An entry that all
+states share is never replaced.
 
-Time is linear in the size of the states. In addition it is O(n log n), where n counts the candidates, their auth
-events, and the events of the auth graph that are not older than the oldest candidate (``state.resolution.auth_graph``).
+Time is linear in the size of the states. In addition, time is O(n log n). Here n counts the candidates, their auth
+events, and the events of the auth graph that are not older than the oldest candidate.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ StateMap = Mapping[StateKey, str]
 
 
 class Base(Protocol):
-    """The entries that all states share."""
+    """An interface to the entries that all states share. ``get`` returns the event at a key, or null."""
 
     def get(self, key: StateKey, /) -> str | None: ...
 
@@ -35,21 +36,22 @@ class Base(Protocol):
 def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> dict[StateKey, str]:
     """Returns the state that several states resolve to."""
     agreed, disputed = _separate(maps)
-    added = settle(rules, graph, agreed, disputed, graph.difference(disputed, agreed.values()))
+    held = set[str]().union(*disputed)
+    added = settle(rules, graph, agreed, held, graph.difference(disputed, agreed.values()))
     return {**added, **agreed}
 
 
 def settle(
-    rules: AuthRules, graph: AuthGraph, agreed: Base, disputed: Sequence[Collection[str]], candidates: set[str]
+    rules: AuthRules, graph: AuthGraph, agreed: Base, disputed: Iterable[str], candidates: Collection[str]
 ) -> dict[StateKey, str]:
     """Returns the entries that resolution adds to ``agreed``, the entries that all states share.
 
-    ``disputed`` has a collection for each state: the events of this state's entries that are not in ``agreed``.
-    ``candidates`` are the events in the auth chains of some states, but not of all. The result may also have keys of
-    ``agreed``. The caller ignores these keys.
+    ``disputed`` are the events of all entries of the states that are not in ``agreed``. ``candidates`` are the events
+    in the auth chains of some states, but not of all. The caller may leave out events of ``disputed``, because these
+    are candidates in any case. The result may also have keys of ``agreed``. The caller must ignore these keys.
     """
-    held = {event_id for members in disputed for event_id in members if event_id in graph.events}
-    candidates = candidates | held
+    held = {event_id for event_id in disputed if event_id in graph.events}
+    candidates = held.union(candidates)
     newer = rules.version.resolution is Resolution.V2_1
     if newer:
         candidates |= graph.between(held)
@@ -62,7 +64,7 @@ def settle(
 
 
 def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
-    """Returns the entries that all states share, and for each state the events of its remaining entries."""
+    """Returns the entries that all states share, and for each state the events of its other entries."""
     first, *others = maps
     apart: set[StateKey] = set()
     for state in others:
@@ -83,7 +85,8 @@ def _is_power_event(event: AuthEvent) -> bool:
 class _GrowingState:
     """The entries that all states share, and the candidates that were added so far.
 
-    For a key that has both, the added candidate is used. In room version 12 the shared entries are left out.
+    If a shared entry and an added candidate have the same key, the added candidate is used. In room version 12 the
+    shared entries are left out.
     """
 
     def __init__(self, events: Mapping[str, AuthEvent], base: Base) -> None:
@@ -103,8 +106,8 @@ class _GrowingState:
 class _Context:
     """The state that authorises one candidate.
 
-    For each key it has the event of the growing state. If the growing state has none, it has the candidate's own auth
-    event at that key, unless this auth event is rejected.
+    For each key it has the event of the growing state. If the growing state has no event there, the candidate's own
+    auth event at that key is used, unless it is rejected.
     """
 
     def __init__(self, graph: AuthGraph, state: _GrowingState, event_id: str) -> None:
@@ -125,11 +128,11 @@ def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Itera
 
 
 def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns events in reverse topological power order, each event after its auth events.
+    """Returns the keys of ``edges`` in reverse topological power order: each event after its auth events.
 
-    ``edges`` maps each event to its auth events among these events. Among the events whose auth events have all been
-    returned, the event whose sender has the highest power level comes first. If the levels are equal, the oldest event
-    comes first.
+    ``edges`` maps each event to all of its auth events that are keys of ``edges`` themselves. Among the events whose
+    auth events have all been returned, the event whose sender has the highest power level comes first. If the levels
+    are equal, the oldest event comes first.
     """
 
     def key(event_id: str) -> tuple[float, int, str]:
@@ -161,14 +164,22 @@ def _turned(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: str | None) -> list[str]:
     """Returns events in mainline order: by the power levels event among their auth events, then by time.
 
-    Each event has a chain: the power levels event among its auth events, then the one among that event's auth events,
-    and so on. The *mainline* is the event ``power_levels`` with its chain. Events are ordered by the mainline event
-    that their chain meets first, from the oldest to the newest mainline event. Events whose chain never meets the
-    mainline come first.
+    Each event has a chain: the power levels event among its auth events, then the power levels event among the auth
+    events of that event, and so on. The *mainline* is the event ``power_levels`` with its chain. Events are ordered by
+    the mainline event that their chain meets first, from the oldest to the newest mainline event. Events whose chain
+    never meets the mainline come first.
     """
+    # The mainline is walked only as far as the events meet it. A room may have thousands of power levels events, and
+    # usually all events meet the latest ones.
+    unmet = {
+        older or event_id
+        for event_id in event_ids
+        if (older := _older(graph, event_id)) is not None or state_key_of(graph.events[event_id]) == POWER_LEVELS
+    }
     mainline, event_id = [], power_levels
-    while event_id is not None and event_id in graph.events:
+    while unmet and event_id is not None and event_id in graph.events:
         mainline.append(event_id)
+        unmet.discard(event_id)
         event_id = _older(graph, event_id)
     epochs = {event_id: number for number, event_id in enumerate(reversed(mainline), start=1)}
 
@@ -197,7 +208,7 @@ def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
 def _older(graph: AuthGraph, event_id: str) -> str | None:
     """Returns the power levels event among an event's auth events.
 
-    Returns null if there is none, or if this power levels event would close a cycle.
+    Returns null if there is no such event, or if it would close a cycle.
     """
     other = graph.power_levels_event(event_id)
-    return other if other is not None and graph.rank(other) < graph.rank(event_id) else None
+    return other if other is not None and graph.is_below(other, event_id) else None

@@ -33,7 +33,7 @@ _UNKNOWN = "not asked yet"
 class AuthRules:
     """The rules of one room version.
 
-    ``signed_by`` verifies third-party invites. If it is not given, all third-party invites are refused.
+    ``signed_by`` verifies third-party invites. Without ``signed_by``, all third-party invites are refused.
     """
 
     def __init__(self, version: RoomVersion, signed_by: SignedBy = _no_signature) -> None:
@@ -46,8 +46,8 @@ class AuthRules:
     def refusal(self, event: AuthEvent, state: State) -> str | None:
         """Returns the reason why a state does not allow an event, or null if the state allows it.
 
-        Of the state, only the entries at the event's ``auth_keys`` are needed. In room version 12 they include the
-        create event, although the event does not list it.
+        Of the state, only the entries at the event's ``auth_keys`` are needed. These keys include the key of the create
+        event, although an event of room version 12 does not list the create event.
         """
         kind = event.type
         if kind == "m.room.create":
@@ -87,7 +87,8 @@ class AuthRules:
     def _by_sender_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
         """Returns the same as ``_by_level``, and caches the result by sender and event type.
 
-        This is for events that are no state events. For them, the result depends on nothing else.
+        Only for events that are no state events. For given ``levels``, their result depends only on the sender and the
+        type.
         """
         key = event.sender, event.type
         known = self._by_sender.get(key, _UNKNOWN)
@@ -100,7 +101,8 @@ class AuthRules:
     def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
         """Returns the reason why an event may not list these auth events, or null if it may.
 
-        ``auth_events`` are the listed events that are known here. Whether they allow the event is not checked here.
+        ``auth_events`` are those of the listed events that the caller knows. This function does not check whether they
+        allow the event.
         """
         if event.type == "m.room.create":
             return "a create event has no auth events" if event.auth_event_ids else None

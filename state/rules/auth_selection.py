@@ -18,8 +18,8 @@ JOIN_RULES: StateKey = ("m.room.join_rules", "")
 class AuthEvent(Protocol):
     """An event as the auth rules read it.
 
-    ``content`` may lack keys that no rule reads. ``membership`` is null if the content has none, or one that is not
-    text.
+    ``content`` may lack keys that no rule reads. ``membership`` is null if the content has no membership, or has a
+    membership that is not text.
     """
 
     @property
@@ -62,10 +62,10 @@ def state_key_of(event: AuthEvent) -> StateKey:
 
 
 def auth_keys(event: AuthEvent, version: RoomVersion) -> list[StateKey]:
-    """Returns the keys of the state entries that authorise an event. A create event has none.
+    """Returns the keys of the state entries that authorise an event. For a create event, returns an empty list.
 
-    The state may have no entry at some of the keys. The key of the create event is always included, although events of
-    room version 12 do not list that event.
+    The state may have no entry at some of the keys. For any other event the key of the create event is included,
+    although events of room version 12 do not list it.
     """
     if event.type == "m.room.create":
         return []

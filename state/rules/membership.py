@@ -31,7 +31,7 @@ class MemberChange:
 
     @property
     def own(self) -> bool:
-        """Returns true if users change their own membership."""
+        """Returns true if the sender is the user whose membership changes."""
         return self.sender == self.target
 
     def membership(self, user_id: str) -> str | None:
@@ -41,7 +41,7 @@ class MemberChange:
 
     @property
     def join_rule(self) -> str:
-        """Returns the join rule of the state. If the state has none, the rule is ``invite``."""
+        """Returns the join rule of the state. If the state has no join rule, returns ``invite``."""
         found = self.state.get(JOIN_RULES)
         rule = None if found is None else found.content.get("join_rule", "invite")
         return rule if isinstance(rule, str) else "invite"

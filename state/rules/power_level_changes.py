@@ -1,7 +1,7 @@
 """The auth rules of m.room.power_levels: which levels a sender may change (pure).
 
 This is rule 10 of the auth rules. Every level must have a valid form. Senders may neither set nor remove a level above
-their own. They may not change the level of another user who has at least their own level.
+their own. They may not change the level of another user whose level is the same as theirs or higher.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "re
 
 
 def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevels) -> str | None:
-    """Returns the reason why ``sender`` may not replace ``levels`` by the content ``new``, or null if allowed."""
+    """Returns the reason why ``sender`` may not replace ``levels`` by the content ``new``, or null if ``sender`` may."""
     version = levels.version
     reason = _unreadable(new, version) or _names_creators(new, levels)
     if reason is not None or levels.content is None:
@@ -79,8 +79,8 @@ def _changes(
 ) -> Iterator[tuple[str, str, Any, Any]]:
     """Yields (name, key, old value, new value) for each level that the old or the new content may name.
 
-    ``name`` is the key of the content. ``key`` is the user, event type or notification whose level it is. It is empty
-    if the value under ``name`` is itself the level.
+    ``name`` is the key of the content. ``key`` is the user, event type or notification whose level it is. ``key`` is
+    empty if the value under ``name`` is itself the level.
     """
     for name in _NAMED:
         yield name, "", old.get(name), new.get(name)

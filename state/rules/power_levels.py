@@ -52,7 +52,7 @@ def too_low(user_id: str, level: float, act: str, takes: int) -> str:
 
 
 def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -> frozenset[str]:
-    """Returns the creators of a room. ``sender`` and ``content`` are those of its create event.
+    """Returns the creators of a room. ``sender`` and ``content`` belong to the room's create event.
 
     Before room version 11 the content names the creator. From version 11 on the sender is the creator. In version 12
     the content may name more creators.

@@ -1,21 +1,23 @@
 """Read-only admin pages of the engine's tables.
 
-The live page shows the same processes and streams with their present status. Each table of facts gets a page
-automatically (`FactAdmin`).
+The site's live page shows the present status of the same processes and streams. `FactAdmin` is the base class for
+tables of facts.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.contrib import admin
+from django.http import HttpRequest
 
-from streams import registry
 from streams.admin.base import ReadOnlyAdmin
 from streams.models import (
     Epoch,
     FederationAcknowledgement,
     Instance,
+    KeyLock,
     LowWaterMark,
     ParkedFact,
     Reader,
@@ -37,9 +39,33 @@ from streams.models import (
 __all__ = ["EpochAdmin", "FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPositionAdmin", "WriterResolutionAdmin"]
 
 
+class HomeserverAdmin(ReadOnlyAdmin):
+    """The admin of a table that only a homeserver fills.
+
+    The index page of the admin lists the table only if the app ``streams.catalog`` is installed.
+    """
+
+    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
+        """Returns the user's permissions, or none without ``streams.catalog``. Without permissions the index omits the table."""
+        return super().get_model_perms(request) if apps.is_installed("streams.catalog") else {}
+
+
+class RecordedAdmin(HomeserverAdmin):
+    """The admin of a table that the recording of a foreign server fills.
+
+    The index page of the admin lists the table if the app ``streams.catalog`` is installed, or if a recording exists.
+    """
+
+    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
+        """Returns the user's permissions, or none if the index page must omit the table."""
+        return super().get_model_perms(request) or (
+            ReadOnlyAdmin.get_model_perms(self, request) if RecordedServer.objects.exists() else {}
+        )
+
+
 @admin.register(StreamPosition)
 class StreamPositionAdmin(ReadOnlyAdmin):
-    """Pages of the positions: one for each writer of each stream."""
+    """The admin of the positions: one row for each writer of each stream."""
 
     list_display = (
         "stream",
@@ -52,11 +78,12 @@ class StreamPositionAdmin(ReadOnlyAdmin):
     )
     list_filter = ("stream", "state")
     search_fields = ("stream", "instance_name")
+    magnitudes = ("position", "last_write_position")
 
 
 @admin.register(StatusChange)
 class StatusChangeAdmin(ReadOnlyAdmin):
-    """The changes of status of writers and readers. The history page shows them beside its plots."""
+    """The admin of the status changes of writers and readers. The site's history page shows these changes beside its plots."""
 
     list_display = ("at", "stream", "writer", "reader", "was", "word", "sentence")
     list_filter = ("severity",)
@@ -64,7 +91,7 @@ class StatusChangeAdmin(ReadOnlyAdmin):
 
 @admin.register(Instance)
 class InstanceAdmin(ReadOnlyAdmin):
-    """The processes that write or have written."""
+    """The admin of the processes that write or have written."""
 
     list_display = ("name", "state", "host", "process_id", "command", "started_at", "heartbeat_at", "lease")
     list_filter = ("state",)
@@ -73,7 +100,7 @@ class InstanceAdmin(ReadOnlyAdmin):
 
 @admin.register(Reader)
 class ReaderAdmin(ReadOnlyAdmin):
-    """The connections, followers and Spark queries that read streams."""
+    """The admin of the readers: connections, followers and Spark queries that read streams."""
 
     list_display = (
         "name",
@@ -92,46 +119,51 @@ class ReaderAdmin(ReadOnlyAdmin):
 
 @admin.register(WriterResolution)
 class WriterResolutionAdmin(ReadOnlyAdmin):
-    """What others did to a writer: retired it as dead (with the evidence), asked it to leave, or ended its sessions."""
+    """The admin of the actions on writers by other processes and by operators.
+
+    An action retires a dead writer, asks a writer to leave, or ends a writer's sessions. Its row has the evidence for
+    it.
+    """
 
     list_display = ("resolved_at", "action", "stream", "instance_name", "from_position", "to_position", "resolved_by")
     list_filter = ("action", "stream")
+    magnitudes = ("from_position", "to_position")
     search_fields = ("instance_name",)
 
 
 @admin.register(Epoch)
 class EpochAdmin(ReadOnlyAdmin):
-    """The epochs of this database. A restored database begins a new one."""
+    """The admin of the epochs of this database. A restored database begins a new epoch."""
 
     list_display = ("word", "began_at", "reason", "timeline", "system_identifier")
 
 
 @admin.register(WorkerConnection)
-class WorkerConnectionAdmin(ReadOnlyAdmin):
-    """The connections of workers over which users sync."""
+class WorkerConnectionAdmin(HomeserverAdmin):
+    """The admin of the workers' connections over which users sync."""
 
     list_display = ("name", "address", "served_by", "connected_at", "last_news_at")
     search_fields = ("name", "address")
 
 
 @admin.register(SyncingUser)
-class SyncingUserAdmin(ReadOnlyAdmin):
-    """The users and devices that sync now, with their worker."""
+class SyncingUserAdmin(HomeserverAdmin):
+    """The admin of the users and devices that sync now, each with the worker that reported it."""
 
     list_display = ("user_id", "device_id", "worker", "started_at", "last_sync_at")
     search_fields = ("user_id", "worker")
 
 
 @admin.register(FederationAcknowledgement)
-class FederationAcknowledgementAdmin(ReadOnlyAdmin):
-    """The token that each federation sender has acknowledged."""
+class FederationAcknowledgementAdmin(HomeserverAdmin):
+    """The admin of the tokens that federation senders have acknowledged."""
 
     list_display = ("instance_name", "token", "acknowledged_at")
 
 
 @admin.register(UserAddress)
-class UserAddressAdmin(ReadOnlyAdmin):
-    """The addresses from which users were seen."""
+class UserAddressAdmin(HomeserverAdmin):
+    """The admin of the addresses at which users were seen."""
 
     list_display = ("user_id", "device_id", "ip", "last_seen_at", "user_agent")
     search_fields = ("user_id", "ip")
@@ -139,23 +171,23 @@ class UserAddressAdmin(ReadOnlyAdmin):
 
 @admin.register(WireCount)
 class WireCountAdmin(ReadOnlyAdmin):
-    """The counters of all servers' connections, such as commands received and connections closed."""
+    """The admin of the counters of all servers' connections, such as commands received and connections closed."""
 
     list_display = ("kind", "name", "total")
     list_filter = ("kind",)
 
 
 @admin.register(RecordedServer)
-class RecordedServerAdmin(ReadOnlyAdmin):
-    """The foreign servers that are or were recorded."""
+class RecordedServerAdmin(RecordedAdmin):
+    """The admin of the foreign servers that are or were recorded."""
 
     list_display = ("name", "server_name", "address", "host", "process_id", "started_at", "heartbeat_at", "ended_at")
     search_fields = ("name", "server_name")
 
 
 @admin.register(RecordedPosition)
-class RecordedPositionAdmin(ReadOnlyAdmin):
-    """The positions of the writers of foreign servers."""
+class RecordedPositionAdmin(RecordedAdmin):
+    """The admin of the recorded positions: one row for each writer of a foreign server."""
 
     list_display = (
         "server",
@@ -174,8 +206,8 @@ class RecordedPositionAdmin(ReadOnlyAdmin):
 
 
 @admin.register(RecordedFact)
-class RecordedFactAdmin(ReadOnlyAdmin):
-    """The recorded rows of foreign servers, newest first."""
+class RecordedFactAdmin(RecordedAdmin):
+    """The admin of the recorded rows of foreign servers, newest first."""
 
     list_display = ("server", "stream", "writer", "token", "index", "received_at", "row")
     list_filter = ("server",)
@@ -183,8 +215,8 @@ class RecordedFactAdmin(ReadOnlyAdmin):
 
 
 @admin.register(RecordedGap)
-class RecordedGapAdmin(ReadOnlyAdmin):
-    """The ranges of foreign servers' facts that were missed."""
+class RecordedGapAdmin(RecordedAdmin):
+    """The admin of the gaps in recorded streams: ranges in which facts may exist that could not be fetched."""
 
     list_display = ("server", "stream", "writer", "after", "upto", "reason", "recorded_at")
     list_filter = ("server",)
@@ -193,7 +225,7 @@ class RecordedGapAdmin(ReadOnlyAdmin):
 
 @admin.register(StoredCursor)
 class StoredCursorAdmin(ReadOnlyAdmin):
-    """The stored cursors of named readers."""
+    """The admin of the stored cursors of named readers."""
 
     list_display = (
         "reader",
@@ -213,7 +245,7 @@ class StoredCursorAdmin(ReadOnlyAdmin):
 
 @admin.register(ParkedFact)
 class ParkedFactAdmin(ReadOnlyAdmin):
-    """The dead letters. ``manage.py parked`` retries and drops them."""
+    """The admin of the dead letters. ``manage.py parked`` retries and drops dead letters."""
 
     list_display = ("reader", "stream", "token", "instance_name", "error", "attempts", "parked_at", "tried_at")
     list_filter = ("stream",)
@@ -222,14 +254,28 @@ class ParkedFactAdmin(ReadOnlyAdmin):
 
 @admin.register(LowWaterMark)
 class LowWaterMarkAdmin(ReadOnlyAdmin):
-    """The low-water mark of each stream: what was trimmed."""
+    """The admin of the low-water marks: for each stream, the position up to which its facts were trimmed."""
 
     list_display = ("stream", "position", "rows_deleted", "trimmed_at")
 
 
+@admin.register(KeyLock)
+class KeyLockAdmin(ReadOnlyAdmin):
+    """The admin of the rows that appends lock while they compare or delete facts of one key.
+
+    The index page of the admin lists the table only if the table has a row.
+    """
+
+    list_display = ("name",)
+
+    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
+        """Returns the user's permissions, or none if the table is empty. Without permissions the index omits the table."""
+        return super().get_model_perms(request) if KeyLock.objects.exists() else {}
+
+
 @admin.register(ReaderResync)
 class ReaderResyncAdmin(ReadOnlyAdmin):
-    """The readers whose cursor was set by hand."""
+    """The admin of the resyncs of readers. Each row says which cursor an operator set by hand, from which token to which."""
 
     list_display = ("resynced_at", "reader", "stream", "from_base", "to_base", "resynced_by")
     list_filter = ("stream",)
@@ -237,13 +283,13 @@ class ReaderResyncAdmin(ReadOnlyAdmin):
 
 
 class FactAdmin(ReadOnlyAdmin):
-    """Facts of one table of a stream, newest first.
+    """The base class for the admin of a table of facts, newest first.
 
-    They can be searched only by ID, because the ID is the only column with an index in all fact tables.
+    The facts can be searched only by ID, because the ID is the only column with an index in all fact tables.
     """
 
     def get_list_display(self, request: Any) -> tuple[str, ...]:
-        """Returns the ID, the writer and the time of the insert, then the table's other columns."""
+        """Returns the names of the columns: first ID, writer and time of the insert, then the table's other columns."""
         first = (self.model.id_field, "instance_name", "received_at")
         own = [field.name for field in self.model._meta.concrete_fields if field.name not in (*first, "id")]
         return (*first, *own)
@@ -253,9 +299,3 @@ class FactAdmin(ReadOnlyAdmin):
 
     def get_search_fields(self, request: Any) -> tuple[str, ...]:
         return (f"{self.model.id_field}__exact",)
-
-
-for _stream in registry.all_streams():
-    for _model in _stream.models:
-        if _model._meta.app_label == "streams" and not admin.site.is_registered(_model):
-            admin.site.register(_model, FactAdmin)

@@ -1,28 +1,37 @@
 """The base class of all admin pages of the project: read-only, and without counting large tables.
 
-It uses django-unfold's theme if that is installed, else plain Django's. Other projects can therefore install these apps.
-Ordering, search and filters of a subclass must use an index, because its table may hold 10^9 rows.
+The pages use the theme of django-unfold if that package is installed, else Django's own. Other projects can therefore
+install these apps. Ordering, search and filters of a subclass must use an index, because its table may hold 10^9 rows.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import label_for_field, lookup_field
 from django.contrib.admin.views.main import ORDER_VAR
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections, models
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.functional import cached_property
+from django.utils.html import strip_tags
+from django.utils.safestring import SafeString
 
+from streams.runtime.csv_text import csv_text
 from streams.runtime.text import visible
 
 __all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
 
 #: The suffixes that Django's list filters append to the name of a column or a foreign key.
 _LOOKUPS_OF_FILTERS = ("", "__exact", "__isnull", "__id__exact")
+#: The most rows of a list that are served as CSV.
+MOST_CSV_ROWS = 10_000
+_FORMAT = "format"
 #: The most characters of a search term. Each word of the term becomes a condition on each searched field.
 _LONGEST_SEARCH = 300
 
@@ -36,8 +45,23 @@ else:
     _Base = admin.ModelAdmin
 
 
-class EstimatedPaginator(Paginator):
-    """A paginator that counts up to `exact_upto` rows. For a larger table without filters it uses PostgreSQL's estimate."""
+class RoughCount(int):
+    """A number of rows that is not exact. Pages show its ``text``, and the paginator computes with its integer value."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str) -> RoughCount:
+        """Returns an integer equal to ``number`` that pages show as ``text``."""
+        made = super().__new__(cls, number)
+        made.text = text
+        return made
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class EstimatedPaginator(Paginator):  # type: ignore[type-arg]  # generic in its stubs only
+    """A paginator that counts rows up to `exact_upto`. For a larger table without filters it uses PostgreSQL's estimate."""
 
     exact_upto = 10_000
     most_pages = 1_000
@@ -46,7 +70,7 @@ class EstimatedPaginator(Paginator):
     def num_pages(self) -> int:
         """Returns the number of pages, at most ``most_pages``.
 
-        To show a page, PostgreSQL has to read all rows before it.
+        The bound is needed because PostgreSQL reads all earlier rows to show one page.
         """
         return min(super().num_pages, self.most_pages)
 
@@ -54,17 +78,21 @@ class EstimatedPaginator(Paginator):
     def count(self) -> int:
         """Returns the number of rows, which is exact up to `exact_upto`.
 
-        For more rows, returns PostgreSQL's estimate if there is no filter, and ``exact_upto + 1`` if there is one.
+        For more rows, returns PostgreSQL's estimate if the list has no filter, and ``exact_upto + 1`` if it has a
+        filter. Both numbers are a `RoughCount`, so that the page does not show them as exact.
         """
         found = cast("QuerySet[Any]", self.object_list)
         # The slice bounds the count: PostgreSQL stops after one row more than the limit.
         rows = found.order_by()[: self.exact_upto + 1].count()
-        if rows <= self.exact_upto or found.query.where:
+        if rows <= self.exact_upto:
             return rows
+        if found.query.where:
+            return RoughCount(rows, f"more than {self.exact_upto:,}")
         with connections[found.db].cursor() as cursor:
             table = found.model._meta.db_table
             cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [table])
-            return max(rows, int(cursor.fetchone()[0]))
+            estimate = max(rows, int(cursor.fetchone()[0]))
+            return RoughCount(estimate, f"about {estimate:,}")
 
 
 class VisibleText(str):
@@ -76,11 +104,16 @@ class VisibleText(str):
         return visible(self)
 
 
-def _make_visible(row: Any) -> Any:
+def _make_visible(row: Any, magnitudes: tuple[str, ...] = (), came_from: Any = None) -> Any:
     """Escapes control characters in the texts of a row and of its loaded related rows. Returns the row.
 
-    The row must not be saved afterwards.
+    Integers in the columns ``magnitudes`` lose their sign. The caller must not save the row afterwards. ``came_from``
+    is the row whose relation led to ``row``, and is not escaped again. Otherwise the two rows of a one-to-one relation
+    would be escaped in turn without end.
     """
+    for name in magnitudes:
+        if isinstance(value := getattr(row, name), int):
+            setattr(row, name, abs(value))
     for field in row._meta.concrete_fields:
         value = row.__dict__.get(field.attname)
         if isinstance(value, str):
@@ -89,8 +122,8 @@ def _make_visible(row: Any) -> Any:
         elif isinstance(value, dict | list):
             setattr(row, field.attname, _visible_json(value))
     for other in row._state.fields_cache.values():
-        if isinstance(other, models.Model):
-            _make_visible(other)
+        if isinstance(other, models.Model) and other is not came_from:
+            _make_visible(other, came_from=row)
     return row
 
 
@@ -102,6 +135,12 @@ def _visible_json(value: Any) -> Any:
     return [_visible_json(inner) for inner in value] if isinstance(value, list) else value
 
 
+def _plain(name: str, row: Any, page: Any) -> Any:
+    """Returns the row's value in the column ``name`` of the list page. If the value is HTML, returns its text without tags."""
+    _, _, value = lookup_field(name, row, page)
+    return strip_tags(value) if isinstance(value, SafeString) else value
+
+
 class ReadOnlyAdmin(_Base):
     """The read-only admin of one model: staff with the view permission see its rows, and no one can change them."""
 
@@ -109,50 +148,79 @@ class ReadOnlyAdmin(_Base):
     show_full_result_count = False
     list_per_page = 50
     actions = None
-    sortable_by = ()
+    sortable_by: ClassVar[Any] = ()
+    magnitudes: tuple[str, ...] = ()
+    """Columns with IDs of streams. Streams such as ``backfill`` count downwards; pages show tokens, which are positive."""
     show_facets = admin.ShowFacets.NEVER
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Returns the columns that the subclass names. If it names none, returns all columns except binary ones."""
+        """Returns the columns that the subclass names. If it names no columns, returns all columns except binary columns."""
         if tuple(self.list_display) != ("__str__",):
             return self.list_display
         return [f.name for f in self.model._meta.concrete_fields if not isinstance(f, models.BinaryField)]
 
+    def ready(self, rows: Iterable[Any]) -> list[Any]:
+        """Returns the rows of a list page or CSV file, made safe for display. The caller must not save these rows."""
+        return [_make_visible(row, self.magnitudes) for row in rows]
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         """Returns a list class that escapes control characters, because most texts come from untrusted clients."""
         base: Any = super().get_changelist(request, **kwargs)
+        ready = self.ready
 
         class VisibleList(base):
             result_list: Any
 
             def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
-                # ``sortable_by`` only hides the links. Without this line, a request could sort a whole table by any
-                # column.
-                self.params.pop(ORDER_VAR, None)
+                # ``sortable_by`` only hides the links. Without these lines, a request could sort a whole table by any
+                # column. A list with ``sortable_by`` has an index for every column that names an order.
+                if not self.sortable_by:
+                    self.params.pop(ORDER_VAR, None)
                 return super().get_ordering(request, queryset)
 
             def get_results(self, request: HttpRequest) -> None:
                 try:
                     super().get_results(request)
-                    self.result_list = [_make_visible(row) for row in self.result_list]
+                    self.result_list = ready(self.result_list)
                 except ValueError as error:  # the database refuses the value, such as a text with NUL
                     raise IncorrectLookupParameters from error
 
         return VisibleList
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Returns true for the lookups of the list's own filters.
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """Serves the list page. With ``?format=csv``, serves the list's first rows as CSV, with the same filters and search."""
+        if request.GET.get(_FORMAT) != "csv":
+            return super().changelist_view(request, extra_context)
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        asked = request.GET.copy()
+        del asked[_FORMAT]
+        request.GET = asked  # type: ignore[assignment]  # Django's list refuses parameters that it does not know
+        try:
+            names = self.get_list_display(request)
+            rows = list(self.get_changelist_instance(request).get_queryset(request)[:MOST_CSV_ROWS])
+        except (IncorrectLookupParameters, ValueError) as error:
+            raise Http404("There are no such rows.") from error
+        values = ([_plain(name, row, self) for name in names] for row in self.ready(rows))
+        titles = [str(label_for_field(name, self.model, self)) for name in names]
+        response = HttpResponse(csv_text(titles, values), content_type="text/csv; charset=utf-8")
+        response["Content-Disposition"] = f'attachment; filename="{self.model._meta.db_table}.csv"'
+        return response
 
-        Django would allow all lookups on the table's own columns, even one that reads the whole table or that the
-        database refuses.
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Returns true if a filter of the list page uses the lookup.
+
+        Django alone would allow every lookup on the table's own columns. Some of these lookups read the whole table,
+        and the database refuses others.
         """
-        names = self.list_filter if request is None else self.get_list_filter(request)
+        found = self.list_filter if request is None else self.get_list_filter(request)
+        names = [getattr(name, "parameter_name", name) for name in found]
         return lookup in {f"{name}{end}" for name in names for end in _LOOKUPS_OF_FILTERS}
 
     def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> Any:
-        """Returns the rows that match the search term.
+        """Returns (rows that match the search term, true if rows may occur twice), as Django expects it.
 
-        A longer term than ``_LONGEST_SEARCH`` matches none: no searched text is so long.
+        If the term is longer than ``_LONGEST_SEARCH``, returns no rows, because no searched column has so long a text.
         """
         if len(search_term) > _LONGEST_SEARCH:
             return queryset.none(), False
@@ -161,7 +229,7 @@ class ReadOnlyAdmin(_Base):
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Returns the row with control characters escaped, or null if there is no such row."""
         found = super().get_object(request, object_id, from_field)
-        return found if found is None else _make_visible(found)
+        return found if found is None else _make_visible(found, self.magnitudes)
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

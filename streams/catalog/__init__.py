@@ -1,1 +1,1 @@
-"""Declarations of the plain homeserver streams (pure)."""
+"""The app of the streams of a homeserver besides events: their declarations, tables and pages."""

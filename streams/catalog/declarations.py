@@ -1,6 +1,6 @@
-"""Declarations of the fourteen plain homeserver streams: their tables and the format of their rows on the wire (pure).
+"""Declares the fourteen streams of a homeserver besides events: their tables and their rows on the wire (pure).
 
-Each declaration's comment gives the row as a JSON array. Row formats are those of the replication protocol.
+The comment above each declaration gives the row as a JSON array. The replication protocol defines these rows.
 """
 
 from streams.core.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
@@ -11,6 +11,7 @@ __all__ = [
     "CACHES",
     "DEVICE_LISTS",
     "FEDERATION",
+    "FEDERATION_KEPT_SECONDS",
     "FEDERATION_TYPES",
     "GROUPS",
     "PRESENCE",
@@ -174,6 +175,8 @@ USER_SIGNATURE = StreamDeclaration(
 
 #: The values of ``type``: an EDU with a key (``k``), an EDU (``e``), presence with its destinations (``pd``).
 FEDERATION_TYPES = frozenset({"k", "e", "pd"})
+#: For this long a fact is kept that a sender has not acknowledged. A sender that was silent for longer is ignored.
+FEDERATION_KEPT_SECONDS = 3600.0
 
 _FEDERATION_COLUMNS = (Column("type", ColumnKind.TEXT), Column("data", ColumnKind.JSON_TEXT))
 
@@ -250,7 +253,7 @@ GROUPS = StreamDeclaration(
 
 
 def declarations() -> tuple[StreamDeclaration, ...]:
-    """Returns all plain streams, in the order of the protocol's stream table."""
+    """Returns the fourteen declarations, in the order of the table of streams in the replication protocol."""
     return (
         PRESENCE,
         PRESENCE_FEDERATION,

@@ -1,6 +1,6 @@
 """Binds a declared stream to the models of its tables, for the engine (pure).
 
-``streams.stream.Stream`` adds the methods that users call.
+``streams.stream_object.Stream`` adds the methods that users call.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from streams.core.invalidation import (
     drops_of_columns,
     drops_of_room_state,
 )
+from streams.core.named_rows import places_of
 from streams.core.queries import ids_sql, maximum_sql, sequence_sql
 from streams.errors import ForeignFact
 
@@ -56,15 +57,14 @@ class BoundStream:
         return f"<Stream {self.name}>"
 
     def add_model(self, model: type[Any], sample: Sample | None) -> None:
-        """Binds one more table. Called by ``streams.registry.bind``."""
+        """Binds the model of one more table to the stream. Called by ``streams.registry.bind``."""
         self.models.append(model)
         self.sample = sample or self.sample
 
     def add_caches(self, table: str, caches: Mapping[str, KeyRule]) -> None:
         """Declares that rows of the table invalidate values of these caches. Called by ``streams.registry.bind``."""
         declared = next(found for found in self.declaration.tables if found.name == table)
-        names = [column.name for column in declared.columns] if declared.row is list else []
-        self.drops = drops_of_columns(names, caches)
+        self.drops = drops_of_columns(places_of(declared), caches)
         self.dropped_caches = frozenset(caches)
 
     def may_drop(self) -> bool:
@@ -97,7 +97,10 @@ class BoundStream:
     # --- reading the database (cursors of any connection) ---------------------------------------------------------
 
     def sequence_value(self, cursor: Any) -> int:
-        """Returns the last ID that the sequence gave out, or one less than its start if it gave out none."""
+        """Returns the last ID that the sequence gave out.
+
+        If the sequence gave out no ID yet, returns one less than its start.
+        """
         cursor.execute(sequence_sql(self.declaration))
         return int(cursor.fetchone()[0])
 

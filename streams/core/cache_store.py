@@ -2,8 +2,8 @@
 
 A value is not stored if its key was invalidated while the value was computed. To know this, each computation holds a
 *ticket* for its key. An invalidation marks the tickets of its key as *spoiled*, and the value of a spoiled ticket is
-not stored. A key that nobody is computing has no ticket, so invalidating the key leaves no record. May be called from
-many threads.
+not stored. If no computation for a key is under way, the key has no ticket, and an invalidation leaves no record. Many
+threads may use a store at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISSING: Any = object()
 
 @dataclass(slots=True)
 class CacheCounts:
-    """The counts of one cache since the process began."""
+    """The numbers of hits, misses and other events of one cache since the process began."""
 
     hits: int = 0
     misses: int = 0
@@ -37,7 +37,7 @@ class CacheCounts:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A computation that is under way. ``owner`` is the database connection whose queries it uses, if any.
+    """A computation that is under way. ``owner`` is the database connection whose queries the computation uses, or None.
 
     Invalidations by that owner do not spoil the ticket, except through ``CacheStore.spoil``.
     """
@@ -78,7 +78,7 @@ class CacheStore:
         return ticket
 
     def finish(self, ticket: Ticket, value: Any) -> bool:
-        """Stores the value unless its ticket is spoiled. Returns true if the value was stored."""
+        """Stores a computed value unless the computation's ticket is spoiled. Returns true if the value was stored."""
         with self._lock:
             self._hand_back(ticket)
             if ticket.is_spoiled:
@@ -93,7 +93,7 @@ class CacheStore:
             self._hand_back(ticket)
 
     def drop(self, key: Key, by: object = None) -> None:
-        """Removes the value of a key, and spoils the key's tickets, except those whose owner is ``by``."""
+        """Removes the value of a key, and spoils the key's tickets, except the tickets of the owner ``by``."""
         with self._lock:
             # A computes the value from the old row. B changes the row and invalidates the key. Then A finishes with the old
             # value. B found nothing stored, so removal alone would not help. B spoils A's ticket, and ``finish`` does not store
@@ -103,7 +103,7 @@ class CacheStore:
             self._spoil(self._tickets.get(key, ()), by)
 
     def drop_all(self, by: object = None) -> None:
-        """Removes every value, and spoils every ticket, except those whose owner is ``by``."""
+        """Removes every value, and spoils every ticket, except the tickets of the owner ``by``."""
         with self._lock:
             self.counts.invalidations += 1
             self._values.clear()

@@ -1,9 +1,9 @@
 """Maps rows of streams to invalidations of cached values (pure), and applies the invalidations to this process's caches.
 
-A stream declares which caches its rows invalidate (``caches=``). The declaration maps the name of a cache to the columns
-that form its key, or to a function of the row. Rows of the stream ``caches`` contain the name of a cache and its keys.
-The *special* name ``cs_cache_fake`` stands for all caches that depend on a room's current state. Its keys are a room and
-the users whose membership changed.
+A stream declares which caches its rows invalidate (``caches=``). The declaration maps the name of a cache to the
+columns that form its key, or to a function of the row. Rows of the stream ``caches`` contain the name of a cache and
+its keys. The *special* name ``cs_cache_fake`` stands for all caches that depend on a room's current state. The keys of
+a row with this name are a room and the users whose membership changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ StateRule = Callable[[str, Sequence[str]], Iterable[Key] | None]
 
 
 class StateChanges(Protocol):
-    """The rule of a stream whose rows change the current state of rooms."""
+    """A rule that finds the rooms whose current state was changed by rows of a stream."""
 
     def may_change(self, row: Sequence[Any]) -> bool:
         """Returns true if the row can change the state of a room. Only such rows are given to ``changed``."""
@@ -67,7 +67,7 @@ class StateChanges(Protocol):
     def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
         """Returns the rooms whose state changed, each with the users whose membership changed.
 
-        ``cursor`` reads the database in which the rows are stored already.
+        ``cursor`` reads the database, which already contains the rows.
         """
 
 
@@ -82,7 +82,7 @@ _state_rules: dict[str, StateRule] = {}
 
 
 def register(name: str, store: CacheStore) -> None:
-    """Registers a cache of this process. Raises ``ValueError`` if the name is in use."""
+    """Registers a cache of this process. Raises ``ValueError`` if another cache has this name."""
     if name in stores:
         raise ValueError(f"There are two caches named {name!r}: give each cached function a name of its own.")
     stores[name] = store
@@ -98,13 +98,13 @@ def any_depends_on_room_state() -> bool:
     return bool(_state_rules)
 
 
-def drops_of_columns(names: Sequence[str], caches: Mapping[str, KeyRule]) -> Drops:
+def drops_of_columns(places: Mapping[str, Any], caches: Mapping[str, KeyRule]) -> Drops:
     """Returns the function that maps a row to its invalidations.
 
-    ``names`` are the columns of the row, and ``caches`` is the mapping that the stream declares. Raises ``ValueError`` if
-    it names an unknown column.
+    ``places`` maps the names of columns to their places in the row: numbers for a list, keys for a JSON object.
+    ``caches`` is the mapping that the stream declares. Raises ``ValueError`` if ``caches`` names an unknown column.
     """
-    rules = {cache: _rule(names, rule) for cache, rule in caches.items()}
+    rules = {cache: _rule(places, rule) for cache, rule in caches.items()}
 
     def drops(row: Sequence[Any]) -> Iterable[Invalidation]:
         for cache, rule in rules.items():
@@ -117,17 +117,20 @@ def drops_of_columns(names: Sequence[str], caches: Mapping[str, KeyRule]) -> Dro
     return drops
 
 
-def _rule(names: Sequence[str], rule: KeyRule) -> Callable[[Sequence[Any]], Iterable[Key] | None]:
+def _rule(places: Mapping[str, Any], rule: KeyRule) -> Callable[[Sequence[Any]], Iterable[Key] | None]:
     if callable(rule):
         return rule
-    if unknown := [name for name in rule if name not in names]:
-        raise ValueError(f"The row has no column {', '.join(unknown)}; it is made of {', '.join(names)}.")
-    places = [names.index(name) for name in rule]
-    return lambda row: [tuple(str(row[place]) for place in places)]
+    if unknown := [name for name in rule if name not in places]:
+        raise ValueError(f"The row has no column {', '.join(unknown)}; it is made of {', '.join(places)}.")
+    own = [places[name] for name in rule]
+    return lambda row: [tuple(str(row[place]) for place in own)]
 
 
 def drops_of_caches_row(row: Sequence[Any]) -> Iterable[Invalidation]:
-    """Returns the invalidations of a row ``[cache_name, keys or null, time]``, with special names expanded."""
+    """Yields the invalidations of a row ``[cache_name, keys or null, time]`` of the stream ``caches``.
+
+    A row with the special name yields invalidations of all caches that depend on a room's current state.
+    """
     name, keys = row[0], row[1]
     if name != ROOM_STATE:
         yield Invalidation(name, None if keys is None else tuple(keys))
@@ -151,7 +154,7 @@ def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Inval
 def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
     """Returns the keys to write into the stream ``caches`` after a change of a room's state, one list for each row.
 
-    ``user_ids`` are the users whose membership changed. One row has at most ``ROOM_STATE_USERS`` of them.
+    ``user_ids`` are the users whose membership changed. One row has at most ``ROOM_STATE_USERS`` users.
     """
     users = list(user_ids)
     return [
@@ -160,7 +163,11 @@ def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
 
 
 def spoil_begun(drops: Iterable[Invalidation], owner: object) -> None:
-    """Keeps values that ``owner`` is computing from being stored, because ``owner`` itself has now made them out of date."""
+    """Spoils the tickets of ``owner`` (see ``CacheStore``) for the keys in ``drops``.
+
+    Call this function when ``owner`` has changed data itself. Values of these keys that ``owner`` is computing at the
+    moment are then not stored.
+    """
     for drop in drops:
         if (store := stores.get(drop.cache)) is not None:
             store.spoil(drop.key, owner)
@@ -169,7 +176,8 @@ def spoil_begun(drops: Iterable[Invalidation], owner: object) -> None:
 def apply_invalidations(drops: Iterable[Invalidation], by: object = None) -> None:
     """Applies invalidations to the caches of this process. Names of caches that this process lacks are ignored.
 
-    Values that ``by`` is computing at this moment are still stored afterwards.
+    ``by`` is an owner of tickets (``CacheStore``). Values that this owner is computing at the moment are stored
+    nevertheless.
     """
     for drop in drops:
         store = stores.get(drop.cache)

@@ -1,7 +1,10 @@
 """Encodes and decodes JSON as it is on the wire (pure): no blanks, ASCII only, no NaN or Infinity in either direction.
 
-``orjson`` encodes a value if its text equals that of the standard encoder. Values that ``orjson`` would write differently
-(non-ASCII text, numbers beyond 64 bits, floats that are not finite) are encoded by the standard encoder.
+``orjson`` encodes a value if it writes the same text as the standard encoder. Values that ``orjson`` would write
+differently (non-ASCII text, numbers beyond 64 bits, floats that are not finite) are encoded by the standard encoder.
+
+Both directions take values that are nested up to ``MOST_DEPTH`` levels deep, however deep the caller's own call stack
+is.
 """
 
 from __future__ import annotations
@@ -13,9 +16,15 @@ from typing import Any
 import msgspec
 import orjson
 
+from streams.core.own_stack import on_own_stack
 from streams.errors import BadJson
 
-__all__ = ["decode_json", "encode_json"]
+__all__ = ["MOST_DEPTH", "MOST_VALUE_DEPTH", "decode_json", "encode_json", "is_deeper"]
+
+#: Most levels of arrays and objects in one another.
+MOST_DEPTH = 900
+#: The most levels in one value of a fact. Fewer, because rows, answers and dead letters have some levels around the value.
+MOST_VALUE_DEPTH = 850
 
 _EXACT = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
@@ -36,14 +45,33 @@ def encode_json(value: Any) -> bytes:
 def decode_json(text: str) -> Any:
     """Decodes one JSON value. Integers may have any size. Raises ``BadJson`` with the reason if the text is not JSON."""
     try:
-        return msgspec.json.decode(text)
+        value = on_own_stack(msgspec.json.decode, text)
     except (msgspec.MsgspecError, RecursionError):
-        return _decode_exactly(text)
+        value = _decode_exactly(text)
+    if text.count("[") + text.count("{") > MOST_DEPTH and is_deeper(value, MOST_DEPTH):
+        raise BadJson(f"nested deeper than {MOST_DEPTH} levels")
+    return value
+
+
+def is_deeper(value: Any, depth: int) -> bool:
+    """Returns true if more than ``depth`` arrays and objects are nested in one another."""
+    # Depth first: a value that holds itself ends the search at once.
+    above = [(value, 1)]
+    while above:
+        one, at = above.pop()
+        if isinstance(one, list | tuple | dict):
+            if at > depth:
+                return True
+            parts = one.values() if isinstance(one, dict) else one
+            above += [(part, at + 1) for part in parts if isinstance(part, list | tuple | dict)]
+    return False
 
 
 def _encode_exactly(value: Any) -> bytes:
+    if is_deeper(value, MOST_DEPTH):
+        raise BadJson(f"row cannot be written as JSON: nested deeper than {MOST_DEPTH} levels")
     try:
-        return _EXACT.encode(value).encode("ascii")
+        return on_own_stack(_EXACT.encode, value).encode("ascii")
     except (ValueError, TypeError, RecursionError) as error:
         raise BadJson(f"row cannot be written as JSON: {error}") from error
 
@@ -51,8 +79,10 @@ def _encode_exactly(value: Any) -> bytes:
 def _decode_exactly(text: str) -> Any:
     """Decodes with the standard decoder, which accepts lone surrogates and whose errors say where the text is wrong."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
+        return on_own_stack(json.loads, text, parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError:
+        raise BadJson(f"nested deeper than {MOST_DEPTH} levels") from None
+    except ValueError as error:
         raise BadJson(f"no valid JSON: {error}") from error
 
 

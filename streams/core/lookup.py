@@ -9,7 +9,7 @@ from streams.core.bound import BoundStream
 from streams.core.declaration import StreamDeclaration
 from streams.errors import UnknownStream, UnknownTable
 
-__all__ = ["add", "all_streams", "find", "get", "names", "stream_of"]
+__all__ = ["add", "all_streams", "clashes", "find", "get", "names", "stream_of"]
 
 #: Order in which Synapse 1.43 announces its streams. Other streams follow in the order in which they were bound.
 _WIRE_ORDER = (
@@ -17,6 +17,8 @@ _WIRE_ORDER = (
     "device_lists", "to_device", "federation", "tag_account_data", "account_data", "groups", "user_signature",
 )  # fmt: skip
 
+#: (name of a stream, label of the class that declared it once more). The system checks report them.
+clashes: list[tuple[str, str]] = []
 _streams: dict[str, BoundStream] = {}
 _by_table: dict[str, BoundStream] = {}
 
@@ -24,7 +26,7 @@ _by_table: dict[str, BoundStream] = {}
 def add(declaration: StreamDeclaration, table: str, make: Callable[[StreamDeclaration], BoundStream]) -> BoundStream:
     """Returns the stream of that declaration, and registers the table for it. Makes the stream if it does not exist yet.
 
-    A table that several streams share stays registered for the first of them.
+    If several streams share a table, it stays registered for the stream that was added first.
     """
     stream = _streams.get(declaration.name)
     if stream is None:
@@ -46,12 +48,14 @@ def get(name: str) -> BoundStream:
 
 
 def find(name: str) -> BoundStream | None:
-    """Returns the stream of that name, or None if this program has none."""
+    """Returns the stream of that name, or None if this program has no such stream."""
     return _streams.get(name)
 
 
 def stream_of(model: Any) -> BoundStream:
-    """Returns the stream whose facts are the rows of this model. If several streams share the table, returns the first one.
+    """Returns the stream whose facts are the rows of this model.
+
+    If several streams share the table, returns the stream that was added first.
 
     Raises ``UnknownTable`` if no stream is bound to the table.
     """

@@ -1,5 +1,7 @@
 """Names of instances and patterns for them (pure).
 
+In a pattern, ``{n}`` stands for a number and ``{host}`` for the name of the machine.
+
 A name travels as one field on the wire, so it holds no white space and no control character.
 """
 
@@ -9,10 +11,10 @@ import re
 
 from streams.errors import BadInstanceName
 
-__all__ = ["LONGEST_NAME", "check_name", "is_pattern", "matches_pattern", "numbered_name"]
+__all__ = ["LONGEST_NAME", "check_name", "is_pattern", "matches_pattern", "name_without_number", "numbered_name"]
 
 LONGEST_NAME = 100
-_NUMBER = "{n}"
+_NUMBER, _HOST = "{n}", "{host}"
 
 
 def check_name(name: str) -> None:
@@ -35,7 +37,12 @@ def numbered_name(pattern: str, number: int) -> str:
     return pattern.replace(_NUMBER, str(number))
 
 
+def name_without_number(pattern: str) -> str:
+    """Returns the pattern without ``{n}``, for messages of a process that holds no numbered name, such as a server."""
+    return pattern.replace(_NUMBER, "").strip("-_.:") or "server"
+
+
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Returns true if the name equals the pattern, or the pattern with some number."""
-    parts = [re.escape(part) for part in pattern.split(_NUMBER)]
-    return re.fullmatch("[0-9]+".join(parts), name) is not None
+    """Returns true if the name equals the pattern, or the pattern with any number and any name of a machine filled in."""
+    wanted = re.escape(pattern).replace(re.escape(_NUMBER), "[0-9]+").replace(re.escape(_HOST), "[A-Za-z0-9_-]+")
+    return re.fullmatch(wanted, name) is not None

@@ -6,6 +6,8 @@ Assumes that the positions of a stream were read in one snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import compress, repeat
+from operator import lt
 from typing import Protocol
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "linear_position",
     "lowest_unread",
     "position_of",
+    "positions_of",
     "positions_to_show",
 ]
 
@@ -40,8 +43,9 @@ class Stored(Protocol):
 def linear_position(positions: Iterable[Stored], empty_position: int = 1) -> int:
     """Returns the position up to which every fact of every writer is complete.
 
-    That is the minimum over the writers that are not retired. If all writers are retired, everything stored is complete,
-    so the maximum is returned. For a stream without writers, returns ``empty_position``: 1, or 0 for a stream in memory.
+    This is the lowest of the positions of the writers that are not retired. If all writers are retired, everything
+    stored is complete, so the highest position is returned. For a stream without writers, returns ``empty_position``:
+    1, or 0 for a stream in memory.
     """
     known = list(positions)
     active = [stored.position for stored in known if stored.state != RETIRED]
@@ -66,16 +70,25 @@ def position_of(have: Mapping[str, int], writer: str) -> int:
     """Returns the position up to which a reader has read the facts of a writer.
 
     ``have`` maps writers to the reader's positions. If the writer is new to the reader, returns the lowest of these
-    positions, or 0 if there is none.
+    positions, or 0 if the reader has no position.
     """
     at = have.get(writer)
     return min(have.values(), default=0) if at is None else at
+
+
+def positions_of(have: Mapping[str, int], writers: Iterable[str]) -> list[int]:
+    """Returns the result of ``position_of`` for each of the writers, in order.
+
+    Uses no loop in Python code, because large sites call this function for thousands of readers a second.
+    """
+    return list(map(have.get, writers, repeat(min(have.values(), default=0))))
 
 
 def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
     """Returns the lowest position from which a reader must go on reading to reach ``upto``.
 
     ``have`` maps writers to the reader's positions. Writers whose facts up to ``upto`` the reader has read are left
-    out. Returns None if that is so for all writers.
+    out. Returns None if the reader has read the facts of all writers up to ``upto``.
     """
-    return min((mine for writer, at in upto.items() if (mine := position_of(have, writer)) < at), default=None)
+    mine = positions_of(have, upto)
+    return min(compress(mine, map(lt, mine, upto.values())), default=None)

@@ -1,7 +1,7 @@
 """Builds the SQL text that reads streams (pure). Django's connection, direct connections and Spark executors all use it.
 
-Parameters are written ``%(name)s``. A *token* is here the ID of a row as readers see it: positive and ascending, also
-for backward streams. Names of tables and columns come from declarations, never from input.
+Parameters are written ``%(name)s``. In this module, a *token* is the ID of a row as readers see it: positive and
+ascending, also for backward streams. Names of tables and columns come from declarations, never from input.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.named_rows import NamedRow, object_sql
+from streams.core.own_stack import on_own_stack
 
 __all__ = [
     "NEWEST_EPOCH",
@@ -28,6 +30,7 @@ __all__ = [
     "read_whole",
     "row_of",
     "rows_sql",
+    "selected_sql",
     "sequence_sql",
     "token_sql",
 ]
@@ -65,7 +68,7 @@ class FactRow:
 def bounds_sql(
     declaration: StreamDeclaration, table: FactTable, after: str = "%(after)s::bigint", upto: str = "%(upto)s::bigint"
 ) -> str:
-    """Returns the SQL condition ``after < token <= upto`` on rows of one table. The index on the ID can serve it."""
+    """Returns the SQL condition ``after < token <= upto`` on rows of one table. The index on the ID can serve this condition."""
     column = table.id_column
     if declaration.backward:
         bounds = f"{column} < -({after}) AND {column} >= -({upto})"
@@ -84,7 +87,7 @@ def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first:
     return f"{table.id_column} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
 
 
-def rows_sql(
+def rows_sql(  # noqa: PLR0913 - options of one query, all by keyword
     declaration: StreamDeclaration,
     table: FactTable,
     *,
@@ -92,18 +95,23 @@ def rows_sql(
     of_writers: bool = False,
     with_times: bool = True,
     stored: bool = False,
+    premise: str = "",
 ) -> str:
     """Returns the query for rows of one table with ``after < token <= upto``, ascending, at most ``limit`` of them.
 
-    If ``of_writer`` is true, the query has a parameter ``writer`` and returns only rows of that writer. If ``of_writers``
-    is true, it has a parameter ``writers``, an array. The columns are: token, writer, received_at (if ``with_times``), and
-    then the columns that are sent, or all columns of the table's declaration (if ``stored``). ``row_of`` accepts their
-    values. The limit may cut off some rows of the last token. ``cut_whole_tokens`` removes such an incomplete token.
+    If ``of_writer`` is true, the query has a parameter ``writer`` and returns only rows of that writer. If
+    ``of_writers`` is true, the query has a parameter ``writers``, an array of names. The columns are: token, writer,
+    received_at (if ``with_times``), and then the columns that are sent, or all columns of the table's declaration (if
+    ``stored``). ``row_of`` accepts the values of these columns. The limit may cut off some rows of the last token.
+    ``cut_whole_tokens`` removes such an incomplete token.
+
+    ``premise`` is an SQL condition that is examined in the snapshot in which the rows are read. The value of
+    ``premise`` is the first column. If there are no rows, the query then returns one row whose token is null.
     """
     token = token_sql(declaration, table)
     times = [table.received_column] if with_times else []
-    own = table.stored if stored else table.columns
-    columns = ", ".join([token, table.writer_column, *times, *map(column_sql, own)])
+    own = map(column_sql, table.stored) if stored else selected_sql(table)
+    columns = ", ".join([*(["replsite_premise"] if premise else []), token, table.writer_column, *times, *own])
     condition = bounds_sql(declaration, table)
     condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
     condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""
@@ -112,7 +120,15 @@ def rows_sql(
     limited = f"SELECT * FROM {table.name} WHERE {condition} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
     order = order_sql(declaration, table)
     order += f", {table.then_by}" if table.then_by else ""
-    return f"SELECT {columns} FROM ({limited}) AS limited ORDER BY {order}"
+    given = (
+        f"(SELECT {premise}) AS given (replsite_premise) LEFT JOIN ({limited}) AS limited ON true" if premise else ""
+    )
+    return f"SELECT {columns} FROM {given or f'({limited}) AS limited'} ORDER BY {order}"
+
+
+def selected_sql(table: FactTable) -> list[str]:
+    """Returns the SQL expressions whose values ``row_of`` accepts: one for each column, or one for a whole JSON object."""
+    return [object_sql(table)] if isinstance(table.row, NamedRow) else [*map(column_sql, table.columns)]
 
 
 def column_sql(column: Column) -> str:
@@ -125,10 +141,9 @@ def column_sql(column: Column) -> str:
 
 @cache
 def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that builds the row to send from the values of the table's columns.
-
-    The columns must have been selected with ``column_sql``.
-    """
+    """Returns a function that builds the row to send from the values of ``selected_sql``."""
+    if isinstance(table.row, NamedRow):
+        return table.row
     places = [place for place, column in enumerate(table.columns) if column.kind is ColumnKind.JSON]
     if not places:
         return table.row
@@ -137,7 +152,7 @@ def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
         decoded = list(values)
         for place in places:
             if decoded[place] is not None:
-                decoded[place] = json.loads(decoded[place])
+                decoded[place] = on_own_stack(json.loads, decoded[place])
         return table.row(decoded)
 
     return row
@@ -178,7 +193,7 @@ def maximum_sql(declaration: StreamDeclaration) -> str:
 def sequence_sql(declaration: StreamDeclaration) -> str:
     """Returns the query for the last value that the stream's sequence gave out.
 
-    For a sequence that has given out no value, the query returns one less than its start.
+    If the sequence has given out no value yet, the query returns one less than the sequence's start.
     """
     return f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {declaration.sequence}"
 
@@ -189,11 +204,11 @@ def read_whole(
     bounds: tuple[int, int],
     limit: int,
 ) -> tuple[int, list[Sequence[Row]]]:
-    """Reads the facts between ``after, upto = bounds``, and never only a part of a fact.
+    """Reads whole facts in the range ``after, upto = bounds``, never only some rows of a fact.
 
-    Returns the position up to which it read, and for each table the rows up to that position. ``fetch(table, limit)`` must
-    return rows in ascending order of token, with the token as first value. If one fact has more rows than the limit, the
-    rows are read again with a larger limit, up to a million.
+    Returns the position up to which facts were read, and for each table the rows up to that position. ``fetch(table,
+    limit)`` must return rows in ascending order of token, with the token as first value. If one fact has more rows than
+    the limit, the rows are read again with a larger limit, up to a million.
     """
     after, upto = bounds
     while True:
@@ -204,7 +219,7 @@ def read_whole(
 
 
 def cut_whole_tokens(batches: Sequence[Sequence[Row]], upto: int, limit: int) -> tuple[int, list[Sequence[Row]]]:
-    """Removes rows at the end of the tables' batches, so that each token is there with all its rows or not at all.
+    """Removes rows at the end of the tables' batches, so that each token keeps either all of its rows or none.
 
     Each batch was read with ``limit``. Returns the position up to which the batches are complete, and the batches up to
     that position. A full batch may lack rows of its last token, so the position lies below that token. If a single token

@@ -1,8 +1,9 @@
 """Names, declarations and positions of recorded streams: streams of a foreign server that are stored here (pure).
 
-A *record* is all that is stored of one foreign server, under a name. Its streams are called ``NAME/stream``. Programs
-that read streams by declaration, such as Spark, read a recorded stream like one of our own. Its row is one column of JSON
-text. Names consist of letters, digits, ``.``, ``_`` and ``-``, so that they are safe in SQL text.
+A *record* is all that is stored of one foreign server, under a name. The streams of a record are called
+``NAME/stream``. Programs that read streams by declaration, such as Spark, read a recorded stream like any stream of
+this program. A row of a recorded stream is one column of JSON text. Names consist of letters, digits, ``.``, ``_`` and
+``-``, so that they are safe in SQL text.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def check_record_name(name: str) -> str:
 
 
 def is_recorded(stream: str) -> bool:
-    """Returns true if this is the name of a recorded stream, that is, if it contains a slash."""
+    """Returns true if ``stream`` is the name of a recorded stream, that is, if the name contains a slash."""
     return "/" in stream
 
 

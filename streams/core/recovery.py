@@ -3,20 +3,22 @@
 Comments and docstrings refer to these steps by number:
 
 1. If the sequence lies below the largest ID in the tables, it is moved up to that ID. It is never moved down.
-2. If a stored position lies above the sequence as it was found, the process does not start: two streams share a name, or
-   a backup was restored.
+2. If a stored position lies above the value that the sequence had before step 1, the process does not start: two
+   streams share a name, or a backup was restored.
 3. Stored positions of names that are no longer writers are dropped. If such a name comes back, it counts as new.
-4. The own position is the sequence's last value. All IDs up to there were reserved by other writers or by an earlier
-   holder of the name. ``streams.writing.lease`` has proved before that this earlier holder has no open transaction.
+4. This process's own position is the sequence's last value. All IDs up to there were reserved by other writers or by an
+   earlier holder of the name. ``streams.writing.lease`` has proved before that this earlier holder has no open
+   transaction.
 5. The linear position is the minimum of all positions. Without positions it is the largest ID in the tables, or the
    position of an empty stream if that is larger.
-6. Rows at or above the linear position are complete. Runs of them without a gap move the linear position up. Rows of the
-   own name repair an own position that was stored too low.
+6. Rows at or above the linear position are complete. As long as their IDs follow each other without a gap, the linear
+   position rises with them. Rows of this process's own name repair its own position if that was stored too low.
 7. Writers without a position enter at the linear position, so they do not hold it back.
 8. The largest of all these positions is the highest known ID. This process may claim it while it is idle.
 
-``streams.writing.writer`` reads the input from the database. The output is the tracker's first state, and what must be
-repaired. All numbers are positive here, also for backward streams.
+``streams.writing.writer`` reads the input from the database. The output is the tracker's first state, the value to
+which the sequence must be moved, and the writers whose stored positions are dropped. All numbers are positive here,
+also for backward streams.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ __all__ = ["StreamFindings", "StreamRecovery", "recover", "sequence_repair"]
 class StreamFindings:
     """The values that were read from the database about one stream.
 
-    ``sequence_value`` is the last value that the sequence gave out, or one less than its start if it gave out none.
+    ``sequence_value`` is the last value that the sequence gave out, or one less than its start if it gave out no value.
     ``writers`` are the writers that are not retired. None means that any process may write, without order.
     ``empty_position`` is the position of the stream without facts: 1, or 0 for a stream in memory.
     """
@@ -72,7 +74,7 @@ class StreamRecovery:
 def sequence_repair(findings: StreamFindings) -> int | None:
     """Does steps 1 and 2. Returns the value to which the sequence must be moved, or None if it can stay.
 
-    Raises ``SequenceBehind`` if a stored position lies above the sequence as it was found.
+    Raises ``SequenceBehind`` if a stored position lies above the value that the sequence had before.
     """
     worst = max(findings.stored.items(), key=lambda item: item[1], default=("", 0))
     if worst[1] > findings.sequence_value:
@@ -81,7 +83,10 @@ def sequence_repair(findings: StreamFindings) -> int | None:
             f"{findings.sequence_value}. Either two streams share a name or the sequence was restored from an older backup. "
             f"If the tables are right, run: manage.py check_streams --repair"
         )
-    return findings.table_maximum if findings.table_maximum > findings.sequence_value else None
+    # Django's ``reset_sequences`` of a test sets a sequence that a table owns to 1. The position 1 means "empty", so a fact with
+    # the ID 1 would never be read.
+    least = max(findings.table_maximum, findings.empty_position)
+    return least if least > findings.sequence_value else None
 
 
 def recover(findings: StreamFindings, own_name: str | None) -> StreamRecovery:

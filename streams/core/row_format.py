@@ -1,9 +1,9 @@
 """Formats of the rows that are sent (pure). The Python code and the SQL of a format follow from one description.
 
-A format says which column stands at which place in the JSON array of an RDATA command. Python builds the row from the
-values of a table row. PostgreSQL can instead write the JSON text of the row, which saves the replication server that
-work. The two cannot diverge, because they have the same description. ``tests/integration/test_line_sql.py`` compares
-them.
+A format defines the place of each column in the JSON array of an RDATA command. Python builds the row from the values
+of a table row. PostgreSQL can instead write the JSON text of the row, which saves the replication server that work. The
+Python code and the SQL cannot diverge, because both follow from the same description.
+``tests/integration/test_line_sql.py`` compares them.
 
 PostgreSQL writes compact JSON, but does not escape non-ASCII characters. The sender must escape them.
 """
@@ -15,6 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streams.core.named_rows import NamedRow, is_compact, object_sql
+from streams.core.own_stack import on_own_stack
+
 if TYPE_CHECKING:
     from streams.core.declaration import Column, FactTable
 
@@ -23,14 +26,14 @@ __all__ = ["IsSet", "Literal", "RowFormat", "Value", "row_sql"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The value of a column."""
+    """A part of a row format: the value of a column."""
 
     column: str
 
 
 @dataclass(frozen=True, slots=True)
 class IsSet:
-    """A boolean: true if the column is not null."""
+    """A part of a row format: true if the column is not null, else false."""
 
     column: str
 
@@ -63,13 +66,22 @@ class RowFormat:
         """Builds the row from the values of the columns."""
         return self._build(values)
 
+    def places(self) -> dict[str, int]:
+        """Returns ``{column: index in the row's array}`` for each column whose value is itself an element of the array."""
+        return {part.column: place for place, part in enumerate(self._parts) if isinstance(part, Value)}
+
     def sql(self) -> str | None:
-        """Returns the SQL expression for the row's JSON text. Returns None if SQL cannot write it as it must be sent."""
+        """Returns the SQL expression for the row's JSON text.
+
+        Returns None if PostgreSQL cannot write the text in the form that is sent.
+        """
         return _array_sql(self._parts, self._columns)
 
 
 def row_sql(table: FactTable) -> str | None:
     """Returns the SQL expression for the JSON text of a table's row, or None if only Python can build the row."""
+    if isinstance(table.row, NamedRow):
+        return object_sql(table) if is_compact(table) else None
     if isinstance(table.row, RowFormat):
         return table.row.sql()
     if table.row is list:
@@ -103,7 +115,7 @@ def _maker(part: Part, places: dict[str, int], decoded: Collection[str]) -> Call
     match part:
         case Value(column) if column in decoded:
             place = places[column]
-            return lambda values: None if values[place] is None else json.loads(values[place])
+            return lambda values: None if values[place] is None else on_own_stack(json.loads, values[place])
         case Value(column):
             place = places[column]
             return lambda values: values[place]
@@ -139,7 +151,7 @@ def _value_sql(column: Column) -> str | None:
     """Returns the SQL expression for the JSON text of a column. Returns None for a JSON column, whose text may hold blanks."""
     text = {
         "text": f"to_json({column.name})::text",
-        "text[]": f"to_json({column.name})::text",
+        "text[]": f"array_to_json({column.name})::text",  # what to_json calls, once it has found out the type
         "bigint": f"{column.name}::text",
         "boolean": f"{column.name}::text",
         "json text": column.name,

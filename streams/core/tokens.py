@@ -1,4 +1,4 @@
-"""Tokens: places in a stream, with one position for all writers and a higher one for each writer that is ahead (pure).
+"""Tokens: places in a stream, with one position for all writers, and a higher position for each writer that is ahead (pure).
 
 In its text form a token names each writer by a small number. The caller passes the mapping between the numbers and the
 writers' names. A token of a room (``RoomToken``) may contain a negative position, that of a backfilled event
@@ -84,11 +84,13 @@ class VectorToken:
                 raise TokenError(
                     f"Token {text[:100]!r} names writer {number[:40]}, which this site has never given out."
                 )
+            if writer in entries:  # which of the two positions is meant?
+                raise TokenError(f"Token {text[:100]!r} names writer {number[:40]} twice.")
             entries[writer] = _position(position, text)
         return cls(_position(base, text), entries)
 
     def text(self, numbers: Mapping[str, int]) -> str:
-        """Returns the text form: a plain number if there are no entries, else the base and the entries.
+        """Returns the token's text form: a plain number if the token has no entries, else the base and the entries.
 
         ``numbers`` maps writers' names to their numbers. Entries are sorted by these numbers.
         """
@@ -119,7 +121,7 @@ class VectorToken:
     def before_or_equal(self, other: VectorToken) -> bool:
         """Returns true if ``other`` covers everything that this token covers.
 
-        This is no total order: of two tokens, neither may cover the other.
+        Tokens have no total order: it may be that neither of two tokens covers the other.
         """
         writers = {*self.entries, *other.entries}
         return self.base <= other.base and all(self.position_of(w) <= other.position_of(w) for w in writers)
@@ -166,7 +168,7 @@ class RoomToken:
 
     @classmethod
     def parse(cls, text: str, names: Mapping[int, str]) -> RoomToken:
-        """Parses one of the three forms. Raises ``TokenError``."""
+        """Parses any of the three text forms of the class. Raises ``TokenError`` for other texts."""
         kind, rest = text[:1], text[1:]
         if kind == "s":
             return cls(VectorToken(_integer(rest, text)))
@@ -187,5 +189,8 @@ class RoomToken:
 
 
 def numbered(writers: Iterable[str]) -> dict[str, int]:
-    """Returns a number for each writer, counting from 1 in the given order. For tests and tools without a table of writers."""
+    """Returns a number for each writer, counting from 1 in the order of ``writers``.
+
+    For tests and tools without a table of writers.
+    """
     return {writer: number for number, writer in enumerate(writers, start=1)}

@@ -3,8 +3,8 @@
 ``docs/explanation/streams.md`` explains the ideas. IDs are positive and ascending here, also for backward streams: the
 code that talks to the database changes the sign. Any thread may call a tracker, which has a lock of its own.
 
-Assumes that the caller takes IDs from the sequence only between ``begin_fetch`` and ``end_fetch`` (or ``settle``), and
-completes an ID only when the transaction that took it is known to have ended.
+The caller must take IDs from the sequence only between ``begin_fetch`` and ``end_fetch`` (or ``settle``). It must
+complete an ID only when the transaction that took the ID is known to have ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FINISHED_LIMIT = 10_000
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A request to the sequence for ``count`` IDs that is under way.
+    """A request to the sequence for ``count`` IDs that has not been answered yet.
 
     ``above`` is the highest ID that was known to be allocated when the request began, so the new IDs lie above it.
     ``begun_at`` is a time of the monotonic clock.
@@ -54,8 +54,8 @@ class TrackerState:
 class PositionTracker:
     """The positions of all writers of one stream, and the IDs that this process reserved. One for each stream and process.
 
-    The tracker of a reader has no ``own_name`` and reserves nothing. Only its ``advance``, ``learn`` and ``retire`` are
-    called.
+    The tracker of a reader has no ``own_name`` and reserves nothing. Of such a tracker only ``advance``, ``learn`` and
+    ``retire`` are called.
     """
 
     def __init__(self, state: TrackerState, known_done_limit: int | None = None) -> None:
@@ -63,6 +63,8 @@ class PositionTracker:
         self._known_done_limit = KNOWN_DONE_LIMIT if known_done_limit is None else known_done_limit
         self._own_name = state.own_name
         self._positions = dict(state.positions)
+        self._least_of_others: int | None = None
+        self._knows_others = False  # else `_others` finds it out
         self._retired: dict[str, int] = {}
         self._own_position = state.own_position
         self._linear = state.linear
@@ -100,6 +102,7 @@ class PositionTracker:
                 self._note_done([number])
             for writer in writers:
                 self._positions.setdefault(writer, self._linear)
+            self._knows_others = False
             self._claim_highest()
 
     # --- reserve and complete -------------------------------------------------------------------------------------
@@ -107,7 +110,7 @@ class PositionTracker:
     def begin_fetch(self, count: int = 1, begun_at: float = 0.0) -> Fetch:
         """Records that ``count`` IDs are about to be taken from the sequence.
 
-        Until these IDs are known, the own position stays below any ID that the sequence may give out.
+        Until these IDs are known, this process's position stays below any ID that the sequence may give out.
         """
         with self._lock:
             # Without this record: the sequence has given out 5 to this process, but the answer is still on its way. B's
@@ -117,29 +120,35 @@ class PositionTracker:
             return fetch
 
     def end_fetch(self, fetch: Fetch, ids: Iterable[int]) -> bool:
-        """Ends a fetch, and records its IDs as unfinished. ``ids`` is empty if the fetch failed.
+        """Ends a request to the sequence, and records the IDs that it returned as unfinished.
 
-        Returns true if the control loop has something to do. That is so if the announceable position rose: the open
-        fetch may have held it back. It is also so if the fetch failed, because the sequence may then be ahead of all
-        known IDs.
+        ``ids`` is empty if the request failed.
+
+        Returns true if the control loop has something to do. One reason is that the announceable position rose, because
+        only this request held it back. The other reason is that the request failed. Then the sequence may be ahead of
+        all known IDs.
         """
         with self._lock:
             before = self._real
             taken = list(ids)
             _insert(self._unfinished, taken)
-            self._max_allocated_seen = max([self._max_allocated_seen, *taken])
             self._fetching.remove(fetch)
             self._lost_ids = not taken
+            if taken:
+                self._max_allocated_seen = max(self._max_allocated_seen, *taken)
+                # The request held back no complete ID. Now its IDs are unfinished in its place, so no position can rise.
+                if not self._finished_above:
+                    return False
             self._raise_own_position()
             self._note_done(())
             return self._real > before or self._lost_ids
 
     def settle(self, fetch: Fetch, ids: Iterable[int]) -> bool:
-        """Ends a fetch and completes its IDs in one step.
+        """Ends a request to the sequence, and completes the IDs that it returned, in one step.
 
-        To be called when the transaction that took the IDs has ended. ``ids`` are those that it committed. IDs that
-        are complete already are ignored. Returns true if the announceable position rose, or if the call completed no
-        ID.
+        To be called when the transaction that took the IDs has ended. ``ids`` are the IDs that this transaction
+        committed. IDs that are complete already are ignored. Returns true if the announceable position rose, or if the
+        call completed no ID.
         """
         with self._lock:
             before = self._real
@@ -157,9 +166,9 @@ class PositionTracker:
 
     @property
     def has_lost_ids(self) -> bool:
-        """True if the last fetch failed, no other fetch is under way, and no ID is unfinished.
+        """True if the last request to the sequence failed, no other request is open, and no ID is unfinished.
 
-        The failed fetch may have taken IDs that no process knows, so the sequence may be ahead of all known IDs.
+        The failed request may have taken IDs that no process knows, so the sequence may be ahead of all known IDs.
         """
         with self._lock:
             return self._lost_ids and not (self._unfinished or self._fetching)
@@ -178,24 +187,26 @@ class PositionTracker:
             return self._real > before
 
     def _finish(self, done: list[int], *, written: bool) -> None:
+        if not done:
+            return
         _insert(self._finished_above, done)
         self._thin_out()
         self._note_real(done)
         if written:
             self._written += len(done)
-            self._last_write = max([self._last_write, *done])
+            self._last_write = max(self._last_write, *done)
         else:
             self._rolled_back += len(done)
-            self._last_rolled_back = max([self._last_rolled_back, *done])
+            self._last_rolled_back = max(self._last_rolled_back, *done)
 
     def _take_unfinished(self, ids: list[int]) -> list[int]:
-        """Removes these IDs from the unfinished IDs. Returns the removed ones in ascending order."""
+        """Removes these IDs from the unfinished IDs. Returns the IDs that were removed, in ascending order."""
         if len(ids) > _FEW:  # one pass for many IDs, one search for each of a few
             wanted = set(ids)
             done = [number for number in self._unfinished if number in wanted]
             self._unfinished = [number for number in self._unfinished if number not in wanted]
             return done
-        return sorted(number for number in ids if self._discard_unfinished(number))
+        return sorted([number for number in ids if self._discard_unfinished(number)])
 
     def _discard_unfinished(self, number: int) -> bool:
         index = bisect_left(self._unfinished, number)
@@ -205,14 +216,14 @@ class PositionTracker:
         return True
 
     def _thin_out(self) -> None:
-        """Shortens the lists of complete IDs if they have grown long. They grow while a lower ID is unfinished.
+        """Shortens the lists of complete IDs if they have grown long. The lists grow while a lower ID is unfinished.
 
-        Of the complete IDs between two unfinished ones, only the last can become a position, so the others are
+        Of the complete IDs between two unfinished IDs, only the last can become a position. The other complete IDs are
         dropped.
         """
         if max(len(self._finished_above), len(self._real_above)) <= self._thin_at:
             return
-        # IDs that are being fetched lie above ``above`` of their fetch. So no ID up to ``settled`` can become unfinished.
+        # The IDs of an open request lie above its ``above``. So no ID up to ``settled`` can become unfinished.
         settled = min((fetch.above for fetch in self._fetching), default=self._max_allocated_seen)
         self._finished_above = _last_of_runs(self._finished_above, self._unfinished, settled)
         ends = sorted({*self._unfinished, *(number + 1 for number in self._finished_above)})
@@ -226,15 +237,17 @@ class PositionTracker:
     def _raise_own_position(self) -> None:
         """Raises the position of this process to its largest complete ID that lies below all open IDs.
 
-        Open are the unfinished IDs, and all IDs that a fetch under way may return.
+        An ID is open if it is unfinished, or if a request to the sequence that is still running may return it.
         """
-        bounds = [self._fetching[0].above + 1] if self._fetching else []  # the oldest fetch has the lowest IDs
-        if self._unfinished:
-            bounds.append(self._unfinished[0])
-        covered = bisect_left(self._finished_above, min(bounds)) if bounds else len(self._finished_above)
-        if covered:
-            self._own_position = max(self._own_position, self._finished_above[covered - 1])
-            del self._finished_above[:covered]
+        if finished := self._finished_above:
+            covered = len(finished)
+            if self._fetching:  # the oldest fetch has the lowest IDs
+                covered = bisect_left(finished, self._fetching[0].above + 1)
+            if self._unfinished:
+                covered = min(covered, bisect_left(finished, self._unfinished[0]))
+            if covered:
+                self._own_position = max(self._own_position, finished[covered - 1])
+                del finished[:covered]
         if self._own_name is not None:
             self._positions[self._own_name] = self._own_position
 
@@ -243,8 +256,8 @@ class PositionTracker:
     def advance(self, writer: str, position: int) -> bool:
         """Applies a writer's announcement. Late, repeated and unordered announcements are harmless.
 
-        Returns true if this process now has something to announce itself. That is so if it is idle and may claim the same
-        position.
+        Returns true if this process must now announce a position, too: this process is idle, and may claim the
+        announced position.
         """
         with self._lock:
             before = self._real
@@ -255,8 +268,8 @@ class PositionTracker:
     def learn(self, active: Mapping[str, int], retired: Mapping[str, int]) -> bool:
         """Applies the stored positions of all writers at once.
 
-        ``active`` and ``retired`` map the active and the retired writers to their positions. Returns true if this process
-        now has something to announce itself.
+        ``active`` and ``retired`` map the active and the retired writers to their positions. Returns true if a position of
+        this process rose, so that it has to be announced.
         """
         with self._lock:
             before = self._real
@@ -275,10 +288,12 @@ class PositionTracker:
             self._echoed = max(self._echoed, position)
         else:
             self._positions[writer] = max(self._positions.get(writer, 0), self._retired.pop(writer, 0), position)
+            self._knows_others = False
 
     def _remove(self, writer: str, position: int) -> None:
         if writer != self._own_name:
             self._retired[writer] = max(self._positions.pop(writer, 0), self._retired.get(writer, 0), position)
+            self._knows_others = False
 
     def _learn(self, position: int) -> None:
         """Records a position that a writer announced. The ID at this position is complete (see ``announceable``)."""
@@ -289,7 +304,8 @@ class PositionTracker:
     def observe(self, position: int) -> bool:
         """Records a complete ID of another stream with the same sequence. No fact of this stream can have that ID.
 
-        Returns true if this process now has something to announce on this stream: it is idle, and may claim that ID.
+        Returns true if this process now has something to announce on this stream: this process is idle, and may claim
+        that ID.
         """
         with self._lock:
             before = self._real
@@ -299,7 +315,7 @@ class PositionTracker:
     def retire(self, writer: str, position: int = 0) -> None:
         """Retires a writer, so that it no longer holds back the linear position.
 
-        The writer will never again write above its last ``position``.
+        ``position`` is the last position of the writer, which never writes above it again.
         """
         with self._lock:
             self._remove(writer, position)
@@ -310,29 +326,32 @@ class PositionTracker:
 
         Also raises ``own_maximum`` and ``announceable``, which depend on the linear position.
         """
+        linear, minimum = self._linear, self._minimum()
         for number in numbers:
-            if number > self._linear:
+            if number > linear:
                 heapq.heappush(self._known_done, number)
-        self._linear = max(self._linear, self._minimum())
-        if not (self._unfinished or self._fetching):
-            self._own_max = max(self._own_max, self._max_allocated_seen)
-        while self._known_done and self._known_done[0] <= self._linear + 1:
-            self._linear = max(self._linear, heapq.heappop(self._known_done))
+        linear = max(linear, minimum)
+        while self._known_done and self._known_done[0] <= linear + 1:
+            linear = max(linear, heapq.heappop(self._known_done))
+        self._linear = linear
         if len(self._known_done) > self._known_done_limit:
             # Keep only half, so that this happens rarely. Keep the smaller half, which the linear position reaches first.
             # Example: writer B is at 10, 12 to 14 are kept, 15 to 29 are dropped. B announces 11, and the linear position goes
             # to 14. B receives 29, is idle, and announces 29. Then the minimum of all writers takes the linear position to 29.
             self._known_done = sorted(set(self._known_done))[: self._known_done_limit // 2]  # a sorted list is a heap
-        self._own_max = max(self._own_max, self._linear, self._own_position)
-        covered = bisect_right(self._real_above, self._own_max)
-        if covered:
-            self._real = self._real_above[covered - 1]
-            del self._real_above[:covered]
+        self._own_max = max(self._own_max, linear, self._own_position)
+        if not (self._unfinished or self._fetching):
+            self._own_max = max(self._own_max, self._max_allocated_seen)
+        if self._real_above:
+            covered = bisect_right(self._real_above, self._own_max)
+            if covered:
+                self._real = self._real_above[covered - 1]
+                del self._real_above[:covered]
 
     def _minimum(self) -> int:
         """Returns the position up to which the facts of all writers that this process knows are complete."""
-        others = [position for name, position in self._positions.items() if name != self._own_name]
-        if not others:
+        others = self._others()
+        if others is None:
             # If no other writer is known, the own position alone proves nothing, because another writer may just have entered.
             # So a writer uses its own announcements once they come back to it. Example: B enters, and then A reserves 7. B's
             # entry was sent before A's announcement of 7, so A receives the entry first. When 7 comes back, A knows B and
@@ -340,15 +359,20 @@ class PositionTracker:
             # announced is complete.
             return self._echoed if self._own_name is not None else self._max_allocated_seen
         # An idle process does not count: everything that it reserves later lies above everything announced.
-        if self._unfinished or self._fetching:
-            others.append(self._own_position)
-        return min(others)
+        return min(others, self._own_position) if self._unfinished or self._fetching else others
+
+    def _others(self) -> int | None:
+        """Returns the lowest position of the other writers, or None if there are none."""
+        if not self._knows_others:
+            others = [position for name, position in self._positions.items() if name != self._own_name]
+            self._least_of_others, self._knows_others = min(others, default=None), True
+        return self._least_of_others
 
     # --- what to report -------------------------------------------------------------------------------------------
 
     @property
     def linear(self) -> int:
-        """The linear position: every fact of any writer up to here is complete."""
+        """The linear position, up to which the facts of all writers are complete."""
         with self._lock:
             return self._linear
 
@@ -364,19 +388,22 @@ class PositionTracker:
 
     @property
     def own_maximum(self) -> int:
-        """The highest position that this process may claim."""
+        """The highest position that this process may claim.
+
+        While the process is idle, this is the highest ID that the process has seen.
+        """
         with self._lock:
             return self._own_max
 
     @property
     def own_minimum(self) -> int:
-        """The position that this process has reached by its own IDs: none of its IDs up to here is unfinished."""
+        """The position that this process has reached by its own IDs: none of its IDs up to this position is unfinished."""
         with self._lock:
             return self._own_position
 
     @property
     def announceable(self) -> int:
-        """The position that this process stores and announces: the largest complete ID that it may claim.
+        """The position that this process stores and announces: the largest complete ID that the process may claim.
 
         So every announced position is an ID whose transaction has ended, and receivers treat this ID as complete.
         ``own_maximum`` cannot be announced: it starts at the last value of the sequence, and this ID may be pending in
@@ -396,14 +423,18 @@ class PositionTracker:
     def last_rolled_back(self) -> int:
         """The largest ID that this process rolled back or left unused since the tracker began. 0 if there is none.
 
-        No commit wrote this ID to the disk, so a crash of the server could make the sequence give it out again.
+        No commit wrote this ID to the disk, so after a crash of the server the sequence could give out this ID again.
         """
         with self._lock:
             return self._last_rolled_back
 
     @property
     def raw_positions(self) -> dict[str, int]:
-        """The recorded positions by writer. They may lie below the linear position."""
+        """The recorded position of each writer, which may lie below the linear position.
+
+        For this process, the recorded position is ``own_minimum``. For any other writer, it is the highest position
+        that the writer announced.
+        """
         with self._lock:
             return dict(self._positions)
 
@@ -414,12 +445,12 @@ class PositionTracker:
             return list(self._unfinished)
 
     def fetches_begun_before(self, moment: float) -> list[Fetch]:
-        """Returns the fetches under way that began before that moment of the monotonic clock, the oldest first."""
+        """Returns the open requests to the sequence that began before that moment of the monotonic clock, the oldest first."""
         with self._lock:
             return [fetch for fetch in self._fetching if fetch.begun_at < moment]
 
     def take_counts(self) -> tuple[int, int]:
-        """Returns how many IDs were completed by commit and how many by rollback, each since the last call."""
+        """Returns (number of IDs completed by commit, number of IDs completed by rollback), counted since the last call."""
         with self._lock:
             counts = self._written, self._rolled_back
             self._written = self._rolled_back = 0

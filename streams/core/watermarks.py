@@ -1,8 +1,8 @@
 """Low-water marks: the record of what was trimmed of a stream, and the check that a trim took no facts from a reader (pure).
 
-The mark holds for each writer the ID of its highest fact that is gone. A reader has lost facts of a writer exactly if the
-reader's position for that writer lies below this ID. An old position for an idle writer therefore raises no false alarm.
-The functions accept a database cursor of any connection. Numbers are positive, also for backward streams.
+The mark holds for each writer the ID of its highest fact that was trimmed. A reader has lost facts of a writer exactly
+if the reader's position for that writer lies below this ID. An old position for an idle writer therefore raises no
+false alarm. The functions accept a database cursor of any connection. Numbers are positive, also for backward streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _MARK = "SELECT position, writers::text FROM streams_lowwatermark WHERE stream =
 class TrimMark:
     """The low-water mark of a stream.
 
-    Facts up to ``position`` may be gone. ``writers`` maps each writer whose facts were trimmed to its highest trimmed ID.
+    Facts up to ``position`` may have been trimmed. ``writers`` maps each writer whose facts were trimmed to its highest
+    trimmed ID.
     """
 
     position: int = 0
@@ -48,7 +49,7 @@ def trim_mark(cursor: Any, stream: str) -> TrimMark:
 
 
 def lost_facts(mark: TrimMark, after: VectorToken, writer: str | None = None) -> dict[str, int]:
-    """Returns the writers of which trimmed facts lie above ``after``, as ``{writer: highest trimmed ID}``.
+    """Returns the writers whose facts above ``after`` were trimmed, as ``{writer: highest trimmed ID}``.
 
     If ``writer`` is given, only that writer is examined.
     """
@@ -62,8 +63,8 @@ def check_not_trimmed(
 ) -> None:
     """Raises ``ResyncNeeded`` if trimmed facts lie above ``after``.
 
-    If ``writer`` is given, only its facts are examined. ``reader`` is a name for the error message. The caller must have
-    read its rows before this call.
+    If ``writer`` is given, only its facts are examined. ``reader`` is a name for the error message. The caller must
+    have read the rows before it calls this function.
     """
     # The mark is read after the rows. A trim deletes facts and moves the mark in one transaction. If it commits before the rows
     # are read, the mark shows it. In the other order, a trim between the two reads would go unnoticed.

@@ -1,4 +1,4 @@
-"""Advice on what to do about a missing database, table or sequence. It becomes the last line of a command's error.
+"""Advice on what to do about a missing database, table or sequence. The advice becomes the last line of a command's error.
 
 These functions are called only after a failure, so they may take the time to read the migrations. If the migrations
 cannot be read, they return the most likely advice.
@@ -22,19 +22,18 @@ from django.db.migrations.executor import MigrationExecutor
 
 from streams.conf import stream_settings
 from streams.core import lookup
-from streams.core.declaration import StreamDeclaration
 
-__all__ = ["about_missing_database", "about_missing_relation"]
+__all__ = ["MIGRATE", "about_missing_database", "about_missing_relation"]
 
 _RELATION = re.compile(r'(?:relation|sequence) "(?:[^".]+\.)?([^"]+)" does not exist')
 _DATABASE = re.compile(r'database "([^"]+)" does not exist')
 _EMBEDDED = "replsite.postgres.backend"
 _BROKEN = (BadMigrationError, CircularDependencyError, InconsistentMigrationHistory, NodeNotFoundError)
-_MIGRATE = "The database lacks tables of this version: run manage.py migrate."
+MIGRATE = "The database lacks tables of this version: run manage.py migrate."
 
 
 def about_missing_database(text: str) -> str:
-    """Returns what to do if the error text says that the server runs but the database does not exist, else an empty text."""
+    """Returns advice if the error text says that the server runs but the database does not exist, else an empty text."""
     found = _DATABASE.search(text)
     if found is None:
         return ""
@@ -44,27 +43,32 @@ def about_missing_database(text: str) -> str:
 
 
 def about_missing_relation(text: str) -> str:
-    """Returns what to do to create the table, sequence or column that is missing by the server's error text."""
+    """Returns advice on how to create the table, sequence or column that is missing according to the error text."""
     try:
         executor = MigrationExecutor(connections[stream_settings().database])
         if executor.migration_plan(executor.loader.graph.leaf_nodes()):
-            return _MIGRATE
+            return MIGRATE
         state = executor.loader.project_state()
     except (DjangoError, *_BROKEN):
-        return _MIGRATE
+        return MIGRATE
     made = {model.options.get("db_table") or f"{app}_{name}" for (app, name), model in state.models.items()}
     found = _RELATION.search(text)
     name = found[1] if found is not None else ""
     if model := next((model for model in apps.get_models() if model._meta.db_table == name and name not in made), None):
         app = model._meta.app_label
         return f"No migration makes that table: run manage.py makemigrations {app}, then manage.py migrate."
-    if table := next((one.tables[0].name for one in _declarations() if one.sequence == name), ""):
+    if found_stream := next((one for one in lookup.all_streams() if one.declaration.sequence == name), None):
+        (model, *_) = found_stream.models
+        options, kept = model._meta, state.models.get((model._meta.app_label, model._meta.model_name))
+        known = [] if kept is None else [constraint.name for constraint in kept.options.get("constraints", ())]
+        if name in {constraint.name for constraint in options.constraints} - {*known}:
+            return (
+                f"No migration makes that sequence: run manage.py makemigrations {options.app_label}, then manage.py "
+                f"migrate."
+            )
         return (
             f"All migrations are applied, and the sequence is not there. If no migration makes it, add one with "
-            f'streams.declare.CreateStreamSequence("{table}"), then run manage.py migrate.'
+            f'migrations.RunSQL("CREATE SEQUENCE {name} START WITH 2"). If it was dropped by hand, make it by that statement, '
+            f"then run manage.py check_streams --repair."
         )
     return "All migrations are applied, so it was dropped or renamed by hand, or lies in another schema: put it back."
-
-
-def _declarations() -> list[StreamDeclaration]:
-    return [stream.declaration for stream in lookup.all_streams()]

@@ -1,6 +1,6 @@
 """The clock of the database, which is used wherever times of several processes are compared.
 
-The clocks of hosts differ, by an hour if one was set wrong. A process therefore measures its own durations with
+The clocks of hosts differ, by an hour if a clock was set wrong. A process therefore measures its own durations with
 ``time.monotonic``, and sends ages instead of times.
 """
 

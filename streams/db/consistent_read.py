@@ -22,9 +22,9 @@ __all__ = ["long_transaction", "read_only_snapshot"]
 def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
     """Yields a cursor whose queries all see one snapshot, and which cannot change anything.
 
-    If the caller has a transaction open, yields a cursor of that transaction, whatever its isolation level. If ``is_long``
-    is true, the server's time limits are lifted, because the caller does other work between its queries
-    (``long_transactions``).
+    If the caller has a transaction open, yields a cursor of that transaction, whatever isolation level this transaction
+    has. If ``is_long`` is true, the server's time limits are lifted, because the caller does other work between its
+    queries (``long_transactions``).
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -40,7 +40,15 @@ def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def long_transaction(using: str) -> Iterator[Any]:
-    """Yields a cursor in a transaction without the server's time limits, for jobs (``long_transactions``)."""
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+    """Yields a cursor in a transaction without the server's time limits, for jobs (``long_transactions``).
+
+    Uses the caller's transaction if one is open. A new transaction is at READ COMMITTED, whatever the role's default
+    is.
+    """
+    connection = connections[using]
+    is_own = not connection.in_atomic_block and connection.get_autocommit()
+    with transaction.atomic(using=using), connection.cursor() as cursor:
+        if is_own:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(NO_LIMITS)
         yield cursor

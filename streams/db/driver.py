@@ -1,7 +1,11 @@
-"""The only module that uses the PostgreSQL driver: direct connections, advisory lock keys, connection strings.
+"""Direct connections, several statements in one message, advisory lock keys, errors: on psycopg2 or on psycopg 3.
 
-Direct connections are for locks and LISTEN. They do not go through a transaction pooler, and a forked child opens its
-own. Keepalives make the loss of a host noticed within seconds. All other queries use Django's connection.
+The driver is the package that Django uses: psycopg 3 if it is installed, else psycopg2. The code that differs between
+the two packages is in ``driver_psycopg2`` and ``driver_psycopg3``, which no other module imports.
+
+Direct connections are for locks and LISTEN. They do not go through a transaction pooler. A forked child opens
+connections of its own. Keepalives make the loss of a host noticed within seconds. All other queries use Django's
+connection.
 """
 
 from __future__ import annotations
@@ -11,12 +15,13 @@ import math
 import re
 import select
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psycopg2
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError as DjangoDatabaseError
+from django.db import InterfaceError as DjangoInterfaceError
 from django.db import OperationalError as DjangoOperationalError
 from django.db import connections
 
@@ -24,28 +29,46 @@ from streams.conf import stream_settings
 from streams.db import advice
 from streams.db.schema_mark import SCHEMA_MARK, marked_channel
 
+try:
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel, errors, is_psycopg3
+except ImportError as error:
+    raise ImproperlyConfigured(
+        f"Streams need a driver of PostgreSQL, and none can be imported ({error}): pip install 'psycopg2-binary>=2.8.4', or "
+        "for psycopg 3, pip install 'psycopg[binary]>=3.1.8'."
+    ) from error
+if is_psycopg3:
+    from streams.db import driver_psycopg3 as _driver
+else:
+    from streams.db import driver_psycopg2 as _driver  # type: ignore[no-redef]
+
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 __all__ = [
     "IDLE",
     "LOCK_HOLDERS",
+    "NAME",
     "OPEN",
-    "SERVER_KEEPALIVES",
+    "SESSION_SETTINGS",
     "SNAPSHOT_LEVELS",
     "BehindPooler",
     "DatabaseError",
     "KeptConnection",
+    "ListeningConnection",
     "OperationalError",
     "Statement",
     "append_key",
     "channel",
     "connection_gone",
+    "copy_in",
+    "database_gone",
     "direct_connection",
     "dsn",
     "execute_prepared",
     "explain",
+    "go_to_last_result",
     "in_transaction",
+    "lock_timed_out",
     "migrate_key",
     "missing",
     "notify_queue_full",
@@ -55,53 +78,77 @@ __all__ = [
     "read_in_order",
     "reader_key",
     "ready_to_read",
+    "receive",
+    "received",
     "recorder_key",
     "schema_mark",
     "send_together",
+    "sqlstate",
     "start_key",
+    "still_works",
+    "transaction_status",
     "trim_key",
+    "with_values",
     "writer_key",
 ]
 
-DatabaseError = psycopg2.Error
-OperationalError = psycopg2.OperationalError
-
-
-class BehindPooler(psycopg2.OperationalError):
-    """The error if a connection that must be direct leads to a connection pooler."""
-
-
-#: Errors that the driver raises when a connection is lost.
-connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
+#: The name of the driver's package.
+NAME = _driver.NAME
+DatabaseError = _driver.DatabaseError
+OperationalError = _driver.OperationalError
+BehindPooler = _driver.BehindPooler
+received, receive = _driver.received, _driver.receive
+copy_in, go_to_last_result = _driver.copy_in, _driver.go_to_last_result
+#: Errors that the driver raises when a connection is lost. It raises some of them also for a statement that failed on a
+#: connection that works: ``still_works`` tells them apart.
+connection_gone = (_driver.OperationalError, _driver.InterfaceError)
+#: The errors of the driver when a connection is lost, and the errors that Django raises for them.
+database_gone = (DjangoOperationalError, DjangoInterfaceError, *connection_gone)
 #: Errors for a missing table, sequence or column. Trying again does not help.
-missing = (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn)
+missing = (errors.UndefinedTable, errors.UndefinedColumn)
 #: The error when a transaction with a notification commits while the server's queue of notifications is full.
-notify_queue_full = psycopg2.errors.ProgramLimitExceeded
-#: Values of ``get_transaction_status``: no transaction, and a transaction without an error.
-IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
-OPEN = (psycopg2.extensions.TRANSACTION_STATUS_INTRANS, psycopg2.extensions.TRANSACTION_STATUS_ACTIVE)
-#: Isolation levels whose transactions keep one snapshot.
-SNAPSHOT_LEVELS = (
-    psycopg2.extensions.ISOLATION_LEVEL_REPEATABLE_READ,
-    psycopg2.extensions.ISOLATION_LEVEL_SERIALIZABLE,
-)
+notify_queue_full = errors.ProgramLimitExceeded
+#: The error when a lock is not free within ``lock_timeout``. It is also one of ``connection_gone``.
+lock_timed_out = errors.LockNotAvailable
+#: Values of ``transaction_status``: no transaction, and a transaction without an error.
+IDLE = 0
+OPEN = (1, 2)
+#: Values of the isolation level of Django's connections whose transactions keep one snapshot.
+SNAPSHOT_LEVELS = (int(IsolationLevel.REPEATABLE_READ), int(IsolationLevel.SERIALIZABLE))
 
 #: The client notices that the server's host is lost after 5 + 3 x 2 seconds of silence, or if bytes that it sent are not
 #: acknowledged for 11 seconds.
 _KEEPALIVES = {
     "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000,
 }  # fmt: skip
-#: Sets the same limits in the server. Without them the server keeps the locks of a lost host for hours.
-SERVER_KEEPALIVES = (
+#: Sets the same limits in the server, for each new session. Without them the server keeps the locks of a lost host for hours.
+#: Also sets the output formats that our statements assume, whatever the role or the database has for its sessions: a NULL in
+#: an array of the driver is no text, the driver can read an interval, and a float comes with all its digits.
+#: ``standard_conforming_strings`` is not set here, because psycopg2 reads it only once, when it connects. If it were turned on
+#: after that, a text with a backslash and a quote would end its literal. ``streams.checks`` reports a wrong value.
+SESSION_SETTINGS = (
     "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
-    "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '11000', false)"
+    "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '11000', false), "
+    "set_config('array_nulls', 'on', false), set_config('IntervalStyle', 'postgres', false), "
+    "set_config('extra_float_digits', '1', false)"
 )
-#: Lifts a limit of the server: sessions that wait for notifications or hold a lock may send nothing for hours.
-_MAY_BE_IDLE = "set_config('idle_session_timeout', '0', false)"
+#: Lifts limits that the role or the server has for its programs. Sessions that wait for notifications or hold a lock may send
+#: nothing for hours. The engine's statements are short, unless they must wait.
+_NO_LIMITS = (
+    "set_config('idle_session_timeout', '0', false), set_config('statement_timeout', '0', false), "
+    "set_config('lock_timeout', '0', false)"
+)
+#: Classes of SQLSTATE of errors with which the server ends a session: connection errors, and shutdowns.
+_ENDS_SESSION = ("08", "57P")
+#: Most characters of payloads that ``ListeningConnection.receive`` returns at once, apart from one buffer of the driver.
+PORTION_CHARACTERS = 250_000
+#: Characters that are escaped in a value of libpq's ``options``.
+_IN_OPTIONS = re.compile(r"[\\\s]")
 _NOT_LIBPQ = {
     "cursor_factory",
     "cursor_class",
     "server_side_binding",
+    "prepare_threshold",
     "isolation_level",
     "assume_role",
     "pool",
@@ -110,20 +157,52 @@ _NOT_LIBPQ = {
 
 
 def explain(error: BaseException) -> str:
-    """Returns the text of a database error as one line. If the remedy is known, the line ends with it."""
+    """Returns the text of a database error as one line. If the remedy is known, the line ends with the remedy."""
     text = " ".join(str(error).split())
-    cause = error if isinstance(error, psycopg2.Error) else error.__cause__
-    if isinstance(cause, BehindPooler):
+    cause = error if isinstance(error, DatabaseError) else error.__cause__
+    # An embedded server that does not start says what to do, too: no operator starts it.
+    if isinstance(cause, BehindPooler) or isinstance(error.__cause__, DjangoOperationalError):
         return text
     if isinstance(cause, missing):
+        (text, *_) = str(error).strip().splitlines()  # the other lines show the query
         return f"{text}. {advice.about_missing_relation(text)}"
     if isinstance(cause, connection_gone):
         if cure := advice.about_missing_database(text):
             return f"{text.rstrip('.?')}. {cure}"
-        if (code := getattr(cause, "pgcode", None)) and not code.startswith(("08", "57P")):
+        if still_works(error):
             return f"The database cannot be used: {text}"  # it answers: a full disk, a lock that timed out
         return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASE_URL."
     return text
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Returns the SQLSTATE of an error of the driver, also if Django has wrapped the error.
+
+    Returns None if the error did not come from the server.
+    """
+    cause = error if isinstance(error, DatabaseError) else error.__cause__
+    return getattr(cause, _driver.ERROR_CODE, None)
+
+
+def still_works(error: BaseException) -> bool:
+    """Returns true if the connection can be used after this error.
+
+    The connection can be used if the server reported the error and did not end the session. Examples are a lock
+    timeout, a cancelled statement and a full disk.
+    """
+    code = sqlstate(error)
+    return code is not None and not code.startswith(_ENDS_SESSION)
+
+
+def transaction_status(connection: Any) -> int:
+    """Returns libpq's transaction status of a connection of the driver: ``IDLE``, one of ``OPEN``, or another number."""
+    return int(connection.info.transaction_status)
+
+
+def with_values(cursor: Any, statement: str, values: Mapping[str, Any] | Sequence[Any] | None) -> str:
+    """Returns the statement with the values written into its text. Another session may execute it."""
+    text = cursor.mogrify(statement, values)
+    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def _parameters(using: str | None) -> dict[str, Any]:
@@ -131,11 +210,14 @@ def _parameters(using: str | None) -> dict[str, Any]:
     parameters = {k: v for k, v in wrapper.get_connection_params().items() if k not in _NOT_LIBPQ}
     if direct := wrapper.settings_dict.get("DIRECT", {}):
         parameters |= {name.lower(): value for name, value in direct.items()}  # the server behind a pooler
+    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):  # Django sends it as a statement of its own
+        given = _IN_OPTIONS.sub(r"\\\g<0>", role)
+        parameters["options"] = f"{parameters.get('options', '')} -c role={given}".strip()
     return parameters
 
 
 def direct_connection(using: str | None = None, *, application_name: str) -> Any:
-    """Opens a psycopg2 connection to the server of Django's alias, in autocommit mode. The caller must close it.
+    """Opens a connection of the driver to the server of Django's alias, in autocommit mode. The caller must close it.
 
     Client and server each notice within seconds if the other's host is lost. ``application_name`` is shown in
     ``pg_stat_activity``. Raises ``OperationalError`` if the server cannot be reached, and ``BehindPooler`` if a connection
@@ -146,11 +228,10 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
     except DjangoOperationalError as error:  # an embedded server that does not start
         raise OperationalError(str(error)) from error
     parameters = {"connect_timeout": 10} | found | _KEEPALIVES | {"application_name": application_name[:63]}
-    connection = psycopg2.connect(**parameters)
-    connection.autocommit = True
+    connection = _driver.connect(parameters)
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"{SERVER_KEEPALIVES}, {_MAY_BE_IDLE}, pg_backend_pid()")
+            cursor.execute(f"{SESSION_SETTINGS}, {_NO_LIMITS}, pg_backend_pid()")
             _refuse_pooler(connection, session=cursor.fetchone()[-1])
     except BaseException:
         connection.close()
@@ -161,9 +242,10 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
 def _refuse_pooler(connection: Any, session: int) -> None:
     """Raises ``BehindPooler`` if the connection leads to a connection pooler.
 
-    ``session`` is the PID of the backend that answered a query. Without a pooler the handshake named the same PID. A
-    pooler names a number of its own, and may give each transaction to another session. Then a writer's lock would stay
-    with a session that other clients use next, and LISTEN would receive nothing. Neither would raise an error.
+    ``session`` is the PID of the backend that answered a query. Without a pooler the handshake named the same PID. With
+    a pooler the handshake names a number of the pooler, and each transaction may run in another session. Then a
+    writer's lock would stay with a session that other clients use next, and LISTEN would receive nothing. In both cases
+    there would be no error.
     """
     if connection.info.backend_pid != session:
         where = f"{connection.info.host}:{connection.info.port}"
@@ -175,11 +257,13 @@ def _refuse_pooler(connection: Any, session: int) -> None:
 
 
 def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
-    """Waits until a file, socket or connection is readable, ``seconds`` at most (None: no limit). Returns the readable ones.
+    """Waits until a file, socket or connection is readable, ``seconds`` at most (None: no limit).
 
-    Uses ``select``, which can wait for parts of a millisecond, but raises an error for descriptors from 1,024 on. A server
-    with many clients has such descriptors, and the error would fence its writer. For them ``poll`` is used, which waits
-    for whole milliseconds.
+    Returns the readable elements of ``files``.
+
+    Uses ``select``, which can wait for parts of a millisecond, but raises an error for descriptors from 1,024 on. A
+    server with many clients has such descriptors, and the error would fence its writer. For high descriptors ``poll``
+    is used, which waits for whole milliseconds.
     """
     by_descriptor = {one if isinstance(one, int) else one.fileno(): one for one in files}
     if max(by_descriptor) < _MOST_OF_SELECT:
@@ -206,7 +290,9 @@ def past_pooler(using: str) -> Iterator[None]:
         return
     direct = {name.upper(): value for name, value in given["DIRECT"].items()}
     wrapper.close()
-    wrapper.settings_dict = {**given, **direct, "DIRECT": {}}
+    # Django's pool (psycopg 3) would lend a connection to the pooler.
+    options = {name: value for name, value in given["OPTIONS"].items() if name != "pool"}
+    wrapper.settings_dict = {**given, **direct, "OPTIONS": options, "DIRECT": {}}
     try:
         yield
     finally:
@@ -231,7 +317,7 @@ def in_transaction(cursor: Any) -> Iterator[None]:
 
 
 def read_in_order(connection: Any) -> None:
-    """Makes the session use plain index scans wherever it can. For connections that only read streams by ascending IDs."""
+    """Makes the session use plain index scans wherever possible. For connections that only read streams by ascending IDs."""
     with connection.cursor() as cursor:
         # JIT must be off, too. If a table has no suitable index, the cost of its plan is now so high that PostgreSQL would
         # compile the plan each time.
@@ -241,6 +327,13 @@ def read_in_order(connection: Any) -> None:
 #: Connection -> statement -> its EXECUTE call.
 _prepared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _MOST_PREPARED = 200
+#: Connection -> statement -> how often ``is_repeated`` was called for it. At most ``_MOST_PREPARED`` statements are counted.
+_uses: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+#: Statements of ``is_repeated`` are worth preparing from this use on, as preparing costs two round trips. Django opens a
+#: connection for each request unless ``CONN_MAX_AGE`` is set.
+PREPARED_FROM_USE = 3
+#: SQLSTATE of an EXECUTE whose statement the session does not have.
+_UNKNOWN_STATEMENT = "26000"
 #: ``select`` accepts only descriptors below this.
 _MOST_OF_SELECT = 1_024
 _PARAMETER = re.compile(r"%\((\w+)\)s|%s|%%")
@@ -253,12 +346,31 @@ def execute_prepared(cursor: Any, statement: str, parameters: Mapping[str, Any])
     must declare the types of its parameters. Not for use through a transaction pooler, where the next message may reach
     another session.
     """
-    cursor.execute(_prepared_call(cursor, statement) or statement, parameters)
+    _execute(cursor, lambda: _prepared_call(cursor, statement) or statement, parameters)
 
 
-def _known_in(cursor: Any) -> dict[str, str]:
+def _execute(cursor: Any, text: Callable[[], str], values: Any) -> None:
+    """Executes a text that may call prepared statements. If the session has lost these statements, prepares them again.
+
+    A session loses them by ``DISCARD ALL`` or ``DEALLOCATE ALL``. ``text`` is a function that prepares the statements
+    and returns the text. If the transaction executed other statements before, the error has already rolled them back.
+    Then the error is raised, and the statements are prepared at the next call.
+    """
+    is_first = transaction_status(cursor.connection) == IDLE
+    try:
+        cursor.execute(text(), values)
+    except Exception as error:
+        if sqlstate(error) != _UNKNOWN_STATEMENT or not _prepared.pop(cursor.connection, None) or not is_first:
+            raise
+        if transaction_status(cursor.connection) != IDLE:  # the driver has sent BEGIN with the text
+            cursor.connection.rollback()
+        cursor.execute(text(), values)
+
+
+def _known_in(connection: Any) -> dict[str, str]:
     """Returns ``{statement: EXECUTE call}`` for the statements that this session has prepared."""
-    return _prepared.setdefault(cursor.connection, {})
+    known = _prepared.get(connection)
+    return _prepared.setdefault(connection, {}) if known is None else known
 
 
 def _prepared_call(cursor: Any, statement: str) -> str | None:
@@ -266,7 +378,7 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
 
     Returns None for a statement that is not prepared, if the session already has ``_MOST_PREPARED`` statements.
     """
-    known = _known_in(cursor)
+    known = _known_in(cursor.connection)
     if (call := known.get(statement)) is not None:
         return call
     if len(known) >= _MOST_PREPARED:  # some code writes values into the text of its statements
@@ -292,79 +404,119 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
     return call
 
 
-class Statement(NamedTuple):
-    """One of several statements that are sent in one message: its text and its values, by name or in order.
+def is_repeated(connection: BaseDatabaseWrapper, statement: str) -> bool:
+    """Counts a use of the statement on Django's connection.
 
-    ``again`` is true if the same text is executed many times, so that it is worth preparing.
+    Returns true if the statement was used often enough on the connection that preparing it saves time.
+    """
+    session = connection.connection
+    if session is None:
+        return False
+    uses = _uses.get(session)
+    if uses is None:
+        uses = _uses.setdefault(session, {})
+    if len(uses) >= _MOST_PREPARED and statement not in uses:
+        return False
+    uses[statement] = count = uses.get(statement, 0) + 1
+    return count >= PREPARED_FROM_USE
+
+
+class Statement(NamedTuple):
+    """A statement to send together with other statements in one message: its text and its values, by name or in order.
+
+    ``again`` is true if the same text is executed many times, so that it is worth preparing. ``places`` has the SQL of
+    each parameter, in order. ``places`` is needed only if a parameter has several values, such as ``ARRAY[%s, %s]``.
     """
 
     text: str
     values: Mapping[str, Any] | Sequence[Any] = ()
     again: bool = True
+    places: Sequence[str] = ()
+
+
+def _with_places(text: str, places: Sequence[str]) -> str:
+    """Returns the text with its parameters replaced by the SQL in ``places``, in order."""
+    remaining = iter(places)
+    return _PARAMETER.sub(lambda found: found[0] if found[0] == "%%" else next(remaining), text)
 
 
 def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statement]) -> list[tuple[Any, ...]]:
     """Sends several statements in one message over Django's connection. Returns the rows of the last statement.
 
-    They run in the connection's open transaction, or else in one transaction of their own. Under READ COMMITTED each
+    The statements run in the connection's open transaction, or else in one new transaction. Under READ COMMITTED each
     statement sees what was committed when this statement begins. Either all statements have values by name, which they
-    may share, or all have values in order. Statements are not prepared if the alias has a ``DIRECT`` entry, because then
-    the connection goes through a pooler.
+    may share, or all have values in order. Statements are not prepared if the alias has a ``DIRECT`` entry, because
+    then the connection goes through a pooler.
     """
     with connection.cursor() as cursor:
-        texts = [one.text for one in statements]
-        if not connection.settings_dict.get("DIRECT"):
-            known = _known_in(cursor)
-            for place, (text, _, again) in enumerate(statements):
-                if again:
-                    texts[place] = known.get(text) or _prepared_call(cursor, text) or text
+        is_direct = not connection.settings_dict.get("DIRECT")
+
+        def texts() -> str:
+            known = _known_in(connection.connection)
+            sent: list[str] = []
+            for text, _, again, places in statements:
+                call = (known.get(text) or _prepared_call(cursor, text) or text) if again and is_direct else text
+                sent.append(_with_places(call, places) if places else call)
+            return "; ".join(sent)
+
         named: dict[str, Any] = {}
         ordered: list[Any] = []
-        for one in statements:
-            if isinstance(one.values, Mapping):
-                named |= one.values
+        for _, values, _, _ in statements:
+            if isinstance(values, (list, tuple)):
+                ordered += values
             else:
-                ordered += one.values
-        cursor.execute("; ".join(texts), named or ordered)
-        return cursor.fetchall() if cursor.description is not None else []
+                named |= values
+        _execute(cursor, texts, named or ordered)
+        # Not through Django's cursor, which wraps each of its methods in a new function.
+        rows = getattr(cursor, "cursor", cursor)
+        with connection.wrap_database_errors:
+            go_to_last_result(rows)
+            return rows.fetchall() if rows.description is not None else []
 
 
-class _PreparingCursor(psycopg2.extensions.cursor):
+class _Preparing:
     """A cursor that prepares every statement whose parameters are given by name."""
 
     _is_preparing = False
 
-    def execute(self, query: Any, vars: Any = None) -> None:
-        """Executes a statement as the driver does. If ``vars`` is a dictionary, the statement is prepared."""
+    def execute(self, query: Any, values: Any = None) -> None:
+        """Executes a statement as the driver does. If ``values`` is a dictionary, the statement is prepared."""
+        execute = super().execute  # type: ignore[misc]
         # `execute_prepared` executes on this cursor, so it calls this method again.
-        if not isinstance(vars, dict) or self._is_preparing:
-            super().execute(query, vars)
+        if not isinstance(values, dict) or self._is_preparing:
+            execute(query, values)
             return
         self._is_preparing = True
         try:
-            execute_prepared(self, query, vars)
+            execute_prepared(self, query, values)
         finally:
             self._is_preparing = False
+
+
+_PreparingCursor = type("_PreparingCursor", (_Preparing, _driver.Cursor), {})
 
 
 def notify_queue_usage(cursor: Any) -> float:
     """Cleans the server's queue of notifications, and returns how full it is, from 0 to 1.
 
-    The query removes entries that no session waits for any more. Otherwise the server does so only when it accepts a new
-    notification, and a full queue accepts none. So a queue that a listening session has let fill up would stay full even
-    after that session ended, until this query is run.
+    The query removes entries that no session waits for any more. Without this query, the server removes them only when
+    it accepts a new notification, and a full queue accepts none. So a queue that a listening session has let fill up
+    would stay full even after that session ended, until this query is run.
     """
     cursor.execute("SELECT pg_notification_queue_usage()")
     return float(cursor.fetchone()[0])
 
 
 class KeptConnection:
-    """A direct connection that opens when it is first used. After a failure it is closed, and the next use opens another.
+    """A direct connection that opens when it is first used.
+
+    After a failure the connection is closed, and the next use opens a new connection.
 
     Only one thread at a time may use it. Statements with named parameters are prepared (``execute_prepared``).
 
-    Set ``reads_in_order`` for connections that read facts by ascending IDs in pieces. Otherwise, on a table that was
-    filled after its last ANALYZE, PostgreSQL may read and sort the whole table for each piece, instead of using the index.
+    Set ``reads_in_order`` for connections that read facts by ascending IDs in pieces. Otherwise PostgreSQL may read and
+    sort the whole table for each piece, instead of using the index. PostgreSQL does so on a table that was filled after
+    its last ANALYZE.
     """
 
     def __init__(self, using: str | None, application_name: str, *, reads_in_order: bool = False) -> None:
@@ -382,7 +534,7 @@ class KeptConnection:
         try:
             if self._reads_in_order and is_new:
                 read_in_order(self._connection)
-            with self._connection.cursor(cursor_factory=_PreparingCursor) as cursor:
+            with _PreparingCursor(self._connection) as cursor:
                 yield cursor
         except DatabaseError:
             self.close()
@@ -396,9 +548,65 @@ class KeptConnection:
             self._connection = None
 
 
+class ListeningConnection:
+    """A direct connection that receives the notifications of one channel. After LISTEN no statement runs on it.
+
+    The server would send the answer to a statement only after all notifications that are queued before it. The driver
+    would keep these notifications in memory until the answer arrives, and every role that may connect can queue
+    gigabytes. Without statements, notifications are received in portions, and the rest waits in the server's queue.
+
+    Raises the driver's errors, as ``direct_connection`` does. Only one thread at a time may use it.
+    """
+
+    def __init__(self, channel_name: str, using: str | None, *, application_name: str) -> None:
+        self.is_behind = False
+        """True if the last portion was full, so more notifications wait in the server's queue."""
+        self._connection = direct_connection(using, application_name=application_name)
+        try:
+            self.session: int = self._connection.info.backend_pid
+            with self._connection.cursor() as cursor:
+                cursor.execute(f"LISTEN {channel(cursor, channel_name)}")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """True if ``close`` was called, or if an error showed that the connection is lost."""
+        return bool(self._connection.closed)
+
+    def fileno(self) -> int:
+        """Returns the descriptor of the connection's socket, which is readable when notifications have arrived."""
+        return int(self._connection.fileno())
+
+    def receive(self) -> list[tuple[int, str]]:
+        """Returns a portion of the received notifications as (PID of the sending session, payload), in order.
+
+        Does not block. A portion has little more than ``PORTION_CHARACTERS``. Raises the driver's errors if the
+        connection is lost.
+        """
+        found: list[tuple[int, str]] = []
+        size = 0
+        # Each call reads at most libpq's buffer, some 10 kB.
+        while size < PORTION_CHARACTERS and (notifies := receive(self._connection)):
+            found += [(one.pid, one.payload) for one in notifies]
+            size += sum(len(one.payload) for one in notifies)
+            notifies.clear()
+        self.is_behind = size >= PORTION_CHARACTERS
+        return found
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with suppress(DatabaseError):  # it may be gone already
+            self._connection.close()
+
+
 def dsn(using: str | None = None) -> str:
-    """Returns a libpq connection string for programs without Django, such as Spark executors. It contains the password."""
-    return str(psycopg2.extensions.make_dsn(**_parameters(using)))
+    """Returns a libpq connection string for programs without Django, such as Spark executors.
+
+    The string contains the password.
+    """
+    return _driver.connection_string(_parameters(using))
 
 
 #: Connection -> the suffix of the schema that holds its site's tables.
@@ -434,10 +642,11 @@ def _key_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-#: FROM and WHERE of a statement about the sessions ``a`` that hold an advisory lock, except our own. Parameter: the lock's key.
+#: FROM and WHERE of a statement about the sessions ``a`` that hold an advisory lock, except our own. A prepared transaction has
+#: no session: the columns of ``a`` are null. Parameter: the lock's key.
 LOCK_HOLDERS = """
-FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_backend_pid()
+FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND (a.pid <> pg_backend_pid() OR l.pid IS NULL)
   AND (l.classid::bigint << 32 | l.objid::bigint) = %s
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
@@ -451,7 +660,7 @@ def writer_key(cursor: Any, instance: str) -> int:
 def append_key(cursor: Any, instance: str) -> int:
     """Returns the key of the append lock, which every transaction that appends as this writer holds in shared mode.
 
-    A session that gets the lock in exclusive mode knows that no such transaction is open.
+    ``streams.writing.append_lock`` takes the lock, and finds out whether a transaction holds it.
     """
     return _key(cursor, "append", instance)
 
@@ -480,7 +689,7 @@ def trim_key(cursor: Any, stream: str) -> int:
 
 
 def start_key(cursor: Any, stream: str) -> int:
-    """Returns the key of the lock held while a writer enters a stream or its sequence is repaired."""
+    """Returns the key of the lock that is held while a writer enters a stream, or while the stream's sequence is repaired."""
     return _key(cursor, "start", stream)
 
 

@@ -1,10 +1,10 @@
 """Statements that lift the server's time limits for sessions that wait while other work goes on (pure).
 
-``idle_in_transaction_session_timeout`` exists to end transactions that a program forgot. The transaction of a job may be
-idle for hours and is still needed: Spark reads in its snapshot, or its next rows are being computed. Two more limits
-could end it: ``statement_timeout``, which also counts the time that a COPY waits for its reader, and
-``transaction_timeout``, which exists from PostgreSQL 17 on. If the process dies, its session ends in any case, because
-the connection ends.
+``idle_in_transaction_session_timeout`` exists to end transactions that a program forgot. The transaction of a job may
+be idle for hours and is still needed: Spark reads in the transaction's snapshot, or the next rows to write are being
+computed. Two more limits could end the transaction: ``statement_timeout``, which also counts the time that a COPY waits
+for its reader, and ``transaction_timeout``, which exists from PostgreSQL 17 on. If the process dies, its session ends
+in any case, because the connection ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Suffixes that tell sites in different schemas of one database apart (pure).
 
 Tables, sequences and rows belong to a schema. Channels of NOTIFY and advisory locks belong to the whole database, so
-their names get a suffix that is computed from the schema of the site's tables. For the schema ``public`` the suffix is
-empty, so that processes of older versions, which had no suffixes, use the same names.
+their names get a suffix. The suffix is computed from the schema of the site's tables. For the schema ``public`` the
+suffix is empty, so that processes of older versions, which had no suffixes, use the same names.
 """
 
 from __future__ import annotations

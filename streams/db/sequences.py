@@ -34,9 +34,9 @@ END $jump$
 def move_forward(cursor: Any, sequence: str, value: int) -> None:
     """Moves the sequence forward, so that its next ID is larger than ``value``. Never lowers the sequence.
 
-    If other sessions take IDs at the same time, the sequence may end up further than ``value``. A distance of more than
-    ``STEPS_LIMIT`` waits for open transactions that took IDs. Raises ``SequenceBusy`` if these transactions do not end
-    within ``LOCK_SECONDS``.
+    If other sessions take IDs at the same time, the sequence may end up further than ``value``. If the distance is more
+    than ``STEPS_LIMIT``, the function waits for open transactions that took IDs. Raises ``SequenceBusy`` if these
+    transactions do not end within ``LOCK_SECONDS``.
     """
     cursor.execute(_LAST_VALUE.format(sequence=sequence))
     steps = value - int(cursor.fetchone()[0])
@@ -49,7 +49,7 @@ def move_forward(cursor: Any, sequence: str, value: int) -> None:
     try:
         cursor.execute(_JUMP.format(sequence=sequence, value=int(value), seconds=LOCK_SECONDS))
     except driver.DatabaseError as error:
-        if getattr(error, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+        if driver.sqlstate(error) != _LOCK_NOT_AVAILABLE:
             raise
         raise SequenceBusy(
             f"The sequence {sequence} is to be moved to {value}, but transactions that took IDs from it did not end within "

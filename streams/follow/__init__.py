@@ -7,11 +7,12 @@
         for order in chunk.instances:
             Invoice.objects.create(order_id=order.order_id)
 
-``manage.py runhandlers billing`` runs the handlers of one reader. The how-to is
-``docs/how-to/follow-from-another-service.md``. Declare handlers in a module ``handlers`` of your app, which is imported
-once Django's apps are loaded.
+``manage.py runhandlers billing`` runs all handlers of the reader ``billing``. The how-to is
+``docs/how-to/follow-from-another-service.md``. Declare handlers in a module ``handlers`` of your app. This module is
+imported after Django has loaded its apps.
 """
 
+from streams.follow.asked_retries import ask_retry
 from streams.follow.chunks import Chunk, FollowedFact
 from streams.follow.dead_letters import drop_parked, parked_facts, retry_parked
 from streams.follow.forget import forget_reader
@@ -29,6 +30,7 @@ __all__ = [
     "OnFailure",
     "Reader",
     "View",
+    "ask_retry",
     "drop_parked",
     "forget_reader",
     "handlers_of",

@@ -1,8 +1,9 @@
 """The argument of a handler: a chunk of whole facts of one stream, with their model instances on demand.
 
-A chunk always has the rows as they are sent. The first use of ``instances`` makes one query per table for the whole chunk.
-If the rows of a fact were trimmed or deleted by hand after they were read, the fact still has its ``rows`` but no
-``instances``. The handler decides what to do with such a fact.
+``Chunk.rows`` are the rows as they were read from the tables or received from a server. Each fact of the chunk has its
+rows converted to this program's version of the stream (``FollowedFact.rows``). The first use of ``instances`` makes one
+query per table for the whole chunk. A fact's rows may be trimmed or deleted by hand after the reader has read them.
+Then the fact still has its ``rows``, but no ``instances``. The handler decides what to do with such a fact.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from streams import registry
+from streams.errors import UnusableFact
+from streams.instances import row_of_this_version
 from streams.replication.protocol.ordering import FollowedRow
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ __all__ = ["Chunk", "FollowedFact", "pieces"]
 
 @dataclass(frozen=True, slots=True)
 class FollowedFact:
-    """One fact: its token (its ID), its writer, and its rows as they are sent.
+    """One fact: its token (its ID), its writer, and its rows as they were read or received (``sent``).
 
     The first use of ``instances`` loads the model instances of the whole chunk.
     """
@@ -32,13 +35,36 @@ class FollowedFact:
     stream: str
     token: int
     writer: str
-    rows: tuple[Any, ...]
+    sent: tuple[Any, ...]
     _chunk: Chunk = field(repr=False, compare=False)
 
     @property
+    def rows(self) -> tuple[Any, ...]:
+        """The rows in this program's version of the stream. Raises ``UnknownVersion`` if an upcast of a row is missing."""
+        stream = registry.get(self.stream)
+        return tuple(row_of_this_version(stream, row) for row in self.sent)
+
+    @property
     def instances(self) -> list[Any]:
-        """The model instances of the fact, in the order of its rows. Instances of deleted rows are missing."""
+        """The model instances of the fact, in the order of its rows. There is no instance for a row that was deleted."""
         return self._chunk.instances_of(self.token)
+
+    def made_instances(self) -> list[Any]:
+        """Returns a model instance for each row of the fact.
+
+        If the rows have named fields, creates the instances from the rows. Otherwise loads the instances from the
+        table. Then raises ``UnusableFact`` if rows of the fact were deleted after the reader had read them.
+        """
+        stream = registry.get(self.stream)
+        if stream.has_named_rows:
+            return [stream.fact(row, token=self.token, writer=self.writer) for row in self.sent]
+        found = self.instances
+        if len(found) < len(self.sent):
+            raise UnusableFact(
+                f"Stream {self.stream!r}: the rows of fact {self.token} were deleted since it was read, so there is no "
+                f"instance of it. Drop it: manage.py parked drop READER --token {self.token}."
+            )
+        return found
 
 
 class Chunk:
@@ -47,10 +73,11 @@ class Chunk:
     Iteration yields ``FollowedFact`` objects, and ``len`` returns the number of facts.
     """
 
-    def __init__(self, stream: str, rows: Sequence[FollowedRow], using: str) -> None:
+    def __init__(self, stream: str, rows: Sequence[FollowedRow], using: str, loaded_with: Chunk | None = None) -> None:
         self.stream = stream
         self.rows = rows
         self._using = using
+        self._loaded_with = loaded_with  # a chunk that has these rows and loads the instances of both
 
     def __repr__(self) -> str:
         return f"<Chunk of {self.stream}: {len(self.rows)} rows up to {self.rows[-1].token}>"
@@ -63,12 +90,12 @@ class Chunk:
 
     @cached_property
     def fact_count(self) -> int:
-        """The number of facts, counted without creating ``FollowedFact`` objects."""
+        """The number of facts of the chunk, counted without creating ``FollowedFact`` objects."""
         return len({row.token for row in self.rows})
 
     @cached_property
     def facts(self) -> list[FollowedFact]:
-        """The facts, each with all its rows."""
+        """The facts of the chunk, each with all its rows."""
         return [
             FollowedFact(self.stream, token, writer, tuple(row.row for row in rows), self)
             for (token, writer), rows in groupby(self.rows, lambda row: (row.token, row.instance))
@@ -76,16 +103,21 @@ class Chunk:
 
     @property
     def instances(self) -> list[Any]:
-        """The model instances of all facts, in order. The first use makes one query per table of the stream."""
+        """The model instances of all facts of the chunk, in order. The first use makes one query per table of the stream."""
         return [instance for fact in self.facts for instance in self.instances_of(fact.token)]
 
     def instances_of(self, token: int) -> list[Model]:
-        """Returns the model instances of the fact with that token. Returns an empty list if its rows were deleted."""
+        """Returns the model instances of the fact with the token ``token``, or an empty list if the fact's rows were deleted."""
         return self._instances.get(token, [])
 
     def unloaded_copy(self) -> Chunk:
-        """Returns a chunk of the same rows without loaded instances, so that another attempt loads them again."""
+        """Returns a chunk of the same rows without loaded model instances, so that another attempt loads the instances again."""
         return Chunk(self.stream, self.rows, self._using)
+
+    def singles(self) -> list[Chunk]:
+        """Returns one chunk for each fact. One query per table loads the model instances of all these chunks together."""
+        parts = groupby(self.rows, lambda row: (row.token, row.instance))
+        return [Chunk(self.stream, list(rows), self._using, self) for _, rows in parts]
 
     def halves(self) -> tuple[Chunk, Chunk]:
         """Splits a chunk on which the handler failed into two chunks of whole facts. The chunk must have two facts or more."""
@@ -98,6 +130,8 @@ class Chunk:
 
     @cached_property
     def _instances(self) -> dict[int, list[Model]]:
+        if self._loaded_with is not None:
+            return self._loaded_with._instances
         stream = registry.get(self.stream)
         sign = stream.sign
         wanted = list({row.token for row in self.rows})
@@ -114,9 +148,9 @@ class Chunk:
 
 
 def pieces(rows: Sequence[FollowedRow], most: int) -> Iterator[Sequence[FollowedRow]]:
-    """Yields the rows in pieces of about ``most`` rows. A fact is never split, so a piece may be larger.
+    """Yields consecutive parts of ``rows``, each of at least ``most`` rows, except for the last part.
 
-    Only the last piece may have fewer than ``most`` rows.
+    A part may have more than ``most`` rows, because a fact is never split.
     """
     begin = 0
     while begin < len(rows):

@@ -1,14 +1,16 @@
-"""Reads, creates and moves the stored cursors of named readers.
+"""Reads, creates and moves the stored cursors of named readers, and stores requests to retry dead letters in their rows.
 
-The functions get a DB-API cursor (``cursor``), and run in the caller's transaction. Only the process that holds the
-reader's lease may move a stored cursor, and only from the position that the process knows. Otherwise nothing is changed
-and an error is raised: the process has lost the reader's name, or it does not know that its last transaction was committed.
+Each function gets a DB-API cursor as ``cursor``, and runs in the caller's transaction. A process may move a stored
+cursor on two conditions. The process holds the reader's lease, and the stored cursor is at the position that the
+process knows. Otherwise the move changes nothing and raises an error. Then the process has lost the reader's name, or
+it does not know that its last transaction was committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -19,12 +21,17 @@ from streams.errors import ReaderFenced
 __all__ = [
     "CursorMoved",
     "Owner",
+    "RetryRequest",
     "adopt_epoch",
+    "ask_retry",
     "begin_cursor",
+    "begin_retry",
     "end_lease",
+    "end_retry",
     "forget_cursors",
     "known_streams",
     "move_cursor",
+    "put_back_retry",
     "read_cursor",
     "sign_of_life",
     "take_lease",
@@ -49,11 +56,17 @@ WHERE reader = %(reader)s AND stream = %(stream)s AND lease = %(lease)s
   AND base = %(was_base)s AND entries = %(was_entries)s::jsonb
 """
 _LEASE = "SELECT lease FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
-#: Gives all cursors of the reader the same lease, which is above their present leases, so that no earlier owner can move them.
-_TAKE = """
+#: Yields the time and the tokens of a request that waits. The time is null if a process has already begun the request.
+_WAITING = "CASE WHEN retry_began_at IS NULL THEN retry_asked_at END, retry_tokens::text"
+#: Gives all cursors of the reader the same lease, which is above their present leases, so that no earlier owner can move
+#: them. A retry that the last process began and did not end is not begun again, because the dead letter may have killed
+#: that process.
+_TAKE = f"""
 UPDATE streams_storedcursor SET lease = (SELECT max(lease) + 1 FROM streams_storedcursor WHERE reader = %(reader)s),
-    host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL
-WHERE reader = %(reader)s RETURNING lease
+    host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL,
+    retry_result = CASE WHEN retry_began_at IS NOT NULL AND retry_result = ''
+                        THEN 'the process ended before it was done' ELSE retry_result END
+WHERE reader = %(reader)s RETURNING lease, stream, {_WAITING}
 """
 #: A stored error stays until the cursor moves, so that a reader that is restarted and fails again never looks healthy.
 _END = """
@@ -65,7 +78,31 @@ _FORGET = """
 DELETE FROM streams_storedcursor WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)
 RETURNING stream, base
 """
-_SEEN = "UPDATE streams_storedcursor SET seen_at = clock_timestamp() WHERE reader = %(reader)s AND lease = %(lease)s"
+_SEEN = f"""
+UPDATE streams_storedcursor SET seen_at = clock_timestamp() WHERE reader = %(reader)s AND lease = %(lease)s
+RETURNING stream, {_WAITING}
+"""
+#: A request for one dead letter is added to the tokens of a request that still waits.
+_ASK_RETRY = """
+UPDATE streams_storedcursor c SET retry_asked_by = %(by)s, retry_asked_at = clock_timestamp(), retry_began_at = NULL,
+    retry_result = '', retry_tokens = CASE
+        WHEN %(token)s::bigint IS NULL THEN NULL
+        WHEN retry_asked_at IS NULL OR retry_began_at IS NOT NULL THEN jsonb_build_array(%(token)s::bigint)
+        ELSE retry_tokens || to_jsonb(%(token)s::bigint) END
+WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)
+  AND EXISTS (SELECT FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream)
+RETURNING stream
+"""
+#: The conditions: the process still runs the reader, and this request was not replaced by a later one.
+_OF_REQUEST = "reader = %(reader)s AND lease = %(lease)s AND stream = %(stream)s AND retry_asked_at = %(asked_at)s"
+_BEGIN_RETRY = f"""
+UPDATE streams_storedcursor SET retry_began_at = clock_timestamp() WHERE {_OF_REQUEST} AND retry_began_at IS NULL
+"""
+_END_RETRY = f"""
+UPDATE streams_storedcursor SET retry_began_at = coalesce(retry_began_at, clock_timestamp()), retry_result = %(result)s
+WHERE {_OF_REQUEST}
+"""
+_PUT_BACK_RETRY = f"UPDATE streams_storedcursor SET retry_began_at = NULL WHERE {_OF_REQUEST}"
 _STREAMS = "SELECT stream FROM streams_storedcursor WHERE reader = %(reader)s ORDER BY stream"
 _EPOCH = "UPDATE streams_storedcursor SET epoch = %(epoch)s WHERE reader = %(reader)s AND stream = %(stream)s"
 
@@ -73,7 +110,8 @@ _EPOCH = "UPDATE streams_storedcursor SET epoch = %(epoch)s WHERE reader = %(rea
 class CursorMoved(Exception):
     """The error if the stored cursor is not at the position that this process knows.
 
-    An earlier transaction was committed although its connection broke, or the cursor was set by hand.
+    There are two causes. An earlier transaction of this process was committed although its connection broke, or an
+    operator set the cursor.
     """
 
 
@@ -87,15 +125,25 @@ class Owner:
     process_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class RetryRequest:
+    """A request of an operator to retry dead letters of a reader on a stream."""
+
+    stream: str
+    asked_at: datetime
+    tokens: tuple[int, ...] | None
+    """The tokens of the dead letters. None: all dead letters on the stream."""
+
+
 def read_cursor(cursor: Any, reader: str, stream: str) -> tuple[VectorToken, str] | None:
-    """Returns (token, epoch) of the reader's stored cursor on the stream, or None if there is none."""
+    """Returns (token, epoch) of the reader's stored cursor on the stream, or None if there is no such cursor."""
     cursor.execute(_READ, {"reader": reader, "stream": stream})
     row = cursor.fetchone()
     return None if row is None else _parsed(row)
 
 
 def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epoch: str) -> tuple[VectorToken, str]:
-    """Stores the first cursor of a reader on a stream, unless one exists. Returns (token, epoch) of the stored cursor."""
+    """Stores a reader's first cursor on a stream. Keeps a cursor that exists. Returns (token, epoch) of the stored cursor."""
     cursor.execute(
         _BEGIN,
         {
@@ -109,7 +157,7 @@ def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epo
 def move_cursor(
     cursor: Any, owner: Owner, stream: str, way: tuple[VectorToken, VectorToken], counts: tuple[int, int] = (0, 0)
 ) -> None:
-    """Moves the stored cursor. ``way`` is a pair of tokens (from, to).
+    """Moves the stored cursor of a reader on a stream. ``way`` is a pair of tokens (from, to).
 
     ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. Raises
     ``ReaderFenced`` if this process no longer holds the lease, and ``CursorMoved`` if the cursor is not at ``from``.
@@ -132,23 +180,53 @@ def move_cursor(
     raise CursorMoved
 
 
-def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> Owner:
-    """Begins a new lease for all cursors of the reader, and returns it with its owner.
+def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> tuple[Owner, dict[str, RetryRequest]]:
+    """Begins a new lease for all cursors of the reader. Returns (owner, ``{stream: waiting retry request}``).
 
     Waits for open transactions in which an earlier owner moves the cursors. A reader without cursors gets lease 1.
     """
     cursor.execute(_TAKE, {"reader": reader, "host": host, "process_id": process_id})
     rows = cursor.fetchall()
-    return Owner(reader, rows[0][0] if rows else 1, host, process_id)
+    return Owner(reader, rows[0][0] if rows else 1, host, process_id), _requests(row[1:] for row in rows)
 
 
-def sign_of_life(cursor: Any, owner: Owner) -> None:
-    """Stores a heartbeat of the reader's process in all cursors of the reader."""
+def sign_of_life(cursor: Any, owner: Owner) -> dict[str, RetryRequest]:
+    """Stores a heartbeat of the reader's process in all cursors of the reader.
+
+    Returns the waiting retry requests as ``{stream: request}``.
+    """
     cursor.execute(_SEEN, {"reader": owner.reader, "lease": owner.lease})
+    return _requests(cursor.fetchall())
+
+
+def ask_retry(cursor: Any, reader: str, stream: str | None, token: int | None, by: str) -> list[str]:
+    """Stores a request to retry dead letters in the cursors of their streams. Returns the names of these streams.
+
+    If a cursor has an earlier request whose retry has not begun, a request for one token is added to it. In all other
+    cases the new request replaces the earlier request.
+    """
+    cursor.execute(_ASK_RETRY, {"reader": reader, "stream": stream, "token": token, "by": by})
+    return sorted(row[0] for row in cursor.fetchall())
+
+
+def begin_retry(cursor: Any, owner: Owner, request: RetryRequest) -> bool:
+    """Stores that the retry begins. Returns false if it has begun before, or if a later request has replaced ``request``."""
+    cursor.execute(_BEGIN_RETRY, _of_request(owner, request))
+    return bool(cursor.rowcount)
+
+
+def end_retry(cursor: Any, owner: Owner, request: RetryRequest, result: str) -> None:
+    """Stores the result of a retry. Does nothing if a later request has replaced ``request``."""
+    cursor.execute(_END_RETRY, {**_of_request(owner, request), "result": result})
+
+
+def put_back_retry(cursor: Any, owner: Owner, request: RetryRequest) -> None:
+    """Marks a retry that has begun as not begun, so that the next process of the reader begins this retry again."""
+    cursor.execute(_PUT_BACK_RETRY, _of_request(owner, request))
 
 
 def end_lease(cursor: Any, owner: Owner, errors: Mapping[str, str]) -> None:
-    """Stores that the process no longer runs the reader. Does nothing if another process has a newer lease.
+    """Stores that the process ``owner`` no longer runs the reader. Does nothing if another process has a newer lease.
 
     ``errors`` is ``{stream: error}`` for the streams on which an error ended the reader.
     """
@@ -157,7 +235,7 @@ def end_lease(cursor: Any, owner: Owner, errors: Mapping[str, str]) -> None:
 
 
 def forget_cursors(cursor: Any, reader: str, stream: str | None = None) -> dict[str, int]:
-    """Deletes the reader's cursors, or only its cursor on ``stream``. Returns ``{stream: base}`` of the deleted cursors."""
+    """Deletes the reader's cursors, or only its cursor on ``stream``. Returns the deleted cursors as ``{stream: base}``."""
     cursor.execute(_FORGET, {"reader": reader, "stream": stream})
     return dict(cursor.fetchall())
 
@@ -171,6 +249,18 @@ def known_streams(cursor: Any, reader: str) -> list[str]:
     """Returns the streams on which the reader has a stored cursor, sorted by name."""
     cursor.execute(_STREAMS, {"reader": reader})
     return [row[0] for row in cursor.fetchall()]
+
+
+def _of_request(owner: Owner, request: RetryRequest) -> dict[str, Any]:
+    return {"reader": owner.reader, "lease": owner.lease, "stream": request.stream, "asked_at": request.asked_at}
+
+
+def _requests(rows: Iterable[Any]) -> dict[str, RetryRequest]:
+    return {
+        stream: RetryRequest(stream, asked_at, None if tokens is None else tuple(orjson.loads(tokens)))
+        for stream, asked_at, tokens in rows
+        if asked_at is not None
+    }
 
 
 def _text(entries: Mapping[str, int]) -> str:

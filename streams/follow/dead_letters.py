@@ -1,7 +1,8 @@
 """Dead letters: facts on which a handler failed, stored with the traceback until they are retried or dropped.
 
-A fact that is stored as a dead letter is called *parked*. Its reader goes on with later facts. A retry calls the handler
-with a chunk of only this fact, with its rows as they were. Its model instances may be gone by then.
+A fact that is stored as a dead letter is called *parked*. Its reader goes on with later facts. A retry calls the
+handler with a chunk of only this fact. The chunk has the fact's rows as they were at the first attempt. The rows may be
+gone from the stream's tables by then, and the chunk then has no model instances.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 from django.db import transaction
 from django.db.models.functions import Now
 
-from streams.conf import stream_settings
 from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
 from streams.follow.handlers import Handler, effects_database_of, handlers_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from streams.models import ParkedFact
 
-__all__ = ["check_not_undone", "drop_parked", "park", "parked_facts", "retry_parked"]
+__all__ = ["check_not_undone", "drop_parked", "park", "parked_facts", "retry_one", "retry_parked"]
 
 log = get_logger(__name__)
 
@@ -33,9 +33,9 @@ log = get_logger(__name__)
 def parked_facts(
     reader: str | None = None, stream: str | None = None, token: int | None = None
 ) -> QuerySet[ParkedFact]:
-    """Returns the dead letters of a reader, of all its streams or only of ``stream`` and ``token``.
+    """Returns the dead letters of a reader. If ``stream`` or ``token`` is given, returns only those with this stream or token.
 
-    Without ``reader``, returns those of all readers whose cursors are in the streams' database.
+    Without ``reader``, returns the dead letters of all readers whose cursors are in the streams' database.
     """
     from streams.models import ParkedFact  # noqa: PLC0415 - needs Django's apps to be loaded
 
@@ -50,16 +50,18 @@ def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) 
         reader=handler.reader,
         stream=handler.stream,
         token=fact.token,
-        defaults={"instance_name": fact.writer, "rows": list(fact.rows), "attempts": attempts, **_trace(error)},
+        defaults={"instance_name": fact.writer, "rows": list(fact.sent), "attempts": attempts, **_trace(error)},
     )
 
 
 def retry_parked(reader: str, stream: str | None = None, token: int | None = None) -> tuple[int, int]:
-    """Calls the handlers again with the reader's dead letters, in order. Returns how many were (handled, failed again).
+    """Calls the handlers again with the reader's dead letters. Returns two numbers of dead letters: (handled, failed again).
 
-    ``stream`` and ``token`` restrict the dead letters. A dead letter is deleted in the transaction in which its handler
-    succeeds. Dead letters that another process retries at the same time are skipped and not counted. Raises
-    ``UnknownReader`` for a reader without handlers, and for a stream without a handler.
+    If ``stream`` or ``token`` is given, retries only the dead letters with this stream or token.
+
+    A dead letter is deleted in the transaction in which its handler succeeds. Dead letters that another process retries
+    at the same time are skipped and not counted. Raises ``UnknownReader`` if the reader has no handlers, or if it has a
+    dead letter on a stream without a handler.
     """
     handlers = {handler.stream: handler for handler in handlers_of(reader)}
     taken = failed = 0
@@ -69,15 +71,15 @@ def retry_parked(reader: str, stream: str | None = None, token: int | None = Non
             raise UnknownReader(
                 f"Reader {reader!r} has no handler for stream {of_stream!r}, of which facts are parked."
             )
-        done = _retry(handler, key)
+        done = retry_one(handler, key)
         taken, failed = taken + (done is True), failed + (done is False)
     return taken, failed
 
 
-def _retry(handler: Handler, key: int) -> bool | None:
-    """Calls the handler with one dead letter. Returns true if the handler succeeded, and false if it failed.
+def retry_one(handler: Handler, key: int) -> bool | None:
+    """Calls the handler with the dead letter whose primary key is ``key``. Returns true if the handler succeeds.
 
-    Returns None if another process is retrying the dead letter or has removed it.
+    Returns false if the handler fails. Returns None if another process is retrying the dead letter, or has deleted it.
     """
     using, facts = handler.effects_database, parked_facts(handler.reader).using(handler.effects_database)
     try:
@@ -86,7 +88,7 @@ def _retry(handler: Handler, key: int) -> bool | None:
             if parked is None:
                 return None
             rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in parked.rows]
-            handler.function(Chunk(parked.stream, rows, stream_settings().database))
+            handler.call(Chunk(parked.stream, rows, handler.streams_database))
             check_not_undone(using)
             parked.delete()
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is kept with the fact
@@ -99,9 +101,9 @@ def _retry(handler: Handler, key: int) -> bool | None:
 
 
 def check_not_undone(using: str) -> None:
-    """Raises ``TransactionManagementError`` if the handler's transaction would be rolled back without an error.
+    """Raises ``TransactionManagementError`` if the handler has caught a database error inside its transaction.
 
-    That is so if the handler caught a database error inside the transaction.
+    Django would roll back such a transaction at its end without an error. It would seem that the handler had succeeded.
     """
     if transaction.get_rollback(using):
         raise transaction.TransactionManagementError(
@@ -111,7 +113,7 @@ def check_not_undone(using: str) -> None:
 
 
 def drop_parked(reader: str, stream: str | None = None, token: int | None = None) -> int:
-    """Deletes dead letters, and writes a line in the log for each. Returns how many were deleted."""
+    """Deletes a reader's dead letters, and logs a line for each. Returns the number of deleted dead letters."""
     dropped = 0
     for parked in parked_facts(reader, stream, token):
         count, _ = parked.delete()

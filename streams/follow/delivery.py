@@ -1,12 +1,13 @@
 """Delivers chunks to a handler so that each fact has its effect once, and isolates a fact on which the handler fails.
 
-The handler runs in the transaction that moves the cursor. If the transaction fails, nothing is stored. Then the chunk is
-split in halves until a single fact is left that fails by itself. This fact is retried. After the last attempt the fact is
-stored as a dead letter, or the reader stops, as the handler declares. A lost connection is no failure of the handler: it
-raises ``ConnectionLost``, and the caller continues from the stored cursor. A handler that is not ``atomic`` runs outside
-of a transaction, before the cursor moves.
+The handler runs in the transaction that moves the cursor. If the transaction fails, nothing is stored. Then the chunk
+is split in halves again and again, until a chunk of a single fact fails. This fact is retried. After the last attempt
+the handler's ``on_failure`` decides: the fact is stored as a dead letter, or the reader stops. A lost database
+connection does not count as a failure of the handler. It raises ``ConnectionLost``, and the caller continues from the
+stored cursor. A handler that is not ``atomic`` runs outside of a transaction, before the cursor moves. An error of a
+commit hook is only logged, because the transaction is already committed.
 
-All this runs in the handler's thread, on Django's connection of this thread.
+This module's code runs in the handler's thread, on Django's connection of this thread.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class ConnectionLost(Exception):
 
 
 class Stopped(Exception):
-    """The exception that ends a delivery because the reader must stop while a fact waits for its next attempt."""
+    """The exception that ends a delivery because the reader must stop before the whole chunk is handled."""
 
 
 class Delivery:
-    """The deliveries of chunks to one handler under one lease. ``stored`` is the token of the stored cursor."""
+    """The object that delivers chunks to one handler under one lease. ``stored`` is the token of the stored cursor."""
 
     def __init__(
         self,
@@ -59,14 +60,22 @@ class Delivery:
     def deliver(self, chunk: Chunk, after: Callable[[VectorToken, Chunk], VectorToken], upto: VectorToken) -> None:
         """Calls the handler until the whole chunk is handled, and moves the cursor to ``upto``.
 
-        If the chunk has to be split, ``after(cursor, part)`` is called with the present cursor and the first part. It must
-        return the cursor to store once this part is handled.
+        If the chunk has to be split, ``after(cursor, part)`` is called with the stored cursor and the next part of the
+        chunk. It must return the cursor to store after this part was handled.
 
         Raises ``HandlerFailed``, ``ReaderFenced``, ``ConnectionLost``, ``CursorMoved`` or ``Stopped``.
         """
-        waiting = [(chunk, upto)]  # a stack: the first half of a failed chunk is delivered before the second
+        # A stack: the first half of a failed chunk is delivered before the second. A part without a goal moves the cursor to
+        # its own end.
+        waiting: list[tuple[Chunk, VectorToken | None]] = [(chunk, upto)]
+        if self._handler.each:
+            *firsts, last = chunk.singles()
+            waiting = [(last, upto), *((part, None) for part in reversed(firsts))]
         while waiting:
-            part, goal = waiting.pop()
+            part, given = waiting.pop()
+            goal = after(self.stored, part) if given is None else given
+            if self._handler.each and self._pause(0):
+                raise Stopped
             error = self._attempt(part, goal)
             if error is None:
                 continue
@@ -77,15 +86,15 @@ class Delivery:
                 waiting += [(second, goal), (first, after(self.stored, first))]
 
     def store(self, token: VectorToken) -> None:
-        """Moves the stored cursor to ``token``. The caller must know that no facts are left to handle up to there.
+        """Moves the stored cursor to ``token``. The caller must know that all facts up to ``token`` were handled.
 
         Raises ``ReaderFenced``, ``ConnectionLost`` or ``CursorMoved``.
         """
         if token != self.stored:
-            self._guarded(lambda: self._move(token, (0, 0)))
+            self._move_guarded(token, (0, 0))
 
     def take_counts(self) -> tuple[int, int]:
-        """Returns how many facts were (handled, parked) since the last call."""
+        """Returns two numbers of facts since the last call of this method: (handled, parked)."""
         counts = self._handled, self._parked
         self._handled = self._parked = 0
         return counts
@@ -95,8 +104,8 @@ class Delivery:
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
         """Calls the handler and moves the cursor to ``goal``. Returns None, or the handler's error.
 
-        After an error nothing is stored. But a handler that is not ``atomic`` may have had some effects before it
-        failed.
+        After an error the cursor is not moved, and the effects of an ``atomic`` handler are rolled back. A handler that
+        is not ``atomic`` may have had some effects before it failed.
         """
         counts = (chunk.fact_count, 0)
         if not self._handler.atomic:
@@ -104,70 +113,83 @@ class Delivery:
             connections[self._using].close_if_unusable_or_obsolete()
             # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
             if error is None:
-                self._guarded(lambda: self._move(goal, counts))
+                self._move_guarded(goal, counts)
             return error
 
         failed: list[Exception] = []
 
-        def handle_and_move() -> None:
+        def handle() -> None:
             error = self._call(chunk, in_transaction=True)
             if error is not None:
                 failed.append(error)
                 raise error
-            self._move(goal, counts)
 
         try:
-            self._guarded(handle_and_move)
+            self._move_guarded(goal, counts, handle)
         except (ReaderFenced, CursorMoved, ConnectionLost):
             raise
-        except Exception as error:  # noqa: BLE001 - deferred constraints and hooks of the commit are the handler's, too
+        except Exception as error:  # noqa: BLE001 - deferred constraints are the handler's, too
             return failed[0] if failed else error
         return None
 
     def _call(self, chunk: Chunk, *, in_transaction: bool = False) -> Exception | None:
         try:
-            self._handler.function(chunk)
+            self._handler.call(chunk)
             if in_transaction:
                 check_not_undone(self._using)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
             return error
         return None
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Calls ``work`` in a transaction of its own. Raises ``ConnectionLost`` if the database connection broke."""
-        connection = connections[self._using]
-        try:
-            with transaction.atomic(using=self._using, durable=True):
-                work()
-        except (ReaderFenced, CursorMoved):
-            raise
-        except Exception as error:
-            if connection.connection is None or not connection.is_usable():
-                connection.close()
-                raise ConnectionLost(driver.explain(error)) from error
-            raise
+    def _move_guarded(
+        self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None] = lambda: None
+    ) -> None:
+        """Calls ``work``, and moves the stored cursor to ``token``, in one transaction.
 
-    def _move(self, token: VectorToken, counts: tuple[int, int]) -> None:
-        """Moves the stored cursor. Must be the last statement of its transaction, to lock the row only briefly."""
-        with connections[self._using].cursor() as cursor:
-            move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
-        self._when_committed(token, counts)
+        ``counts`` is a pair of numbers of facts (handled, parked). They are added to the counts of this delivery after
+        the commit.
 
-    def _when_committed(self, token: VectorToken, counts: tuple[int, int]) -> None:
-        # ``stored`` changes only after the commit, because after a rollback the cursor is where it was.
-        def moved() -> None:
+        Raises ``ConnectionLost`` if the database connection broke.
+        """
+        connection, is_committed = connections[self._using], False
+
+        def committed() -> None:
+            nonlocal is_committed
+            is_committed = True
             self.stored = token
             self._handled += counts[0]
             self._parked += counts[1]
 
-        transaction.on_commit(moved, using=self._using)
+        try:
+            with transaction.atomic(using=self._using, durable=True):
+                # This must be the first commit hook. In another order: the transaction is committed, a hook of the
+                # handler fails, and the facts seem not to be handled. They would be handled again, parked, or end the
+                # reader.
+                transaction.on_commit(committed, using=self._using)
+                work()
+                # The cursor moves last, to lock its row only briefly.
+                with connection.cursor() as cursor:
+                    move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
+        except (ReaderFenced, CursorMoved):
+            raise
+        except Exception as error:
+            is_lost = connection.connection is None or not connection.is_usable()
+            if is_lost:
+                connection.close()
+            if is_committed:
+                log.exception("reader.commit_hook_failed", reader=self._handler.reader, stream=self._handler.stream)
+            elif is_lost:
+                raise ConnectionLost(driver.explain(error)) from error
+            else:
+                raise
 
     # --- one difficult fact ---------------------------------------------------------------------------------------
 
     def _insist(self, chunk: Chunk, goal: VectorToken, error: Exception) -> None:
-        """Retries one fact with growing pauses. After the last attempt, parks the fact or raises ``HandlerFailed``.
+        """Retries the single fact of ``chunk`` with growing pauses. After the last attempt, the handler's ``on_failure`` decides.
 
-        The handler's ``on_failure`` says which. Raises ``Stopped`` if the reader must stop meanwhile.
+        Depending on ``on_failure``, stores the fact as a dead letter or raises ``HandlerFailed``. Raises ``Stopped`` if
+        the reader must stop before the next attempt.
         """
         handler, attempts, pause_seconds = self._handler, 1, self._handler.retry_seconds
         fact = chunk.facts[0]
@@ -196,9 +218,5 @@ class Delivery:
         failure, made = error, attempts
 
         # One transaction stores the dead letter and moves the cursor: the fact is never lost, and never both parked and handled.
-        def put_aside() -> None:
-            park(handler, fact, failure, made)
-            self._move(goal, (0, 1))
-
-        self._guarded(put_aside)
+        self._move_guarded(goal, (0, 1), lambda: park(handler, fact, failure, made))
         log.error("reader.fact_parked", reader=handler.reader, where=where, attempts=attempts, error=str(error))

@@ -1,7 +1,7 @@
 """Removes a named reader that is no longer needed: its cursors, and its row in the table of readers.
 
-A reader cannot be removed while it runs, or while it has dead letters. If a reader of that name is started later, it is a
-new reader.
+A reader cannot be removed while it runs, or while it has dead letters. If a reader with the name of a removed reader is
+started, it has no stored cursors and begins like a new reader.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
-from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import FactsParked, UnknownReader
 from streams.follow.cursors import forget_cursors, known_streams
-from streams.follow.handlers import effects_database_of
+from streams.follow.handlers import effects_database_of, streams_database_of
 from streams.follow.lease import hold_name, reader_row_key
 from streams.reading.reader_table import remove_reader
 from streams.runtime.logs import get_logger
@@ -29,7 +28,7 @@ _SHOWN = "SELECT count(*) FROM streams_reader WHERE key = %s"
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A deleted cursor: its stream and the base of its last token."""
+    """A deleted cursor: its stream, and the position up to which the reader had handled all facts of all writers (``base``)."""
 
     stream: str
     base: int
@@ -38,14 +37,16 @@ class Forgotten:
 def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[Forgotten]:
     """Deletes the reader's cursors, or only its cursor on ``stream``. Returns the deleted cursors.
 
-    Pass ``stream`` if the reader has stopped following only this stream. ``by`` is logged as the person who asked.
+    Pass ``stream`` if the reader no longer follows this stream but still follows others. ``by`` is logged as the user
+    who asked for the removal.
 
-    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, and ``FactsParked`` if it has dead letters.
+    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, and ``FactsParked`` if the reader has dead
+    letters.
     """
     name = "replsite forget"
     with (
         closing(driver.direct_connection(effects_database_of(reader), application_name=name)) as held,
-        closing(driver.direct_connection(stream_settings().database, application_name=name)) as shown,
+        closing(driver.direct_connection(streams_database_of(reader), application_name=name)) as shown,
     ):
         cursor, row = held.cursor(), shown.cursor()
         _check_known(cursor, row, reader, stream)

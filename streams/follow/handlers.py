@@ -1,7 +1,7 @@
 """Declares handlers. A handler is the function that a reader calls with the facts of a stream, together with its options.
 
-A reader is a name with one handler per stream. Its cursors are stored under that name, so it continues where it stopped.
-Handlers are registered while ``handlers`` modules are imported. The registry is read-only afterwards.
+A reader is a name with one handler per stream. Its cursors are stored under this name, so the reader continues where it
+stopped. Handlers are registered while ``handlers`` modules are imported. Later the registry does not change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.utils.module_loading import autodiscover_modules
 
@@ -30,14 +30,18 @@ __all__ = [
     "handles",
     "load_handlers",
     "readers",
+    "streams_database_of",
 ]
 
-F = TypeVar("F", bound=Callable[[Chunk], Any])
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+F = TypeVar("F", bound=Callable[[Any], Any])
 DEFAULT_CHUNK_ROWS = 10_000
 
 
 class OnFailure(enum.StrEnum):
-    """The choices for a fact on which the handler has failed in all attempts."""
+    """The choices for what to do with a fact after the handler has failed on it in all attempts."""
 
     STOP = "stop"
     """The reader stops before the fact, with ``HandlerFailed``."""
@@ -58,9 +62,12 @@ class Begin(enum.StrEnum):
 class Handler:
     """One handler of a reader.
 
+    ``function`` gets a ``Chunk`` of facts. If ``each`` is true, it gets one model instance at a time, and each fact is
+    handled in a separate transaction.
+
     If ``atomic`` is true, the handler runs in the transaction that stores the cursor, so its effects in the database
-    happen exactly once. Otherwise the handler is called outside of a transaction, and the cursor is stored after it. That
-    is for effects outside of the database, which then happen at least once.
+    happen exactly once. Otherwise the handler is called outside of a transaction, and the cursor is stored afterwards.
+    Use this for effects outside of the database. They happen at least once.
 
     ``attempts`` is the number of attempts for a fact (None: no limit). ``retry_seconds`` is the first pause between two
     attempts. The pause doubles each time, up to half a minute. After the last attempt ``on_failure`` decides. ``using`` is
@@ -69,7 +76,8 @@ class Handler:
 
     stream: str
     reader: str
-    function: Callable[[Chunk], Any]
+    function: Callable[[Any], Any]
+    each: bool = False
     view: View = View.WRITER
     on_failure: OnFailure = OnFailure.STOP
     attempts: int | None = 5
@@ -80,9 +88,14 @@ class Handler:
     using: str | None = None
 
     @property
+    def streams_database(self) -> str:
+        """The alias of the database that holds the stream. Django's database router chooses this database for the facts."""
+        return registry.get(self.stream).database
+
+    @property
     def effects_database(self) -> str:
         """The alias of the database that holds the handler's effects and the reader's cursor."""
-        return self.using or stream_settings().database
+        return self.using or self.streams_database
 
     def __post_init__(self) -> None:
         where = f"The handler of reader {self.reader!r} for stream {self.stream!r}"
@@ -98,10 +111,19 @@ class Handler:
         if (self.attempts is not None and self.attempts < 1) or self.retry_seconds <= 0 or self.chunk_rows < 1:
             raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
 
+    def call(self, chunk: Chunk) -> None:
+        """Calls the handler's function with the chunk, or with each model instance of the chunk if ``each`` is true."""
+        if not self.each:
+            self.function(chunk)
+            return
+        for fact in chunk.facts:
+            for instance in fact.made_instances():
+                self.function(instance)
+
     def check_stream(self) -> None:
         """Raises ``UnknownStream`` if the stream does not exist, and ``BadHandler`` if it is a stream in memory.
 
-        To be called when the reader is made, because then all models are loaded.
+        Called when a ``Reader`` object is created, because all models are loaded then.
         """
         if registry.get(self.stream).declaration.in_memory:
             raise BadHandler(
@@ -113,26 +135,28 @@ class Handler:
 _handlers: dict[str, dict[str, Handler]] = {}
 
 
-def handles(stream: str, *, reader: str, **options: Any) -> Callable[[F], F]:
+def handles(stream: str | type[Model], *, reader: str, **options: Any) -> Callable[[F], F]:
     """Returns a decorator that registers a function as the reader's handler of the stream.
 
-    ``options`` are further fields of ``Handler``.
+    ``stream`` is the model of a stream, or its name. ``options`` are further fields of ``Handler``. With ``each=True``
+    the decorated function gets one model instance at a time. Otherwise it gets a ``Chunk``.
 
     Raises ``BadHandler`` for unusable options and for a second handler of the same reader and stream.
     """
+    name = stream if isinstance(stream, str) else registry.stream_of(stream).name
 
     def register(function: F) -> F:
         try:
-            handler = Handler(stream, reader, function, **options)
+            handler = Handler(name, reader, function, **options)
         except TypeError as error:
-            raise BadHandler(f"The handler of reader {reader!r} for stream {stream!r}: {error}.") from None
-        known = _handlers.setdefault(reader, {}).setdefault(stream, handler)
-        if known is not handler and _name(known.function) != _name(function):
+            raise BadHandler(f"The handler of reader {reader!r} for stream {name!r}: {error}.") from None
+        known = _handlers.setdefault(reader, {}).setdefault(name, handler)
+        if known is not handler and _place(known.function) != _place(function):
             raise BadHandler(
-                f"Reader {reader!r} has a handler for stream {stream!r} already ({_name(known.function)}); give "
-                f"{_name(function)} a reader of its own."
+                f"Reader {reader!r} has a handler for stream {name!r} already ({_place(known.function)}); give "
+                f"{_place(function)} a reader of its own."
             )
-        _handlers[reader][stream] = handler
+        _handlers[reader][name] = handler
         return function
 
     return register
@@ -143,17 +167,24 @@ def load_handlers() -> None:
     autodiscover_modules("handlers")
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _place(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
 
 
 def effects_database_of(reader: str | None) -> str:
     """Returns the alias of the database that holds the reader's cursors.
 
-    For a reader without handlers in this program, returns the streams' database.
+    If this program has no handlers of the reader, returns the alias of the streams' database.
     """
     for handler in _handlers.get(reader or "", {}).values():
         return handler.effects_database
+    return stream_settings().database
+
+
+def streams_database_of(reader: str | None) -> str:
+    """Returns the alias of the database that holds the streams that the reader follows."""
+    for handler in _handlers.get(reader or "", {}).values():
+        return handler.streams_database
     return stream_settings().database
 
 
@@ -167,7 +198,7 @@ def handlers_of(reader: str) -> list[Handler]:
     if reader not in _handlers:
         known = ", ".join(readers()) or "none"
         raise UnknownReader(
-            f"No handler names reader {reader!r} (known: {known}). Declare it with streams.follow.handles in a module "
+            f"No handler names reader {reader!r} (known: {known}). Declare it with streams.handles in a module "
             f"'handlers' of an installed app."
         )
     return [handler for _, handler in sorted(_handlers[reader].items())]

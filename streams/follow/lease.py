@@ -1,8 +1,8 @@
 """The lock that gives a process the right to run a reader: a session advisory lock on the reader's name.
 
-The lock is held on a connection of its own, which also sends heartbeats. If the connection is lost, so is the lock. The
-next holder begins a new lease, and a cursor can be moved only under the newest lease. So a process that has not noticed
-the loss yet cannot store an effect a second time.
+The lock is held on a separate database connection, which also sends heartbeats. If the connection is lost, the lock is
+lost, too. The next holder begins a new lease, and a cursor can be moved only under the newest lease. So a process that
+has not noticed the loss of its lock cannot store an effect a second time.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from typing import Any
 
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import ReaderNameTaken
-from streams.follow.cursors import Owner, end_lease, sign_of_life, take_lease
+from streams.follow.cursors import Owner, RetryRequest, end_lease, end_retry, sign_of_life, take_lease
 from streams.reading.reader_table import NAMED, store_readers
 from streams.replication.common.command_counts import received_rdata
 from streams.runtime.error_text import error_text
@@ -27,7 +27,7 @@ from streams.writing.lease import describe_lock_holder
 __all__ = ["ReaderLock", "hold_name", "reader_row_key"]
 
 log = get_logger(__name__)
-#: How long to wait for a lock that is held: the server may notice only after a moment that the last holder was killed.
+#: The time to wait for a lock that is held. If its holder was killed, the server may notice this only after a moment.
 ENDING_SECONDS = 2.0
 _LOCK_NOT_AVAILABLE = "55P03"
 _HOLDER = "SELECT host, process_id, seen_at FROM streams_storedcursor WHERE reader = %s ORDER BY seen_at DESC LIMIT 1"
@@ -43,22 +43,34 @@ def reader_row_key(reader: str) -> str:
 class ReaderLock:
     """The lock on a reader's name, held from ``take`` to ``release``.
 
-    Meanwhile a thread stores heartbeats. If the lock is lost, this thread sets the event ``lost`` and calls the function
-    that was passed as ``lost``. The function ``positions`` must return ``{stream: {writer: position}}``, which is stored
-    in the reader's row in the table of readers.
+    While the lock is held, a thread stores heartbeats. If the lock is lost, this thread sets the event ``lost`` and
+    calls the function that was passed as ``lost``. The function ``positions`` must return ``{stream: {writer:
+    position}}``. This mapping is stored in the reader's row in the table of readers.
+
+    Each heartbeat also reads the requests of operators to retry dead letters (``waiting_request``). ``handled`` are the
+    streams that have a handler in this process. If a request is for another stream, it is ended at once, and its result
+    says that this process has no handler.
     """
 
     def __init__(
-        self, reader: str, using: str, positions: Callable[[], Positions], lost: Callable[[], None] = lambda: None
+        self,
+        reader: str,
+        using: str,
+        positions: Callable[[], Positions],
+        lost: Callable[[], None] = lambda: None,
+        shown_in: str | None = None,
+        handled: Collection[str] = (),
     ) -> None:
         self.lost = threading.Event()
         self._when_lost = lost
         self._reader = reader
         self._using = using
         self._positions = positions
+        self._handled = handled
+        self._requests: Mapping[str, RetryRequest] = {}
         self._stop = threading.Event()
         self._connection: Any = None
-        self._shown_on = driver.KeptConnection(stream_settings().database, f"replsite readers {reader}")
+        self._shown_on = driver.KeptConnection(shown_in or stream_settings().database, f"replsite readers {reader}")
         self._owner: Owner | None = None
         self._not_shown = Condition(log, "reader.not_shown", "reader.shown_again", reader=reader)
         self._thread = threading.Thread(target=self._beat, name=f"replsite-reader-{reader}", daemon=True)
@@ -70,15 +82,19 @@ class ReaderLock:
             with self._connection.cursor() as cursor:
                 # The lock is taken first: raising the lease of a reader that runs elsewhere would fence its process.
                 hold_name(cursor, self._reader)
-                self._owner = take_lease(cursor, self._reader, socket.gethostname(), os.getpid())
+                self._owner, self._requests = take_lease(cursor, self._reader, socket.gethostname(), os.getpid())
         except BaseException:
             self._connection.close()
             raise
         self._thread.start()
         return self._owner
 
+    def waiting_request(self, stream: str) -> RetryRequest | None:
+        """Returns the retry request that waited for the stream at the last heartbeat, or None. May be called from any thread."""
+        return self._requests.get(stream)
+
     def release(self, errors: Mapping[str, BaseException] | None = None) -> None:
-        """Ends the heartbeats, stores the end of the lease and closes the connection, which releases the name.
+        """Ends the heartbeats and stores the end of the lease. Then closes the lock's connection, which releases the name.
 
         ``errors`` is ``{stream: error}`` for the streams on which an error ended the reader.
         """
@@ -93,7 +109,10 @@ class ReaderLock:
             self._connection.close()
 
     def _store_end(self, errors: Mapping[str, str]) -> None:
-        """Stores the end of the lease. Uses the lock's connection, or a new one if the lock's connection is gone."""
+        """Stores the end of the lease. If the lock's connection is gone, uses a new connection.
+
+        ``errors`` is ``{stream: error text}``.
+        """
         if self._owner is None:
             return
         try:
@@ -110,21 +129,32 @@ class ReaderLock:
     def _beat(self) -> None:
         try:
             while not self._stop.is_set():
-                with self._connection.cursor() as cursor:
-                    if self._owner is not None:
-                        sign_of_life(cursor, self._owner)
+                try:
+                    with self._connection.cursor() as cursor:
+                        if self._owner is not None:
+                            self._requests = sign_of_life(cursor, self._owner)
+                            self._end_unhandled(cursor, self._owner)
+                except driver.DatabaseError as error:
+                    if not driver.still_works(error):
+                        raise
+                    log.debug("reader.beat_failed", reader=self._reader, error=driver.explain(error))
                 self._show()
                 self._stop.wait(stream_settings().heartbeat_seconds)
         except driver.DatabaseError as error:
             log.warning("reader.lock_lost", reader=self._reader, error=str(error).strip())
             self.lost.set()
             self._when_lost()
-            # Not every error breaks the connection. Closing it releases the lock in any case.
+            # The session may not have ended yet. Closing it releases the lock in any case.
             with suppress(*driver.connection_gone):
                 self._connection.close()
 
+    def _end_unhandled(self, cursor: Any, owner: Owner) -> None:
+        for stream, request in self._requests.items():
+            if stream not in self._handled:
+                end_retry(cursor, owner, request, "none handled: the reader's process has no handler of this stream")
+
     def _show(self, close_reason: str = "", error: str = "") -> None:
-        """Stores the reader's row in the table of readers. Database errors are logged and do not stop the reader."""
+        """Writes the reader's row to the table of readers. Database errors are logged and do not stop the reader."""
         row = {
             "key": reader_row_key(self._reader),
             "name": self._reader,
@@ -144,7 +174,7 @@ class ReaderLock:
 
 
 def hold_name(cursor: Any, reader: str) -> None:
-    """Locks a reader's name until the cursor's session ends. Raises ``ReaderNameTaken``, which names the holder."""
+    """Locks a reader's name until the database session of ``cursor`` ends. Raises ``ReaderNameTaken``, which names the holder."""
     key = driver.reader_key(cursor, reader)
     cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
     if cursor.fetchone()[0]:
@@ -153,7 +183,7 @@ def hold_name(cursor: Any, reader: str) -> None:
     try:
         cursor.execute("SELECT pg_advisory_lock(%s)", [key])
     except driver.DatabaseError as error:
-        if error.pgcode != _LOCK_NOT_AVAILABLE:
+        if driver.sqlstate(error) != _LOCK_NOT_AVAILABLE:
             raise
         cursor.execute(_HOLDER, [reader])
         row = cursor.fetchone()
@@ -163,4 +193,4 @@ def hold_name(cursor: Any, reader: str) -> None:
             f"this reader another name."
         ) from None
     finally:
-        cursor.execute("SET lock_timeout = DEFAULT")
+        cursor.execute("SET lock_timeout = 0")

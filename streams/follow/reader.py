@@ -1,8 +1,8 @@
 """Runs a named reader: holds its name, calls its handlers with the facts of their streams, and survives lost connections.
 
-The process needs access to the database. Usually notifications wake the reader, and it reads facts from the tables. If a
-replication server is given, the server sends the facts, which saves reading the tables once for each reader. Facts of one
-stream are handled one chunk after another. Different streams are handled in parallel, in threads.
+The reader's process needs access to the database. Usually notifications wake the reader, and it reads facts from the
+tables. If a replication server is given, the server sends the facts. Then the tables are not read once for each reader.
+Facts of one stream are handled one chunk after another. Different streams are handled in parallel, in threads.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import BadHandler, ReaderFenced
+from streams.follow.asked_retries import AskedRetries
 from streams.follow.cursors import Owner
-from streams.follow.handlers import Handler, handlers_of
+from streams.follow.handlers import Begin, Handler, handlers_of
 from streams.follow.lease import ReaderLock
 from streams.follow.socket_loop import SocketLoop
 from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop, TableLoop
@@ -31,8 +32,8 @@ log = get_logger(__name__)
 class Reader:
     """A named reader. Each object can be run once.
 
-    If ``handlers`` is None, the handlers that were declared for the name are used. If ``server`` is given, the facts come
-    from that replication server.
+    If ``handlers`` is None, uses the handlers that were declared for the reader's name. If ``server`` is given, the
+    facts come from the replication server to which this ``Connector`` connects.
     """
 
     def __init__(self, name: str, handlers: Sequence[Handler] | None = None, server: Connector | None = None) -> None:
@@ -41,8 +42,9 @@ class Reader:
         self._handlers = list(handlers) if handlers is not None else handlers_of(name)
         for handler in self._handlers:
             handler.check_stream()
-        self._using = stream_settings().database
-        self._effects_using = self._one_database()
+        self._using = self._one_database({one.streams_database for one in self._handlers}, "read streams of")
+        effects = {one.effects_database for one in self._handlers}
+        self._effects_using = self._one_database(effects, "have their effects in")
         self._stopping = threading.Event()
         self._database_lost = Condition(log, "reader.database_lost", "reader.database_back", reader=name)
         self._round_over = threading.Event()
@@ -56,14 +58,15 @@ class Reader:
     def run(self) -> None:
         """Follows the streams and calls the handlers until ``stop`` is called.
 
-        Raises ``ReaderNameTaken`` if another process runs the reader at the start, and ``ReaderFenced`` if another process
-        takes it over later. Raises ``HandlerFailed`` if a handler fails for good, ``ResyncNeeded`` if facts were trimmed
-        that the reader has not read, and ``EpochChanged`` if the database was restored without the handlers' effects.
+        Raises ``ReaderNameTaken`` if another process already runs the reader, and ``ReaderFenced`` if another process
+        takes the reader over later. Raises ``HandlerFailed`` if a handler fails in its last attempt. Raises
+        ``ResyncNeeded`` if facts were trimmed that the reader has not read. Raises ``EpochChanged`` if the database was
+        restored without the handlers' effects.
         """
         self._run(until_caught_up=False)
 
     def catch_up(self) -> int:
-        """Handles all facts that exist now, and then returns their number. Raises the same errors as ``run``."""
+        """Handles all facts that exist now, and then returns the number of handled facts. Raises the same errors as ``run``."""
         self._run(until_caught_up=True)
         return self.facts_handled
 
@@ -85,21 +88,21 @@ class Reader:
         return self._counts[1] + sum(lane.facts_parked for lane in self._lanes)
 
     def positions(self) -> Mapping[str, Mapping[str, int]]:
-        """Returns the positions up to which facts were handled, as ``{stream: {writer: position}}``."""
+        """Returns the positions up to which the reader has handled facts, as ``{stream: {writer: position}}``."""
         return {lane.handler.stream: lane.positions() for lane in self._lanes}
 
-    def _one_database(self) -> str:
-        """Returns the alias of the database that holds the reader's cursors. The reader's name is locked there, too.
+    def begun_now(self) -> list[str]:
+        """Returns the streams on which the reader had no cursor and began at the present end. It skips their older facts."""
+        return [lane.handler.stream for lane in self._lanes if lane.is_new and lane.handler.begin is Begin.NOW]
 
-        Raises ``BadHandler`` if the handlers name several databases.
-        """
-        found = {handler.effects_database for handler in self._handlers} or {self._using}
+    def _one_database(self, found: set[str], what: str) -> str:
+        """Returns the only alias in ``found``. Raises ``BadHandler`` for several, because a reader has a lock in one database."""
         if len(found) > 1:
             raise BadHandler(
-                f"The handlers of reader {self.name!r} have their effects in different databases "
-                f"({', '.join(sorted(found))}): give those of each a reader of their own."
+                f"The handlers of reader {self.name!r} {what} different databases ({', '.join(sorted(found))}): give those "
+                f"of each a reader of their own."
             )
-        return found.pop()
+        return found.pop() if found else stream_settings().database
 
     # --- rounds: one for each time that the name is held ----------------------------------------------------------
 
@@ -120,8 +123,15 @@ class Reader:
             retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _hold_and_follow(self, *, until_caught_up: bool) -> bool:
-        """Locks the name and runs the handlers. Returns false if the lock was lost and must be taken again."""
-        lock = ReaderLock(self.name, self._effects_using, self.positions, lost=self._end_round)
+        """Locks the reader's name and runs the handlers. Returns false if the lock was lost and must be taken again."""
+        lock = ReaderLock(
+            self.name,
+            self._effects_using,
+            self.positions,
+            lost=self._end_round,
+            shown_in=self._using,
+            handled={handler.stream for handler in self._handlers},
+        )
         owner = lock.take()
         self._database_lost.ends()
         log.info("reader.runs", reader=self.name, lease=owner.lease)
@@ -131,7 +141,7 @@ class Reader:
             lock.release(self._errors())
 
     def _errors(self) -> dict[str, BaseException]:
-        """Returns the errors that ended handler loops, by stream.
+        """Returns the errors that ended handler loops, as ``{stream: error}``.
 
         Omits ``ReaderFenced``, which only means that another process now runs the reader.
         """
@@ -139,7 +149,7 @@ class Reader:
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
     def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
-        self._begin_round(owner, until_caught_up=until_caught_up)
+        self._begin_round(owner, lock, until_caught_up=until_caught_up)
         listener = PositionListener(self._queue_streams, self._using, f"reader {self.name}")
         listener.start()
         try:
@@ -152,25 +162,26 @@ class Reader:
             self._end_round()
             listener.stop()
         errors = [lane.error for lane in self._lanes if lane.error is not None]
-        # The lock was lost together with its connection. Another process may have taken the name and fenced our loops. If it
-        # has, the next attempt to lock the name raises ReaderNameTaken.
+        # The lock was lost together with its connection. Another process may have taken the name and fenced our loops. In
+        # this case the next attempt to lock the name raises ReaderNameTaken.
         if lock.lost.is_set() and all(isinstance(error, ReaderFenced) for error in errors):
             return self._stopping.is_set()
         if errors:
             raise errors[0]
         return True
 
-    def _begin_round(self, owner: Owner, *, until_caught_up: bool) -> None:
+    def _begin_round(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> None:
         self._counts = [self.facts_handled, self.facts_parked]
         self._round_over = threading.Event()
         if self._stopping.is_set():
             self._round_over.set()
-        self._lanes = [self._lane(handler, owner, until_caught_up=until_caught_up) for handler in self._handlers]
+        self._lanes = [self._lane(handler, owner, lock, until_caught_up=until_caught_up) for handler in self._handlers]
 
-    def _lane(self, handler: Handler, owner: Owner, *, until_caught_up: bool) -> HandlerLoop:
+    def _lane(self, handler: Handler, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> HandlerLoop:
+        retries = AskedRetries(handler, owner, lock.waiting_request)
         if self._server is not None and not until_caught_up:
-            return SocketLoop(handler, owner, self._round_over, self._lane_began, self._server)
-        return TableLoop(handler, owner, self._round_over, self._lane_began, until_caught_up=until_caught_up)
+            return SocketLoop(handler, owner, self._round_over, self._lane_began, retries, self._server)
+        return TableLoop(handler, owner, self._round_over, self._lane_began, retries, until_caught_up=until_caught_up)
 
     def _end_round(self) -> None:
         self._round_over.set()
@@ -182,12 +193,12 @@ class Reader:
             self.is_positioned.set()
 
     def _lane_ended(self) -> None:
-        """Ends all handler loops if one of them ended with an error. So one error stops the whole reader."""
+        """Ends all handler loops if a loop has ended with an error. So an error on one stream stops the whole reader."""
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 
     def _queue_streams(self, notifications: list[PositionNotification]) -> None:
-        streams = {notification.stream for notification in notifications}
         for lane in self._lanes:
-            if not notifications or lane.handler.stream in streams:  # an empty list: notifications may have been lost
-                lane.wake()
+            heard = [notification for notification in notifications if notification.stream == lane.handler.stream]
+            if heard or not notifications:  # an empty list: notifications may have been lost
+                lane.hear(heard)

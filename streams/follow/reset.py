@@ -1,7 +1,8 @@
 """Sets a reader's cursors to given tokens or to the present positions, and stores a record of the change.
 
-If a cursor moves forward, the facts in between are skipped. If it moves back, they are handled a second time. The operator
-must know whether that is right. Cursors cannot be set while the reader runs.
+If a cursor moves forward, the facts between its old and its new token are skipped. If the cursor moves back, these
+facts are handled a second time. The operator must know whether this is right. Cursors cannot be set while the reader
+runs.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from typing import Any
 import orjson
 
 from streams import registry
-from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.epochs import current_epoch
 from streams.errors import TokenError, UnknownReader
 from streams.follow.cursors import known_streams, read_cursor
-from streams.follow.handlers import effects_database_of, handlers_of, readers
+from streams.follow.handlers import effects_database_of, handlers_of, readers, streams_database_of
 from streams.follow.lease import hold_name
 from streams.follow.table_source import present_token
 from streams.runtime.logs import get_logger
@@ -30,7 +30,7 @@ __all__ = ["Resynced", "resync_reader"]
 
 log = get_logger(__name__)
 
-#: Raises the lease, so that a process that has lost its lock and does not know it cannot move the cursor.
+#: Raises the lease, so that a process which has lost its lock but has not noticed the loss cannot move the cursor.
 _SET = """
 INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, ended_at)
 VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, clock_timestamp())
@@ -46,7 +46,7 @@ VALUES (%(reader)s, %(stream)s, %(from_base)s, %(from_entries)s::jsonb, %(base)s
 
 @dataclass(frozen=True, slots=True)
 class Resynced:
-    """A cursor that was set. ``was`` is its former token, or None if there was no cursor. ``now`` is its new token."""
+    """A cursor that was set. ``was`` is the cursor's former token, or None if there was no cursor. ``now`` is its new token."""
 
     stream: str
     was: VectorToken | None
@@ -56,13 +56,13 @@ class Resynced:
 def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, by: str = "") -> list[Resynced]:
     """Sets the reader's cursors to ``tokens``, a token for each stream.
 
-    Without ``tokens``, sets the cursors of all its streams to the present positions. Sets all these cursors or none.
-    ``by`` is stored as the person who asked.
+    Without ``tokens``, sets the cursors of all streams of the reader to the present positions. After an error no cursor
+    is changed. ``by`` is stored as the user who asked for the change.
 
     Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, and ``TokenError`` for a token beyond the present
     positions or below the low-water mark.
     """
-    name, using = "replsite resync", stream_settings().database
+    name, using = "replsite resync", streams_database_of(reader)
     with (
         closing(driver.direct_connection(effects_database_of(reader), application_name=name)) as held,
         closing(driver.direct_connection(using, application_name=name)) as asked,
@@ -88,7 +88,7 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
 
 
 def _streams(cursor: Any, reader: str) -> list[str]:
-    """Returns the streams for which the reader has a cursor or a handler. Raises ``UnknownReader`` if there are none."""
+    """Returns the streams for which the reader has a cursor or a handler. Raises ``UnknownReader`` if there is no such stream."""
     declared = [handler.stream for handler in handlers_of(reader)] if reader in readers() else []
     found = sorted({*known_streams(cursor, reader), *declared})
     if not found:
@@ -106,9 +106,9 @@ def _check_stream(reader: str, stream: str, streams: list[str]) -> None:
 
 
 def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> VectorToken:
-    """Returns the token to which to set a cursor: ``token``, or the present position if ``token`` is None.
+    """Returns the token to which to set a cursor: ``token``, or the stream's present position if ``token`` is None.
 
-    Raises ``TokenError`` if the reader could not continue from this token.
+    Raises ``TokenError`` if ``token`` lies beyond the present position, or if facts after ``token`` were trimmed.
     """
     present = present_token(cursor, stream)
     wanted = present if token is None else token

@@ -1,7 +1,8 @@
 """Runs one handler on the facts that a replication server sends. Facts that the loop missed are read from the table.
 
-Two threads share the work. In the first, an asyncio event loop runs the follower, which is connected to the server. The
-second calls the handler and stores the cursor, so that the connection is kept alive while a chunk is handled.
+Two threads share the work. In the first thread, an asyncio event loop runs the follower, which is connected to the
+server. The second thread calls the handler and stores the cursor. So the first thread can answer the server while a
+chunk is handled.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from django.db import connections
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.errors import EpochChanged
+from streams.follow.asked_retries import AskedRetries
 from streams.follow.chunks import Chunk, pieces
 from streams.follow.cursors import Owner
 from streams.follow.delivery import ConnectionLost, Delivery
@@ -31,10 +33,10 @@ __all__ = ["SocketLoop", "token_after"]
 
 
 def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) -> VectorToken:
-    """Returns the cursor after these rows were handled. ``view`` is the order in which they were delivered.
+    """Returns the reader's cursor after it has handled ``rows``. ``view`` is the delivery order of the rows.
 
-    In linear order, all facts of all writers up to the last row were delivered. In the order per writer, each writer of
-    these rows has only advanced to its own last row.
+    In linear order, the new cursor covers all facts of all writers up to the last row. In the order per writer, the
+    cursor advances for each writer in ``rows``, to the last row of this writer.
     """
     if view is View.LINEAR:
         return cursor.merge(VectorToken(rows[-1].token))
@@ -48,9 +50,15 @@ class SocketLoop(HandlerLoop):
     """A handler loop that receives its facts from a replication server."""
 
     def __init__(
-        self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None], server: Connector
+        self,
+        handler: Handler,
+        owner: Owner,
+        stop: threading.Event,
+        began: Callable[[], None],
+        retries: AskedRetries,
+        server: Connector,
     ) -> None:
-        super().__init__(handler, owner, stop, began)
+        super().__init__(handler, owner, stop, began, retries)
         self._server = server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._follower: Follower | None = None
@@ -78,7 +86,7 @@ class SocketLoop(HandlerLoop):
 
     async def _follow(self, delivery: Delivery) -> None:
         handler = self.handler
-        catch_up = TableCatchUp(stream_settings().database, f"replsite fetch {handler.reader}")
+        catch_up = TableCatchUp(handler.streams_database, f"replsite fetch {handler.reader}")
         options = FollowerOptions(
             address=None,
             name=handler.reader,
@@ -110,9 +118,10 @@ class SocketLoop(HandlerLoop):
         if not keeper.cancelled() and (error := keeper.exception()) is not None:
             raise error
         await loop.run_in_executor(self._work, self._store, delivery, self._reached(follower))
+        await loop.run_in_executor(self._work, self._leave_retries)
 
     def _take(self, delivery: Delivery, rows: Sequence[FollowedRow]) -> None:
-        """Delivers the rows in pieces of about the handler's ``chunk_rows``. Runs in the handler's thread."""
+        """Delivers the rows to the handler, in chunks of about ``chunk_rows`` rows. Runs in the handler's thread."""
         view = self.handler.view
         for piece in pieces(rows, self.handler.chunk_rows):
             chunk = Chunk(self.handler.stream, piece, self._streams_using)
@@ -121,7 +130,7 @@ class SocketLoop(HandlerLoop):
             self.cursor = delivery.stored
             if self._stop.is_set():
                 # The follower assumes that all rows are handled once this method returns. Without the flag, ``_store`` would
-                # then move the cursor past the pieces that were not delivered.
+                # then move the cursor past the chunks that were not delivered.
                 self._is_cut = True
                 return
 
@@ -131,11 +140,18 @@ class SocketLoop(HandlerLoop):
         return VectorToken.of(linear, {} if self.handler.view is View.LINEAR else follower.positions().get(stream, {}))
 
     async def _store_now_and_then(self, delivery: Delivery, follower: Follower) -> None:
-        """Stores the cursor once per heartbeat interval, so that the cursor moves on even if no facts arrive."""
+        """Stores the cursor once per heartbeat interval, so that the stored cursor advances even if no facts arrive.
+
+        After each store, retries dead letters if an operator has asked for it. While this task waits, arriving rows are
+        delivered.
+        """
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(stream_settings().heartbeat_seconds)
             reached = self._reached(follower)
-            await asyncio.get_running_loop().run_in_executor(self._work, self._store, delivery, reached)
+            await loop.run_in_executor(self._work, self._store, delivery, reached)
+            while await loop.run_in_executor(self._work, self._retry_asked):
+                pass
 
     def _store(self, delivery: Delivery, reached: VectorToken) -> None:
         if not self._is_cut:

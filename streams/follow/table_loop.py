@@ -1,15 +1,17 @@
 """The handler loop of one stream of a reader, which runs in a thread of its own and reads facts from the table.
 
-The next chunk is fetched while one is handled. Notifications wake the loop. If a notification is lost, facts are delayed
-by one heartbeat interval at most. ``streams.follow.socket_loop`` has the loop that gets its facts from a replication server.
+While the handler works on a chunk, the next chunk is read. Notifications wake the loop. If a notification is lost,
+facts are delayed by one heartbeat interval at most. ``streams.follow.socket_loop`` has the loop that gets its facts
+from a replication server.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections, transaction
@@ -17,12 +19,14 @@ from django.db import connections, transaction
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.db import driver
+from streams.follow.asked_retries import AskedRetries
 from streams.follow.chunks import Chunk
 from streams.follow.cursors import CursorMoved, Owner, adopt_epoch, begin_cursor, read_cursor
 from streams.follow.delivery import ConnectionLost, Delivery, Stopped
 from streams.follow.handlers import Handler
 from streams.follow.lag_histogram import DelaySamples
 from streams.follow.table_source import Batch, TableSource
+from streams.reading.position_notifications import PositionNotification
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["HandlerLoop", "TableLoop"]
@@ -35,19 +39,30 @@ After = Callable[[VectorToken, Chunk], VectorToken]
 class HandlerLoop:
     """The base class of handler loops, which run one handler under one lease until ``stop`` is set.
 
-    A subclass supplies the facts.
+    A subclass supplies the facts. Between two chunks the loop retries dead letters if an operator has asked for it
+    (``retries``).
     """
 
-    def __init__(self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        owner: Owner,
+        stop: threading.Event,
+        began: Callable[[], None],
+        retries: AskedRetries,
+    ) -> None:
         self.handler = handler
         self.error: BaseException | None = None
         self.cursor: VectorToken | None = None
+        self.is_new = False
+        """True if the reader had no stored cursor on the stream, so that this loop began one."""
         self.facts_handled = self.facts_parked = 0
         self._owner = owner
         self._stop = stop
         self._began = began
+        self._retries = retries
         self._using = handler.effects_database
-        self._streams_using = stream_settings().database
+        self._streams_using = handler.streams_database
         self._source = TableSource(handler, self._streams_using)
         self._database_lost = Condition(
             log, "reader.database_lost", "reader.database_back", reader=handler.reader, stream=handler.stream
@@ -55,15 +70,22 @@ class HandlerLoop:
         self._delays = DelaySamples(handler.reader, handler.stream, self._streams_using)
 
     def wake(self) -> None:
-        """Makes the loop check at once whether there are new facts, and whether ``stop`` is set. For other threads."""
+        """Makes the loop check at once if there are new facts or ``stop`` is set. May be called from any thread."""
         raise NotImplementedError
+
+    def hear(self, notifications: Sequence[PositionNotification]) -> None:
+        """Passes received notifications of the stream to the loop, and wakes it. May be called from any thread.
+
+        An empty list means that some notifications may have been lost.
+        """
+        self.wake()
 
     def follow(self, delivery: Delivery) -> None:
         """Delivers facts after the stored cursor until ``stop`` is set, then stores the cursor."""
         raise NotImplementedError
 
     def positions(self) -> dict[str, int]:
-        """Returns the positions up to which facts were handled, as ``{writer: position}``."""
+        """Returns the positions up to which the loop has handled facts, as ``{writer: position}``."""
         cursor = self.cursor
         return {} if cursor is None else {writer: cursor.position_of(writer) for writer in self._source.writers}
 
@@ -80,12 +102,12 @@ class HandlerLoop:
             ended()
 
     def close(self) -> None:
-        """Closes the connections of the loop's thread. Must be called in this thread."""
+        """Closes the database connections of the loop's thread. Must be called in the loop's thread."""
         self._source.close()
         connections.close_all()
 
     def _run(self) -> None:
-        """Follows the stream. After each loss of the database, continues from the stored cursor."""
+        """Follows the stream. After each loss of the database connection, continues from the stored cursor."""
         retry_seconds = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
@@ -108,28 +130,29 @@ class HandlerLoop:
                 retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _begin(self) -> Delivery:
-        """Reads the stored cursor, or stores a first one, and returns the ``Delivery`` that begins there."""
+        """Reads the stored cursor, or stores a first cursor. Returns the ``Delivery`` that begins at this cursor."""
         handler = self.handler
         first, epoch = self._source.begin(), self._source.epoch()
-        try:
-            with transaction.atomic(using=self._using, durable=True), connections[self._using].cursor() as cursor:
-                kept = read_cursor(cursor, handler.reader, handler.stream)
-                if kept is None:
-                    kept = begin_cursor(cursor, self._owner, handler.stream, first, epoch)
-                self._check_epoch(cursor, kept[1], epoch)
-        except Exception as error:
-            if isinstance(error.__cause__, driver.DatabaseError):
-                raise ConnectionLost(str(error)) from error
-            raise
+        with (
+            _as_connection_lost(),
+            transaction.atomic(using=self._using, durable=True),
+            connections[self._using].cursor() as cursor,
+        ):
+            kept = read_cursor(cursor, handler.reader, handler.stream)
+            if kept is None:
+                self.is_new = True
+                kept = begin_cursor(cursor, self._owner, handler.stream, first, epoch)
+            self._check_epoch(cursor, kept[1], epoch)
+            self._source.check_given_out(kept[0])
         self.cursor = kept[0]
         return Delivery(handler, self._owner, kept[0], self._pause, self._using)
 
     def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
         """Raises ``EpochChanged`` if the database was restored but the handler's effects were not.
 
-        ``kept`` is the epoch of the stored cursor, and ``now`` is the present epoch. If an ``atomic`` handler has its
-        effects in the same database, they were restored together with facts and cursor. Then the new epoch is stored
-        in the cursor.
+        ``kept`` is the epoch of the stored cursor, and ``now`` is the present epoch. An ``atomic`` handler may have its
+        effects in the database of the facts. Then the effects were restored together with the facts and the cursor, and
+        the new epoch is stored in the cursor.
         """
         if kept == now or not now:
             return
@@ -147,13 +170,33 @@ class HandlerLoop:
             self.facts_handled += handled
             self.facts_parked += parked
 
+    def _retry_asked(self) -> bool:
+        """Retries dead letters for a while, if an operator has asked for it. Returns true if further dead letters are waiting."""
+        with _as_connection_lost():
+            return self._retries.go_on(self._stop)
+
+    def _leave_retries(self) -> None:
+        with _as_connection_lost():
+            self._retries.leave()
+
     def _pause(self, seconds: float) -> bool:
-        """Waits for this number of seconds, or until ``stop`` is set. Returns true if ``stop`` is set."""
+        """Waits for ``seconds`` seconds, or until the loop's ``stop`` is set. Returns true if ``stop`` is set."""
         return self._stop.wait(seconds)
 
 
+@contextmanager
+def _as_connection_lost() -> Iterator[None]:
+    """Turns an error whose cause is a database error, raised inside the ``with`` block, into ``ConnectionLost``."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__cause__, driver.DatabaseError):
+            raise ConnectionLost(str(error)) from error
+        raise
+
+
 class TableLoop(HandlerLoop):
-    """A handler loop that reads its facts from the table. If ``until_caught_up`` is true, it ends once no fact is left."""
+    """A handler loop that reads its facts from the table. If ``until_caught_up`` is true, it ends when all facts are handled."""
 
     def __init__(
         self,
@@ -161,10 +204,11 @@ class TableLoop(HandlerLoop):
         owner: Owner,
         stop: threading.Event,
         began: Callable[[], None],
+        retries: AskedRetries,
         *,
         until_caught_up: bool = False,
     ) -> None:
-        super().__init__(handler, owner, stop, began)
+        super().__init__(handler, owner, stop, began, retries)
         self._until_caught_up = until_caught_up
         self._news = threading.Event()
         self._store_due = 0.0
@@ -173,33 +217,41 @@ class TableLoop(HandlerLoop):
     def wake(self) -> None:
         self._news.set()
 
+    def hear(self, notifications: Sequence[PositionNotification]) -> None:
+        # First the queue, then the event. In the other order, the loop wakes, finds the queue empty, and goes on waiting.
+        self._source.hear(notifications)
+        self.wake()
+
     def close(self) -> None:
         self._ahead.shutdown(wait=True, cancel_futures=True)
         super().close()
 
     def follow(self, delivery: Delivery) -> None:
-        fetch = self._fetch(delivery.stored)
+        ahead: Future[Batch] | None = None
+        batch = self._source.next(delivery.stored)
         try:
             while not self._stop.is_set():
-                batch = fetch.result()
                 if not batch.is_last:
-                    fetch = self._fetch(batch.cursor)  # the next batch is read while this one is handled
+                    ahead = self._ahead.submit(self._source.next, batch.cursor)  # read while this batch is handled
                 self._take(delivery, batch)
-                if not batch.is_last:
+                has_more = self._retry_asked()
+                if ahead is not None:
+                    batch, ahead = ahead.result(), None
                     continue
-                if not batch.rows and self._until_caught_up:
-                    break
-                if not batch.rows:
+                if self._until_caught_up:
+                    if not batch.rows and not has_more:
+                        break
+                    self._source.look_again()  # the notification of a fact that exists may still be on its way
+                elif not has_more:
                     self._wait_for_news(delivery, batch.cursor)
-                fetch = self._fetch(batch.cursor)
+                batch = self._source.next(batch.cursor)
             if self.cursor is not None:
                 delivery.store(self.cursor)
+            self._leave_retries()
         finally:
-            fetch.cancel()
-            wait([fetch])
-
-    def _fetch(self, after: VectorToken) -> Future[Batch]:
-        return self._ahead.submit(self._source.next, after)
+            if ahead is not None:
+                ahead.cancel()
+                wait([ahead])
 
     def _take(self, delivery: Delivery, batch: Batch) -> None:
         if batch.rows:
@@ -212,15 +264,15 @@ class TableLoop(HandlerLoop):
         self.cursor = batch.cursor
 
     def _wait_for_news(self, delivery: Delivery, cursor: VectorToken) -> None:
-        """Waits for a notification, for at most one heartbeat interval. Then stores the cursor.
+        """Waits for a notification, for at most one heartbeat interval. Then stores ``cursor``.
 
-        The cursor has moved past a range without facts. It is not stored if this method stored the cursor less than a
-        heartbeat interval ago.
+        ``cursor`` may lie above the stored cursor, because ranges without facts were read. This method stores a cursor
+        at most once per heartbeat interval.
         """
         beat_seconds = stream_settings().heartbeat_seconds
         self._news.wait(beat_seconds)
-        # The event is cleared before the caller reads the positions. In the other order, the positions are read, a fact commits,
-        # its notification sets the event, the event is cleared, and the fact waits for the next heartbeat.
+        # The event is cleared before the caller reads the positions, and nowhere else. In the other order, the positions are
+        # read, a fact commits, its notification sets the event, the event is cleared, and the fact waits for the next heartbeat.
         self._news.clear()
         if time.monotonic() >= self._store_due:
             delivery.store(cursor)

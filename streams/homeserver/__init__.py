@@ -1,1 +1,1 @@
-"""Appends to the plain streams of a homeserver, such as receipts, presence, typing and the federation queues."""
+"""Appends to the streams of a homeserver besides events, such as receipts, presence, typing and the federation queues."""

@@ -1,9 +1,10 @@
 """Appends to the homeserver streams that need no further logic: one function per stream.
 
 This site uses the functions, and so may other sites that install the app. Each function works in the caller's
-transaction, or in one of its own if there is none. Readers get the fact after the commit. Each function returns the
+transaction, or in a new one if no transaction is open. Readers get the fact after the commit. Each function returns the
 fact's token. From async code call them with ``asgiref.sync.sync_to_async``. Typing has its own module
-(``streams.homeserver.typing``). So have the two queues for federation (``streams.homeserver.federation_queue``).
+(``streams.homeserver.typing``). The two queues for federation have their own module, too
+(``streams.homeserver.federation_queue``).
 
 All functions raise ``UnusableFact`` for content that cannot be sent, and the errors of ``Stream.append``.
 """
@@ -15,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from streams import registry
 from streams.catalog.declarations import PRESENCE_STATES
-from streams.core.json_codec import encode_json
-from streams.errors import BadJson, UnusableFact
-from streams.models.catalog import (
+from streams.catalog.models import (
     AccountDataChange,
     DeviceListChange,
     GroupChange,
@@ -29,6 +28,8 @@ from streams.models.catalog import (
     ToDeviceMessage,
     UserSignatureChange,
 )
+from streams.core.json_codec import encode_json
+from streams.errors import BadJson, UnusableFact
 
 if TYPE_CHECKING:
     from streams.facts import Fact
@@ -50,9 +51,9 @@ __all__ = [
 
 
 def set_presence(*presences: Presence) -> list[int]:
-    """Appends one fact to ``presence`` for each new state of a user. Returns the tokens.
+    """Appends one fact to ``presence`` for each new state of a user. Returns the tokens of the facts.
 
-    Earlier rows of these users are deleted.
+    Earlier rows of the same users are deleted.
     """
     for presence in presences:
         if presence.state not in PRESENCE_STATES:
@@ -86,7 +87,7 @@ def pusher_changed(user_id: str, app_id: str, pushkey: str, *, deleted: bool = F
 def devices_changed(entities: Iterable[str]) -> int:
     """Appends to ``device_lists`` one fact with a row per entity.
 
-    An entity is a user whose devices changed, or a server to which such a change must be sent.
+    An entity is a user whose devices changed, or a server to which a change of devices must be sent.
     """
     return append_rows("device_lists", [DeviceListChange(entity=entity) for entity in entities])
 
@@ -125,7 +126,7 @@ def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> in
 
 
 def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
-    """Appends one fact with several rows. Returns its token. Raises ``UnusableFact`` if ``rows`` is empty."""
+    """Appends one fact with several rows. Returns the token of the fact. Raises ``UnusableFact`` if ``rows`` is empty."""
     if not rows:
         raise UnusableFact(f"{stream_name}: a fact without rows has no content; give at least one row.")
     with registry.get(stream_name).reserve() as reservation:

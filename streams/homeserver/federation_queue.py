@@ -2,8 +2,8 @@
 
 Both streams are in memory. An item of ``federation`` is deleted when every known sender has acknowledged it
 (FEDERATION_ACK), at the latest after an hour. An item of ``presence_federation`` is deleted after five minutes. A
-sender that was away for longer has missed items, and must read the present state from elsewhere. The same is true after
-a new generation of the streams began.
+sender that was away for longer has missed items, and must read the present state from elsewhere. A sender must also do
+so after a new generation of the streams began.
 """
 
 from __future__ import annotations
@@ -15,30 +15,24 @@ from typing import Any
 from django.db import connections
 
 from streams import registry
-from streams.catalog.declarations import FEDERATION_TYPES
+from streams.catalog.declarations import FEDERATION_KEPT_SECONDS, FEDERATION_TYPES
+from streams.catalog.models import FederationItem, PresenceDestination
 from streams.conf import stream_settings
 from streams.errors import UnusableFact
 from streams.homeserver.append import append_rows, json_text
-from streams.models.catalog import FederationItem, PresenceDestination
 
-__all__ = ["free_acknowledged", "free_old", "send_federation", "send_presence"]
+__all__ = ["free_old", "send_federation", "send_presence"]
 
 #: Seconds for which a row is kept if it is not acknowledged.
-KEEP_SECONDS = {"federation": 3600.0, "presence_federation": 300.0}
+KEEP_SECONDS = {"federation": FEDERATION_KEPT_SECONDS, "presence_federation": 300.0}
 _FREE_EVERY_SECONDS = 30.0
-_FREE_ACKNOWLEDGED = """
-DELETE FROM streams_federation WHERE stream_id <= (
-    SELECT min(token) FROM streams_federationacknowledgement
-    WHERE acknowledged_at > clock_timestamp() - make_interval(secs => %s)
-)
-"""
 _freed_at: dict[str, float] = {}
 
 
 def send_federation(items: Iterable[tuple[str, Any]]) -> int:
-    """Appends one fact to ``federation`` with the items to send, as (type, data) pairs. Returns its token.
+    """Appends one fact to ``federation`` with the items to send, as (type, data) pairs. Returns the fact's token.
 
-    The types are ``k``, ``e`` and ``pd`` (``FEDERATION_TYPES``). Raises ``UnusableFact`` for others.
+    The types are ``k``, ``e`` and ``pd`` (``FEDERATION_TYPES``). Raises ``UnusableFact`` for other types.
     """
     rows = []
     for kind, data in items:
@@ -49,19 +43,10 @@ def send_federation(items: Iterable[tuple[str, Any]]) -> int:
 
 
 def send_presence(destinations: Iterable[str], user_ids: Iterable[str]) -> int:
-    """Appends one fact to ``presence_federation``: send the presence of each user to each server. Returns its token."""
+    """Appends one fact to ``presence_federation``: send the presence of each user to each server. Returns the fact's token."""
     users = list(user_ids)
     rows = [PresenceDestination(destination=server, user_id=user) for server in destinations for user in users]
     return _append("presence_federation", rows)
-
-
-def free_acknowledged(cursor: Any) -> int:
-    """Deletes the items of ``federation`` that all senders have acknowledged. Returns the number of rows.
-
-    A sender that has acknowledged nothing in the last hour is ignored. ``cursor`` may be of any connection.
-    """
-    cursor.execute(_FREE_ACKNOWLEDGED, [KEEP_SECONDS["federation"]])
-    return int(cursor.rowcount)
 
 
 def free_old(stream_name: str) -> None:
@@ -84,11 +69,3 @@ def _append(stream_name: str, rows: list[Any]) -> int:
         _freed_at[stream_name] = now
         free_old(stream_name)
     return token
-
-
-def _forget_acknowledgements(cursor: Any) -> None:
-    """Deletes the acknowledgements, because they name tokens of the previous generation."""
-    cursor.execute("DELETE FROM streams_federationacknowledgement")
-
-
-registry.get("federation").when_begun_anew.append(_forget_acknowledgements)

@@ -2,25 +2,27 @@
 
 A row of the stream is the full list of users who type in a room. A row is appended only when this list changed. Each
 process that calls ``set_typing`` runs a thread that removes users whose time is over, whichever process added them. So
-the entries of a process that died are removed by the others. After the last writer has gone, the next writer begins a
-new generation of the stream, in which no user types. Followers receive this reset.
+the entries of a process that died are removed by other processes. After the last writer has gone, the next writer
+begins a new generation of the stream, in which no user types. Followers receive this reset.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError, connections, transaction
 
 from streams import registry
+from streams.catalog.models import Typing
 from streams.conf import stream_settings
 from streams.db.schema_mark import marked_lock
-from streams.errors import StreamError, UnusableFact
-from streams.models.catalog import Typing
+from streams.errors import StreamError, UnusableFact, WriterBusy
 from streams.runtime.logs import Condition, get_logger
+from streams.writing.lease import describe_lock_holder
 from streams.writing.process import before_leaving, current_writer
 
 __all__ = ["expire_typing", "set_typing", "stop_expiry"]
@@ -30,8 +32,9 @@ _NOT_EXPIRED = Condition(log, "typing.not_expired", "typing.expired_again")
 LONGEST_TIMEOUT_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
 
-_LOCK_ROOM = "SELECT pg_advisory_xact_lock(" + marked_lock("'replsite.typing:' || %s") + ")"
-_LOCK_FREE_ROOM = _LOCK_ROOM.replace("pg_advisory", "pg_try_advisory")
+_ROOM_KEY = "SELECT " + marked_lock("'replsite.typing:' || %s")
+_LOCK_FREE_ROOM = "SELECT pg_try_advisory_xact_lock(" + marked_lock("'replsite.typing:' || %s") + ")"
+_TRY_AGAIN_SECONDS = 0.01
 #: ``xmax = 0``: true for a row that was inserted, false for one that was updated.
 _START = """
 INSERT INTO streams_typinguser AS t (room_id, user_id, since, until)
@@ -55,7 +58,7 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
 
     The user counts as typing for ``timeout_seconds`` from the last call. Returns the token of the room's new list, or
     None if the list did not change. Raises ``UnusableFact`` unless the time-out is above 0 and at most
-    ``LONGEST_TIMEOUT_SECONDS``.
+    ``LONGEST_TIMEOUT_SECONDS``, and ``WriterBusy`` if another session keeps the room's lock for too long.
     """
     if not 0 < timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
         raise UnusableFact(
@@ -68,7 +71,7 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         # Without this lock A adds Alice and B adds Bob to one room. Neither sees the other's uncommitted row, and the list
         # with the higher token, which followers keep, lacks one of them.
-        cursor.execute(_LOCK_ROOM, [room_id])
+        _lock_room(cursor, room_id)
         parameters: dict[str, Any] = {"room": room_id, "user": user_id, "seconds": timeout_seconds, "but": user_id}
         cursor.execute(_EXPIRE, parameters)
         changed = cursor.rowcount > 0
@@ -77,6 +80,28 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
         if is_typing:
             transaction.on_commit(_EXPIRY.look, using=using)  # before the commit the thread would not see the row
         return _append_list(cursor, room_id) if changed else None
+
+
+def _lock_room(cursor: Any, room_id: str) -> None:
+    """Locks the room until the end of the transaction.
+
+    Raises ``WriterBusy`` if another session still holds the lock after ``REPLSITE_LEASE_TIMEOUT_SECONDS``. A session of
+    any role that may connect can hold this lock.
+    """
+    seconds = stream_settings().lease_timeout_seconds
+    deadline = time.monotonic() + seconds
+    while True:
+        cursor.execute(_LOCK_FREE_ROOM, [room_id])
+        if cursor.fetchone()[0]:
+            return
+        if time.monotonic() > deadline:
+            cursor.execute(_ROOM_KEY, [room_id])
+            holder = describe_lock_holder(cursor, cursor.fetchone()[0])
+            raise WriterBusy(
+                f"typing: after {seconds:g} s another session still holds the lock of room {room_id}{holder}. Call again, "
+                f"or end that session: pg_terminate_backend."
+            )
+        time.sleep(_TRY_AGAIN_SECONDS)
 
 
 def expire_typing() -> int:
@@ -111,7 +136,7 @@ def _append_list(cursor: Any, room_id: str) -> int:
 
 
 class _Expiry:
-    """The thread that removes users whose time is over. It is started when a user types."""
+    """The thread that removes users whose time is over. The thread is started when a user types."""
 
     def __init__(self) -> None:
         self._wake = threading.Event()
@@ -173,7 +198,7 @@ _EXPIRY = _Expiry()
 
 
 def stop_expiry() -> None:
-    """Ends the expiry thread of this process. The next user who types starts it again."""
+    """Ends the expiry thread of this process. When a user types, the thread is started again."""
     _EXPIRY.stop()
 
 
@@ -182,10 +207,5 @@ def _after_fork() -> None:
     _EXPIRY = _Expiry()
 
 
-def _clear_typing(cursor: Any) -> None:
-    cursor.execute("DELETE FROM streams_typinguser")
-
-
 before_leaving.append(stop_expiry)
 os.register_at_fork(after_in_child=_after_fork)
-registry.get("typing").when_begun_anew.append(_clear_typing)

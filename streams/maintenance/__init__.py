@@ -1,1 +1,1 @@
-"""Trims and checks streams, and holds the subjects of the commands ``purge`` and ``resync``."""
+"""Trims streams, checks streams, and registers the subjects of the commands ``purge`` and ``resync``."""

@@ -1,6 +1,7 @@
-"""Checks that each stream's sequence is not behind its tables and stored positions, and repairs it if it is.
+"""Checks that no ID and no stored position of a stream is above the value of its sequence, and repairs the sequence.
 
-Used by ``manage.py check_streams`` and ``resync positions``. The functions need a cursor of a direct connection.
+Used by ``manage.py check_streams`` and ``resync positions``. The functions need a cursor of a connection that bypasses
+connection poolers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from streams.db import driver
 from streams.db.sequences import move_forward
 from streams.errors import SequenceBusy
 from streams.reading.rows import stored_positions
-from streams.stream import Stream
+from streams.stream_object import Stream
 from streams.writing import lease as leases
 
 __all__ = ["Finding", "inspect_streams", "repair", "repair_streams"]
@@ -27,8 +28,9 @@ _LOCK_SECONDS = 10.0
 class Finding:
     """The result of the check for one stream.
 
-    It has three numbers: the sequence's value, the highest ID in the tables and the highest stored position.
-    ``verdict`` says which number is above the sequence's value, or ``ok``. ``fix`` names the remedy; empty if ``ok``.
+    ``sequence`` is the sequence's value, ``highest_in_tables`` the highest ID in the tables, and ``highest_stored`` the
+    highest stored position. ``verdict`` is ``ok``, or says which of the other two numbers is above the sequence's
+    value. ``fix`` describes how to repair the stream. It is empty if ``verdict`` is ``ok``.
     """
 
     stream: str
@@ -45,7 +47,7 @@ class Finding:
 
     @property
     def wanted_sequence(self) -> int:
-        """Returns the greatest of the three numbers: the value that the sequence must have at least."""
+        """Returns the least value that the sequence must have: the greatest of the finding's three numbers."""
         return max(self.sequence, self.highest_in_tables, self.highest_stored)
 
 
@@ -56,7 +58,7 @@ def _verdict(sequence: int, in_tables: int, stored: int) -> str:
 
 
 def inspect_streams(cursor: Any) -> list[Finding]:
-    """Returns the findings of all streams."""
+    """Checks all streams. Returns one finding for each stream."""
     return [_inspect(cursor, stream) for stream in registry.all_streams()]
 
 
@@ -76,11 +78,11 @@ def _inspect(cursor: Any, stream: Stream) -> Finding:
 
 
 def repair(cursor: Any, stream: Stream) -> int:
-    """Moves the stream's sequence to the greatest of the three numbers or beyond. Returns its new value.
+    """Raises the sequence's value at least to the stream's highest ID and highest stored position. Returns the new value.
 
-    This is safe beside live writers, and removes no row. Raises ``SequenceBusy`` if the sequence has to move far and
-    open transactions prevent it. Also raises ``SequenceBusy`` if another session holds the lock of writers that enter
-    the stream.
+    Writers may run meanwhile, and no row is removed. Raises ``SequenceBusy`` if the sequence has to move far and open
+    transactions prevent the move. Also raises ``SequenceBusy`` if another session holds the lock that a writer takes to
+    enter the stream.
     """
     with driver.in_transaction(cursor):
         # Writers that enter the stream hold this lock, because they read the sequence, too.
@@ -95,7 +97,7 @@ def repair(cursor: Any, stream: Stream) -> int:
 
 
 def repair_streams(cursor: Any) -> Iterator[tuple[Finding, int]]:
-    """Moves every sequence forward that is behind. Yields (finding, new value) for each of them."""
+    """Repairs every stream whose finding is not ``ok``. Yields (finding, new value of the sequence) for each repaired stream."""
     for finding in inspect_streams(cursor):
         if not finding.well:
             yield finding, repair(cursor, registry.get(finding.stream))

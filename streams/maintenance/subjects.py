@@ -1,7 +1,8 @@
 """Subjects of the maintenance commands: the ``WHAT`` of ``purge WHAT`` and ``resync WHAT``.
 
-Each app registers its own subjects while Django loads it (``AppConfig.ready``). The class of the command is the same
-for all of them.
+While Django loads an app, the app's ``AppConfig.ready`` names the function that registers the subjects of the app. This
+function is called when a command first asks for subjects. All maintenance commands share the class
+``MaintenanceCommand``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from django.db import DatabaseError as DjangoDatabaseError
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.command_line import EXIT_STATUS, HelpFormatter, SiteCommand
+from streams.runtime.when_asked import WhenAsked
 
-__all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "subjects"]
+__all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "register_when_asked", "subjects"]
 
 
 class Subject(Protocol):
@@ -34,27 +36,34 @@ class Subject(Protocol):
         """Declares the subject's command-line arguments."""
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Does the work. Writes the outcome to the command's stdout and progress to its stderr.
+        """Deletes or repairs what the subject stands for. Writes the outcome to the command's stdout and progress to its stderr.
 
-        Raises ``CommandError`` if the work could not be done.
+        Raises ``CommandError`` if the subject's work could not be done.
         """
 
 
 _subjects: dict[str, dict[str, Subject]] = {}
+_fill = WhenAsked()
 
 
 def register(command: str, what: str, subject: Subject) -> None:
-    """Adds the subject ``what`` to a maintenance command."""
+    """Adds a subject to a maintenance command, under the name ``what``."""
     _subjects.setdefault(command, {})[what] = subject
 
 
+def register_when_asked(function: str) -> None:
+    """Stores the name of a function that registers subjects. The function is called when a command first asks for subjects."""
+    _fill.add(function)
+
+
 def subjects(command: str) -> Mapping[str, Subject]:
-    """Returns the subjects of the command, by name, sorted."""
+    """Returns the command's subjects as ``{name: subject}``, sorted by name."""
+    _fill.call()
     return dict(sorted(_subjects.get(command, {}).items()))
 
 
 def asked_by() -> str:
-    """Returns the user and host that run this command, for the records of what it did."""
+    """Returns the user and host that run this command. The text is stored in records of the command's changes."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -63,15 +72,15 @@ def asked_by() -> str:
 
 
 class MaintenanceCommand(SiteCommand):
-    """A command whose first argument is its subject.
+    """The base class of ``manage.py purge`` and ``resync``, whose first argument is a subject.
 
-    The exit status is 1 if the work could not be done, and 2 for unusable arguments.
+    The exit status is 1 if the subject's work could not be done, and 2 for unusable arguments.
     """
 
     name = ""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Adds one parser for each subject."""
+        """Adds one subparser of the command line for each subject of the command."""
         choices = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
         for what, subject in subjects(self.name).items():
             does, example = _parts_of_help(subject)
@@ -85,7 +94,7 @@ class MaintenanceCommand(SiteCommand):
             subject.add_arguments(chosen)
 
     def help_examples(self) -> Sequence[tuple[str, str]]:
-        """Returns an example for each subject, with the first sentence of the subject's help."""
+        """Returns a pair (example, first sentence of the help) for each subject."""
         parts = [_parts_of_help(subject) for subject in subjects(self.name).values()]
         return [(example, does.partition(". ")[0].rstrip(".")) for does, example in parts if example]
 
@@ -100,6 +109,6 @@ class MaintenanceCommand(SiteCommand):
 
 
 def _parts_of_help(subject: Subject) -> tuple[str, str]:
-    """Splits the help of a subject into its description and its example."""
+    """Splits the help of a subject. Returns (description, example)."""
     does, _, example = subject.help.partition(" Example: ")
     return does, example

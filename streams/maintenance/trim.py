@@ -1,17 +1,17 @@
-"""Trims a stream: deletes old facts in small batches, but no fact that a registered reader still has to read.
+"""Trims a stream: deletes old facts in small batches, but no fact that a registered reader has not handled yet.
 
-Facts are deleted up to the lowest of three positions: the linear position, the position that every registered reader
-has handled, and the position up to which the rule (``Keep``) lets facts go.
+Facts are deleted up to the lowest of three positions: the linear position, the position up to which every registered
+reader has handled all facts, and the position up to which the rule (``Keep``) allows deletion.
 
 Registered readers are the stored cursors and the rows of ``streams_reader``: open connections and followers, Spark
 queries, and named readers that store their cursor in another database.
 
-A reader holds back the trimming only if its process was seen within the *horizon*, a duration such as seven days.
-Readers that the caller names may be ignored, too. If such a reader comes back, its cursor is below the low-water mark,
-and it gets ``ResyncNeeded``.
+A reader holds back the trimming only if its process was seen within the *horizon*, a duration such as seven days. The
+caller may name further readers to ignore. If an ignored reader runs again, its cursor may be below the low-water mark,
+and it then gets ``ResyncNeeded``.
 
-The functions need a cursor of a direct connection in autocommit mode. Positions are positive, also for backward
-streams.
+The functions need a cursor in autocommit mode, on a connection that bypasses connection poolers. Positions are
+positive, even for streams whose stored IDs count downwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from streams.db import driver
 from streams.errors import NotTrimmable, TrimBusy
 from streams.reading.possible_positions import possible_positions
 from streams.runtime.logs import get_logger
-from streams.stream import Stream
+from streams.stream_object import Stream
+from streams.writing.lease import describe_lock_holder
 
 __all__ = [
     "DEFAULT_HORIZON",
@@ -77,9 +78,9 @@ ON CONFLICT (stream) DO UPDATE SET position = greatest(mark.position, excluded.p
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The rule for what to keep: the newest ``facts`` facts, or the facts younger than ``age``.
+    """The rule that says which facts to keep: the newest ``facts`` facts, or the facts younger than ``age``.
 
-    One of the two is set.
+    Either ``facts`` or ``age`` is set.
     """
 
     facts: int | None = None
@@ -90,7 +91,8 @@ class Keep:
 class TrimRequest:
     """The arguments of a trimming.
 
-    ``ignored`` are names of readers that must not hold the trimming back. The module explains ``horizon``.
+    The readers whose names are in ``ignored`` do not hold the trimming back. The module's docstring explains
+    ``horizon``.
     """
 
     stream: Stream
@@ -106,7 +108,7 @@ class TrimRequest:
 class HoldingReader:
     """A reader that needs all facts above ``position``.
 
-    ``ignored`` is the reason why this reader is ignored. It is empty if the reader holds the trimming back.
+    ``ignored`` is the reason why the trimming ignores this reader. It is empty for a reader that is not ignored.
     """
 
     reader: str
@@ -116,10 +118,10 @@ class HoldingReader:
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """The limit up to which a stream may be trimmed, and the readers that hold it back.
+    """The plan of a trimming: the position up to which facts may be deleted, and the readers that limit it.
 
-    ``mark`` is the low-water mark, and ``linear`` the linear position. ``wanted`` is the limit that the rule (``Keep``)
-    alone would set.
+    ``mark`` is the low-water mark, and ``linear`` the linear position. ``wanted`` is the position up to which the rule
+    (``Keep``) allows deletion. ``obstacles`` are the registered readers, including those to ignore.
     """
 
     stream: str
@@ -130,19 +132,19 @@ class TrimPlan:
 
     @property
     def limit(self) -> int:
-        """Returns the position up to which facts may be deleted."""
+        """Returns the position up to which the plan allows to delete facts."""
         return min([self.wanted, self.linear, *(one.position for one in self.obstacles if not one.ignored)])
 
     @property
     def slowest(self) -> HoldingReader | None:
-        """Returns the reader that holds the trimming back most, or None if no reader does."""
+        """Returns the reader that holds the trimming back most, or None if no reader holds the trimming back."""
         counted = [one for one in self.obstacles if not one.ignored and one.position < min(self.wanted, self.linear)]
         return min(counted, key=lambda one: one.position, default=None)
 
 
 @dataclass(slots=True)
 class Trimmed:
-    """The result so far: the number of deleted rows, the last position, and the highest deleted fact of each writer."""
+    """The totals of a trimming: the number of deleted rows, the position reached, and ``{writer: its highest deleted ID}``."""
 
     rows: int = 0
     position: int = 0
@@ -150,7 +152,7 @@ class Trimmed:
 
 
 class _Batch:
-    """Finds the next batch of facts, in order, up to the limit or to the first fact that is young enough to be kept."""
+    """The search for the next batch of facts to delete. A batch has no fact that was inserted at ``young_since`` or later."""
 
     def __init__(self, stream: Stream, young_since: Any) -> None:
         self._stream = stream
@@ -181,26 +183,33 @@ class _Batch:
 
 
 def plan_trim(cursor: Any, request: TrimRequest) -> TrimPlan:
-    """Returns the plan for the present moment. Raises ``NotTrimmable``.
+    """Returns the plan of a trimming that would begin now. Raises ``NotTrimmable``.
 
-    A rule by age does not change the plan. It is applied later, when the facts are read.
+    The plan does not consider the ages of facts. A rule that keeps facts by age is applied later, when the facts are
+    read.
     """
-    stream, horizon, keep = request.stream, request.horizon, request.keep
+    stream, keep = request.stream, request.keep
     _check_trimmable(stream)
+    linear, obstacles = _obstacles(cursor, request)
+    wanted = linear if keep.facts is None else _beyond_newest(cursor, stream, keep.facts, linear)
+    return TrimPlan(stream.name, trim_mark(cursor, stream.name).position, linear, wanted, obstacles)
+
+
+def _obstacles(cursor: Any, request: TrimRequest) -> tuple[int, tuple[HoldingReader, ...]]:
+    """Returns (linear position of the stream, registered readers with the positions above which they need facts)."""
+    stream, horizon = request.stream, request.horizon
     stored = possible_positions(cursor, [stream.name]).get(stream.name, {})
     linear = linear_position(stored.values())
     obstacles = [
         *_cursor_obstacles(cursor, stream, horizon),
         *_reader_obstacles(cursor, stream, horizon, stored, linear),
     ]
-    named = tuple(
+    return linear, tuple(
         HoldingReader(one.reader, one.position, "ignored as asked")
         if one.reader.split(" ", 1)[-1] in request.ignored
         else one
         for one in obstacles
     )
-    wanted = linear if keep.facts is None else _beyond_newest(cursor, stream, keep.facts, linear)
-    return TrimPlan(stream.name, trim_mark(cursor, stream.name).position, linear, wanted, named)
 
 
 def _check_trimmable(stream: Stream) -> None:
@@ -239,17 +248,17 @@ def _gone(horizon: timedelta) -> str:
 def reader_limit(vector: Mapping[str, int], stored: Mapping[str, Any], linear: int) -> int:
     """Returns the position up to which a reader has handled the facts of all writers.
 
-    ``vector`` is the reader's ``{writer: position}``, ``stored`` the positions of the writers. The result is the
-    reader's lowest position for a writer that it is behind. If the reader is behind no writer, the result is
-    ``linear``. A writer that is missing in ``vector`` entered at or above the lowest position in ``vector``. So this
-    lowest position is used for such a writer.
+    ``vector`` is the reader's ``{writer: position}``, and ``stored`` maps writers to their stored positions. If the
+    reader has handled all facts of all writers, returns ``linear``. Otherwise returns the lowest of the reader's
+    positions on the writers whose facts it has not all handled. A writer that is missing in ``vector`` entered the
+    stream at or above the lowest position in ``vector``. So the function uses this lowest position for such a writer.
     """
     low = lowest_unread(vector, {writer: one.position for writer, one in stored.items()})
     return linear if low is None else low
 
 
 def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
-    """Returns the position right below the newest ``facts`` facts; 0 if the stream has fewer facts."""
+    """Returns the highest position below the newest ``facts`` facts, or 0 if the stream has fewer facts."""
     if facts == 0:
         return linear
     declaration = stream.declaration
@@ -267,28 +276,30 @@ def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
 
 
 def trim(cursor: Any, request: TrimRequest, pause: Callable[[float], object] = time.sleep) -> Iterator[Trimmed]:
-    """Trims a stream batch by batch, and yields the total so far after each batch. With ``dry_run`` nothing is deleted.
+    """Trims a stream batch by batch. After each batch yields the totals so far. With ``dry_run`` no fact is deleted.
 
-    A trimming may be stopped after any batch and begun again. ``pause(seconds)`` is called before the first batch and
-    after each batch; a dry run does not pause. Raises ``NotTrimmable``, and ``TrimBusy`` while another process trims
-    the stream.
+    The caller may stop after any batch, and trim the rest by a later call. ``pause(seconds)`` is called before the
+    first batch and after each batch, but not in a dry run. Raises ``NotTrimmable``, and ``TrimBusy`` while another
+    process trims the stream.
     """
     stream, done = request.stream, Trimmed()
     _check_trimmable(stream)
     with _only_one(cursor, stream):
         first = plan_trim(cursor, request)
         if not request.dry_run:
-            # The linear position was read above. Another process may have read the same position, and be about to read
-            # or to announce the facts up to it. The pause of some heartbeats gives it time to finish before the first
-            # deletion.
+            # The linear position was read above. Another process may have read the same position, and be about to read or
+            # to announce the facts up to it. The pause of some heartbeats gives that process time to finish before the
+            # first deletion.
             settle = request.settle_seconds
             pause(3 * stream_settings().heartbeat_seconds if settle is None else settle)
         batch = _Batch(stream, _young_since(cursor, request.keep))
         done.position = first.mark
         while True:
-            # A reader that registers during this run lowers the limit. Facts that are appended during it are left to
-            # the next run.
-            limit = min(first.limit, plan_trim(cursor, request).limit)
+            # A reader that registers during this run lowers the limit. Facts that are appended during this run are left
+            # to the next run. So the rule is not applied again for each batch. To apply the rule, all facts that it keeps
+            # would be read.
+            _, obstacles = _obstacles(cursor, request)
+            limit = min([first.limit, *(one.position for one in obstacles if not one.ignored)])
             reached, rows = batch.upto(cursor, done.position, limit) if limit > done.position else (done.position, 0)
             if reached <= done.position:
                 return
@@ -308,7 +319,8 @@ def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
     cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
     if not cursor.fetchone()[0]:
         raise TrimBusy(
-            f"Stream {stream.name!r} is being trimmed by another process. Let it end, or end it, and try again."
+            f"Stream {stream.name!r} is being trimmed by another process{describe_lock_holder(cursor, key)}. Let it end, or end "
+            f"it, and try again."
         )
     try:
         yield
@@ -317,7 +329,10 @@ def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
 
 
 def _young_since(cursor: Any, keep: Keep) -> Any:
-    """Returns the time from which facts are kept, fixed for the whole run; None if the rule is not by age."""
+    """Returns the time from which inserted facts are kept, or None if the rule does not keep facts by age.
+
+    Called once per trimming, so that this time does not move while batches are deleted.
+    """
     if keep.age is None:
         return None
     cursor.execute("SELECT clock_timestamp() - %s", [keep.age])
@@ -325,7 +340,10 @@ def _young_since(cursor: Any, keep: Keep) -> Any:
 
 
 def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed) -> None:
-    """Deletes one batch and moves the low-water mark, in one transaction."""
+    """Deletes the facts with after < token <= upto, and raises the low-water mark, in one transaction.
+
+    ``bounds`` is (after, upto). Adds the deleted rows and each writer's highest deleted ID to ``done``.
+    """
     declaration, highest, rows = stream.declaration, dict[str, int](), 0
     # Readers read the rows first and the mark second. The mark is raised in the transaction that deletes. So a reader
     # that no longer finds the rows finds the raised mark.

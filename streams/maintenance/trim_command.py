@@ -34,13 +34,16 @@ PROGRESS_SECONDS = 1.0
 
 
 def register_subjects() -> None:
-    """Registers the subjects. Called when Django loads the app."""
+    """Registers the subjects of this app. Called when a maintenance command first asks for its subjects."""
     register("purge", "stream", PurgeStream())
     register("resync", "reader", ResyncReader())
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Wraps ``read`` so that argparse shows the text of a ``ValueError``. Argparse alone would hide this text."""
+    """Returns a function that calls ``read``, and makes argparse show the text of a ``ValueError`` of ``read``.
+
+    Argparse alone would hide this text.
+    """
 
     def check(text: str) -> T:
         try:

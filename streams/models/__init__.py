@@ -1,4 +1,4 @@
-"""Tables of the stream engine: writers and their positions, readers, and the facts of the plain streams.
+"""Tables of the stream engine: writers and their positions, and readers.
 
 Assumes PostgreSQL. Positions of backward streams are stored as negative numbers. Other services may import these
 models, and should only read the tables.
@@ -6,55 +6,31 @@ models, and should only read the tables.
 
 from __future__ import annotations
 
-from django.contrib.postgres.fields import ArrayField
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from django.db import models
 from django.db.models.functions import Now
 
-from streams.catalog.declarations import CACHES
 from streams.facts import Fact
-from streams.models.catalog import (
-    AccountDataChange,
-    DeviceListChange,
-    FederationItem,
-    GroupChange,
-    Presence,
-    PresenceDestination,
-    PusherChange,
-    PushRuleChange,
-    Receipt,
-    TagChange,
-    ToDeviceMessage,
-    Typing,
-    TypingUser,
-    UserSignatureChange,
-)
 from streams.models.epochs import Epoch
+from streams.models.key_locks import KeyLock
 from streams.models.read_only import ReadOnlyQuerySet
 from streams.models.readers import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
 from streams.models.recorded import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
 from streams.models.samples import Sample, StatusChange
 from streams.models.workers import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
-from streams.registry import bind
 
 __all__ = [
-    "AccountDataChange",
-    "CacheInvalidation",
-    "DeviceListChange",
     "Epoch",
     "Fact",
     "FederationAcknowledgement",
-    "FederationItem",
-    "GroupChange",
     "Instance",
+    "KeyLock",
     "LowWaterMark",
     "ParkedFact",
-    "Presence",
-    "PresenceDestination",
-    "PushRuleChange",
-    "PusherChange",
     "Reader",
     "ReaderResync",
-    "Receipt",
     "RecordedFact",
     "RecordedGap",
     "RecordedPosition",
@@ -64,12 +40,7 @@ __all__ = [
     "StoredCursor",
     "StreamPosition",
     "SyncingUser",
-    "TagChange",
-    "ToDeviceMessage",
-    "Typing",
-    "TypingUser",
     "UserAddress",
-    "UserSignatureChange",
     "WireCount",
     "WorkerConnection",
     "WriterResolution",
@@ -119,8 +90,8 @@ class StreamPosition(models.Model):
     """The position of one writer of one stream: every ID that the writer reserved up to ``position`` is complete.
 
     The row is written after the commit of the facts that it covers. A process that reads a position first and the table
-    second sees all facts of that writer up to the position. The position never goes down while its writer lives. The
-    linear position of a stream is the minimum over its writers that are not retired.
+    of facts second sees all facts of that writer up to the position. The position never goes down while its writer
+    lives. The linear position of a stream is the lowest position of its writers that are not retired.
     """
 
     stream = models.TextField()
@@ -148,7 +119,11 @@ class StreamPosition(models.Model):
             models.UniqueConstraint(fields=["stream", "instance_name"], name="streams_streamposition_writer"),
         ]
         ordering = ["stream", "instance_name"]
-        permissions = [("retire_writer", "Can retire writers"), ("end_writer", "Can end what a writer holds open")]
+        permissions = [
+            ("retire_writer", "Can retire writers"),
+            ("end_writer", "Can end what a writer holds open"),
+            ("end_lock_holder", "Can end sessions whose locks a writer waits for"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.stream} {self.instance_name} {self.position}"
@@ -183,8 +158,8 @@ class Instance(models.Model):
 class Reader(models.Model):
     """A reader and its positions: a connection to a replication server, a follower, or a Spark query.
 
-    ``positions`` is ``{stream: {writer: position}}``. For a connection they are the positions that were *sent* to it.
-    For our own followers they are the positions that the follower has *handled*.
+    ``positions`` is ``{stream: {writer: position}}``. For a connection, these are the positions that were *sent* to its
+    client. For followers of this program, these are the positions that the follower has *handled*.
     """
 
     class Kind(models.TextChoices):
@@ -212,6 +187,9 @@ class Reader(models.Model):
     kernel_send_bytes = models.BigIntegerField(db_default=0, help_text="sent, and not acknowledged by the other host")
     kernel_read_bytes = models.BigIntegerField(db_default=0, help_text="received, and not read by us")
     queued = models.JSONField(default=dict, db_default={}, help_text="stream -> rows received and not handled yet")
+    rights = models.JSONField(
+        null=True, help_text="what its certificate may do and how often it was refused; null: no rule limits it"
+    )
     closed_at = models.DateTimeField(null=True)
     close_reason = models.TextField(db_default="")
     error = models.TextField(db_default="", help_text="what stopped it; empty: it runs, or ended in order")
@@ -229,10 +207,10 @@ class Reader(models.Model):
 
 
 class WriterResolution(models.Model):
-    """A record of what others did to a writer: proved it dead, asked it to leave, or ended its transactions."""
+    """A record of one action on a writer: it was proven dead, it was asked to leave, or its transactions were ended."""
 
     class Action(models.TextChoices):
-        """The action that was taken."""
+        """The actions that another process or an operator takes on a writer."""
 
         RESOLVED = "resolved", "proven dead"
         DRAINED = "drained", "left its streams when asked"
@@ -255,22 +233,11 @@ class WriterResolution(models.Model):
         return f"{self.stream} {self.instance_name} {self.from_position} -> {self.to_position}"
 
 
-@bind(CACHES, sample=lambda number, thread: {"cache_name": "load", "keys": [f"{thread}", f"{number}"]})
-class CacheInvalidation(Fact):
-    """A fact of the stream ``caches``: a key of a cache whose value must be dropped.
+if not TYPE_CHECKING:  # else no wrong name in an import from here would be found
 
-    Null ``keys`` mean the whole cache.
-    """
-
-    cache_name = models.TextField()
-    keys = ArrayField(models.TextField(), null=True)
-    invalidation_ts = models.BigIntegerField(
-        db_default=models.expressions.RawSQL("(extract(epoch from clock_timestamp()) * 1000)::bigint", ()),
-        help_text="milliseconds since the epoch",
-    )
-
-    class Meta(Fact.Meta):
-        db_table = "streams_cacheinvalidation"
-
-    def __str__(self) -> str:
-        return f"{self.stream_id} {self.cache_name}"
+    def __getattr__(name: str) -> Any:
+        """Returns a model that belonged to this module before it moved to the app ``streams.catalog``."""
+        catalog = import_module("streams.catalog.models") if name[:1].isupper() else None
+        if name in getattr(catalog, "__all__", ()):
+            return getattr(catalog, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ class Epoch(models.Model):
     """One epoch: the time from the creation or a restore of the database to the next restore.
 
     The newest row is the present epoch. The identity columns describe the database. If the identity of the running
-    database differs, it is a restored copy and begins a new epoch.
+    database differs, the database is a restored copy, and begins a new epoch.
     """
 
     word = models.TextField(unique=True, help_text="random; tokens that we hand out to keep carry it")

@@ -1,6 +1,6 @@
 """Querysets for other services. They have methods for the usual queries, and refuse to write.
 
-Every model that other services import has such a manager under the name ``read``, beside Django's own ``objects``. The
+Every model that other services import has a manager ``read`` with such a queryset, beside Django's own ``objects``. The
 manager does not depend on permissions in the database. For more safety, use a role that may only read
 (``docs/how-to/use-the-models-from-another-service.md``). ``writable()`` returns a queryset that can write.
 """
@@ -28,7 +28,7 @@ class ReadOnlyQuerySet(models.QuerySet[Row], Generic[Row]):
     def writable(self) -> models.QuerySet[Row]:
         """Returns a queryset of the same rows that may write.
 
-        For tests and repairs only. The caller must know what depends on the rows.
+        For tests and repairs only. The caller must know which other data depends on the rows.
         """
         return models.QuerySet(self.model, self.query.chain(), self.db)
 

@@ -14,6 +14,9 @@ class StoredCursor(models.Model):
     The cursor moves in the same transaction as the effects of the handler. ``base`` and ``entries`` are a vector token:
     all facts up to ``base`` were handled, and the facts of each writer in ``entries`` up to its entry. ``lease`` counts
     the processes that have held the reader's name. A process that lost the name cannot move the cursor.
+
+    The fields ``retry_…`` are the last request of an operator to retry dead letters. The reader's process gets the
+    request with its heartbeat, and stores the result of the retry.
     """
 
     reader = models.TextField()
@@ -32,19 +35,27 @@ class StoredCursor(models.Model):
         null=True, help_text="when the reader's process let it go; null: it runs, or was killed"
     )
     error = models.TextField(db_default="", help_text="what stopped the reader here, until its cursor moves again")
+    retry_asked_by = models.TextField(db_default="", help_text="who asked last to retry dead letters")
+    retry_asked_at = models.DateTimeField(null=True, help_text="when that was; null: never")
+    retry_tokens = models.JSONField(null=True, help_text="tokens of the dead letters to retry; null: all")
+    retry_began_at = models.DateTimeField(null=True, help_text="when the reader's process began it; null: it waits")
+    retry_result = models.TextField(db_default="", help_text="what came of it; empty: not done yet")
 
     class Meta:
         db_table = "streams_storedcursor"
         constraints = [models.UniqueConstraint(fields=["reader", "stream"], name="streams_storedcursor_reader")]
         ordering = ["reader", "stream"]
-        permissions = [("forget_reader", "Can forget readers and their cursors")]
+        permissions = [
+            ("forget_reader", "Can forget readers and their cursors"),
+            ("resync_reader", "Can set readers to the present positions"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.reader} {self.stream} {self.base}"
 
 
 class ParkedFact(models.Model):
-    """A dead letter: a fact that a reader's handler could not take, put aside so that the reader could go on."""
+    """A dead letter: a fact on which a reader's handler failed, put aside so that the reader could go on."""
 
     reader = models.TextField()
     stream = models.TextField()
@@ -63,6 +74,7 @@ class ParkedFact(models.Model):
             models.UniqueConstraint(fields=["reader", "stream", "token"], name="streams_parkedfact_fact"),
         ]
         ordering = ["reader", "stream", "token"]
+        permissions = [("retry_parked", "Can retry dead letters"), ("drop_parked", "Can drop dead letters")]
 
     def __str__(self) -> str:
         return f"{self.reader} {self.stream} {self.token}"
@@ -71,8 +83,9 @@ class ParkedFact(models.Model):
 class LowWaterMark(models.Model):
     """The low-water mark of a stream: facts up to ``position`` may have been trimmed.
 
-    ``writers`` holds for each writer its highest trimmed fact. A reader whose cursor for a writer is lower has lost
-    facts of that writer, and must be set to a new position. A reader whose cursors are not lower has lost no fact.
+    ``writers`` holds for each writer its highest trimmed fact. If a reader's cursor for a writer is lower than this
+    fact, the reader has lost facts of that writer, and must be set to a new position. If no cursor of a reader is
+    lower, the reader has lost no fact.
     """
 
     stream = models.TextField(primary_key=True)

@@ -7,8 +7,13 @@ then ``master~2``). The tokens of a stored writer therefore ascend, and none occ
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models.functions import Now
+
+from streams import registry
+from streams.core.json_codec import decode_json
 
 __all__ = ["RecordedFact", "RecordedGap", "RecordedPosition", "RecordedServer"]
 
@@ -34,7 +39,7 @@ class RecordedServer(models.Model):
 
 
 class RecordedPosition(models.Model):
-    """The position of a writer of a foreign server, in one of its lives."""
+    """The position of a writer of a foreign server. Each life of the writer (see the module) has a row of its own."""
 
     server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE, db_index=False)
     stream = models.TextField()
@@ -83,6 +88,15 @@ class RecordedFact(models.Model):
 
     def __str__(self) -> str:
         return f"{self.stream} {self.writer} {self.token}"
+
+    def fact(self) -> Any:
+        """Returns the fact as an instance of the model that this program has for the stream.
+
+        The row is brought to this program's version. Raises ``UnknownStream`` if this program has no such stream, and
+        the errors of ``Stream.fact``.
+        """
+        stream = registry.get(self.stream)
+        return stream.fact(decode_json(self.row), token=self.token, writer=self.writer, received_at=self.received_at)
 
 
 class RecordedGap(models.Model):

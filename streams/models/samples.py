@@ -17,7 +17,7 @@ class Sample(models.Model):
 
     ``reader`` is empty for the stream itself. The sample holds the last position and the worst values of the interval.
     For a stream, ``waiting`` counts its pending facts, and ``seconds`` is the age of the oldest of them. For a reader,
-    both are its lag: in facts and in seconds.
+    ``waiting`` is its lag in facts, and ``seconds`` is its lag in seconds.
     """
 
     pk = models.CompositePrimaryKey("step_seconds", "stream", "reader", "at")
@@ -40,7 +40,10 @@ class Sample(models.Model):
 
 
 class StatusChange(models.Model):
-    """A change of the status of a writer, or of a reader of a stream, for better or worse."""
+    """A change of the status of a writer, or of a reader of a stream, for better or worse.
+
+    A row without stream, writer and reader is about the whole site: an outage of the database, a new program version.
+    """
 
     at = models.DateTimeField(db_index=True)
     stream = models.TextField(db_collation="C")
@@ -57,4 +60,4 @@ class StatusChange(models.Model):
         indexes: ClassVar = [models.Index(fields=["stream", "-id"], name="streams_statuschange_stream")]
 
     def __str__(self) -> str:
-        return f"{self.stream} {self.writer or self.reader}: {self.was} -> {self.word}"
+        return f"{self.stream} {self.writer or self.reader}: {self.was} -> {self.word}".lstrip(" :")

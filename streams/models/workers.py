@@ -1,4 +1,4 @@
-"""Tables of what workers report over replication: syncing users, acknowledgements, addresses of users.
+"""Tables of the data that workers report over replication: syncing users, acknowledgements, addresses of users.
 
 ``streams.replication.common.worker_sql`` writes the tables, ``streams.workers`` reads them. Of access tokens only
 digests are stored.
@@ -13,7 +13,10 @@ __all__ = ["FederationAcknowledgement", "SyncingUser", "UserAddress", "WireCount
 
 
 class WorkerConnection(models.Model):
-    """A connection over which a worker reported syncing users. Its ``SyncingUser`` rows are deleted with it."""
+    """A connection over which a worker reported syncing users.
+
+    The ``SyncingUser`` rows of the connection are deleted with its row.
+    """
 
     key = models.TextField(primary_key=True, help_text="that of the connection in the table of readers")
     name = models.TextField(help_text="what the worker calls itself")
@@ -60,7 +63,7 @@ class SyncingUser(models.Model):
 class FederationAcknowledgement(models.Model):
     """The position up to which a federation sender has acknowledged the stream ``federation``.
 
-    This is the position that the sender reported last, even if it reported a higher one before.
+    This is the position that the sender reported last, even if it reported a higher position before.
     """
 
     instance_name = models.TextField(primary_key=True)
@@ -76,7 +79,10 @@ class FederationAcknowledgement(models.Model):
 
 
 class UserAddress(models.Model):
-    """An address at which a user was seen, and when last. There is one row for each user, access token and address."""
+    """An address at which a user was seen, and the last time at which that happened.
+
+    There is one row for each user, access token and address.
+    """
 
     user_id = models.TextField()
     token_digest = models.TextField(help_text="SHA-256 of the access token; the token itself is not stored")
@@ -99,12 +105,12 @@ class UserAddress(models.Model):
 
 
 class WireCount(models.Model):
-    """A count of what happened on replication connections, by kind and name, such as commands received.
+    """A counter of events on replication connections, by kind and name, such as commands received.
 
-    It covers all replication servers since the table was created.
+    The counter covers all replication servers since the table was created.
     """
 
-    kind = models.TextField(help_text="closed, refused, command or dropped")
+    kind = models.TextField(help_text="closed, refused, received, sent, updates or dropped")
     name = models.TextField()
     total = models.BigIntegerField(db_default=0)
 

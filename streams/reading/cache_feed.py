@@ -1,9 +1,10 @@
 """Drops cached values of this process when other processes change the data behind them.
 
-Each process has one *cache feed* for each database alias. The first call of a cached function starts it. The process's
-watcher (``streams.reading.watcher``) passes positions to the feed before any other code of the process sees them. The
-feed then reads the new rows of the streams that invalidate caches, for each writer from the position that it has read.
-Values are cached only while the watcher receives notifications, so no value is older than the last notification.
+Each process has one *cache feed* for each database alias. The first call of a cached function starts the feed. The
+process's watcher (``streams.reading.watcher``) passes positions to the feed before any other code of the process sees
+them. The feed then reads the new rows of the streams that invalidate caches. For each writer it begins at the position
+where its last read ended. Values are cached only while the watcher receives notifications, so no value is older than
+the last notification.
 
 The feed skips facts that this process appended itself: their values are dropped when the transaction commits
 (``streams.writing.side_effects``).
@@ -63,8 +64,8 @@ class CacheFeed(Subscriber):
         """Drops the values that the facts up to these positions invalidate.
 
         If no cached function of this process depends on a stream yet, only the present positions of the stream are
-        recorded. The stream is read from there once such a function is declared. That is early enough: all values of the
-        function are computed later, so they contain every change up to the recorded positions.
+        recorded. The stream is read from these positions on, once such a function is declared. That is early enough:
+        all values of the function are computed later, so they contain every change up to the recorded positions.
         """
         if not (everything or self.is_hearing):  # nothing is kept
             return
@@ -75,7 +76,7 @@ class CacheFeed(Subscriber):
                 self._catch_up_with(cursor, stream, found.get(stream.name, {}))
 
     def lost(self, error: BaseException | None) -> None:
-        """Logs an error. While ``is_hearing`` is false, no cached value is returned and none is stored."""
+        """Logs an error. While ``is_hearing`` is false, no cached value is returned, and no value is stored in a cache."""
         if error is not None:
             log.warning("caches.not_hearing", error=str(error).strip())
 
@@ -189,9 +190,11 @@ def _begin(alias: str) -> bool:
 
 
 def own_ids(stream: str, using: str) -> set[int]:
-    """Returns the set for the IDs of facts that this process appended and whose values it drops itself.
+    """Returns the set of the IDs under which this process has appended to a stream. The feed skips these rows.
 
-    The caller must fetch the set when it appends, and add the IDs after the commit, before the facts are complete.
+    When a transaction of this process commits, the process drops the values that its facts invalidate. Code that
+    appends must call this function when it appends. It must add the new IDs to the set after the commit, before the
+    facts are complete.
     """
     feed = _feeds.get(using)
     return feed.own_ids(stream) if feed is not None else set()

@@ -1,13 +1,19 @@
 """Receives PostgreSQL notifications: LISTEN on a direct connection, in a thread, with reconnection.
 
+Every role that may connect can send any number of notifications. So notifications are received in portions, and no
+statement runs on the connection that listens (``streams.db.driver.ListeningConnection``).
+
 A notification may be lost. So after each (re)connection the user of a listener reads the table that the notifications are
 about. Notifications without such a table may be used only where a loss is harmless.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from streams.db import driver
@@ -19,14 +25,17 @@ __all__ = ["NotifyListener"]
 log = get_logger(__name__)
 T = TypeVar("T")
 RETRY_SECONDS = 0.2
+#: A connection for the queries of ``take`` is closed after it was not used for this time.
+ASKING_SECONDS = 5.0
 
 
 class NotifyListener(Generic[T]):
-    """A thread that receives notifications and calls ``on_heard`` with their meaning.
+    """A thread that receives the notifications of a channel, and calls ``on_heard`` with what ``take`` returns for them.
 
     A call with an empty list means that notifications may be lost, so everything must be read again. This call follows
-    each (re)connection, and each call of ``on_heard`` that raised. A subclass decides in ``take`` what notifications mean,
-    because every role that may connect can send them. ``on_heard`` runs in the listener's thread and must be quick.
+    each (re)connection, and each call of ``on_heard`` that raised an error. A subclass defines ``take``, which must
+    check the notifications, because every role that may connect can send them. ``on_heard`` runs in the listener's
+    thread and must be quick.
     """
 
     def __init__(self, channel: str, on_heard: Callable[[list[T]], None], using: str | None, name: str) -> None:
@@ -38,7 +47,9 @@ class NotifyListener(Generic[T]):
         self._missed = False
         self._is_nudged = False
         self._stopping = threading.Event()
-        self._connection: Any = None
+        self._connection: Any = None  # a driver.ListeningConnection once ``start`` was called
+        self._connection_to_ask = driver.KeptConnection(using, f"replsite {name}")
+        self._asked_at = math.inf
         self._wake_up: WakeUp | None = None
         self._thread: threading.Thread | None = None
 
@@ -51,12 +62,27 @@ class NotifyListener(Generic[T]):
         self._thread.start()
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[T]:
-        """Returns the meaning of the received notifications, which are pairs (PID of the sending session, payload).
+        """Parses and checks the received notifications, which are pairs (PID of the sending session, payload).
 
-        Called in the listener's thread, and may use its connection. ``heard`` is empty if nothing was received, for
-        example when ``due_seconds`` have passed.
+        Called in the listener's thread, and may use ``asking``. ``heard`` is empty if nothing was received, for example
+        when ``due_seconds`` have passed.
         """
         raise NotImplementedError
+
+    @contextmanager
+    def asking(self) -> Iterator[Any]:
+        """Yields a cursor for the queries of ``take``.
+
+        The cursor's connection is closed when it was not used for ``ASKING_SECONDS``.
+        """
+        self._asked_at = time.monotonic()
+        with self._connection_to_ask.cursor() as cursor:
+            yield cursor
+
+    @property
+    def is_behind(self) -> bool:
+        """True if more notifications wait in the server's queue. A notification that is sent now is received after these."""
+        return bool(self._connection.is_behind)
 
     def due_seconds(self) -> float | None:
         """Returns the seconds after which ``take`` is called even if nothing is received. None means never."""
@@ -65,14 +91,18 @@ class NotifyListener(Generic[T]):
     def connected(self) -> None:
         """Reacts to a new connection that listens.
 
-        ``on_heard`` will be called next with an empty list, so everything received before may be forgotten.
+        ``on_heard`` will be called next with an empty list, so the subclass may discard all notifications that it
+        received before.
         """
 
     def lost(self) -> None:
         """Reacts to the loss of the connection. Nothing is received until ``on_heard`` is called with an empty list."""
 
     def nudge(self) -> None:
-        """Requests an immediate call of ``nudged`` in the listener's thread. Any thread may call this, as often as it likes."""
+        """Requests an immediate call of ``nudged`` in the listener's thread.
+
+        Any thread may call this method, as often as it likes.
+        """
         wake_up = self._wake_up
         if not self._is_nudged and wake_up is not None:
             self._is_nudged = True
@@ -88,14 +118,18 @@ class NotifyListener(Generic[T]):
             self._stopping.set()
             wake_up.ring()
             self._thread.join(timeout=10)
-        if self._connection is not None:
-            self._connection.close()
+        self._disconnect()
 
     def _connect(self) -> None:
-        self._connection = driver.direct_connection(self._using, application_name=f"replsite {self._name}")
-        with self._connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {driver.channel(cursor, self._channel)}")
+        self._connection = driver.ListeningConnection(
+            self._channel, self._using, application_name=f"replsite {self._name}"
+        )
         self.connected()
+
+    def _disconnect(self) -> None:
+        self._connection_to_ask.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _run(self, wake_up: WakeUp) -> None:
         connected = True
@@ -112,6 +146,7 @@ class NotifyListener(Generic[T]):
                 if connected:
                     self._away.begins(error)
                     self.lost()
+                    self._disconnect()
                 connected = False
                 # Without a connection a nudge is discarded, because the empty list after the reconnection replaces it.
                 if driver.ready_to_read([wake_up], RETRY_SECONDS):
@@ -119,17 +154,17 @@ class NotifyListener(Generic[T]):
 
     def _wait_for_notifications(self, wake_up: WakeUp) -> None:
         waits = RETRY_SECONDS if self._missed else self.due_seconds()
-        if self._connection.notifies:
-            waits = 0.0  # they came with the answer to a query, so the socket does not become readable
+        if (unused := self._asked_at + ASKING_SECONDS - time.monotonic()) < math.inf:
+            waits = unused if waits is None else min(waits, unused)
         ready = driver.ready_to_read([self._connection, wake_up], waits)
+        if time.monotonic() >= self._asked_at + ASKING_SECONDS:
+            self._asked_at = math.inf
+            self._connection_to_ask.close()
         if wake_up in ready and self._take_nudge(wake_up):
             self._call(self.nudged)
         if self._stopping.is_set():
             return
-        self._connection.poll()
-        given = [(notify.pid, notify.payload) for notify in self._connection.notifies]
-        self._connection.notifies.clear()
-        heard = self.take(given)
+        heard = self.take(self._connection.receive())
         if heard or self._missed:
             self._deliver(heard)
 
@@ -142,15 +177,18 @@ class NotifyListener(Generic[T]):
         return nudged
 
     def _deliver(self, heard: list[T]) -> None:
-        """Calls ``on_heard``. If ``on_heard`` raises, listening goes on, and the next call gets an empty list."""
+        """Calls ``on_heard``. If ``on_heard`` raises an error, listening goes on, and the next call gets an empty list."""
         if self._call(lambda: self._on_heard([] if self._missed else heard)):
             self._missed = False
 
     def _call(self, back: Callable[[], None]) -> bool:
         try:
             back()
-        except Exception:
-            log.exception("notifications.callback_failed", listener=self._name)
+        except Exception as error:
+            if isinstance(error, driver.database_gone) and not driver.still_works(error):
+                log.warning("notifications.database_lost", listener=self._name, error=driver.explain(error))
+            else:
+                log.exception("notifications.callback_failed", listener=self._name)
             self._missed = True
             return False
         return True

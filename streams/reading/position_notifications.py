@@ -1,8 +1,8 @@
 """Sends and receives notifications of positions that have risen.
 
-A notification contains the stream and the writer. It may also contain the writer's position, and two one-time secrets that
-prove who sent it (``streams.reading.trust``). It contains no facts, and it may be lost. So a listener also reads the table
-of positions after each (re)connection, and from time to time.
+A notification contains the stream and the writer. It may also contain the writer's position, and two one-time secrets
+that prove who sent the notification (``streams.reading.trust``). It contains no facts, and it may be lost. So a
+listener also reads the table of positions after each (re)connection, and from time to time.
 
 Every role that may connect can send a notification. ``NotificationFilter`` accepts a position only from the session that
 holds the writer's lock. Any other notification only causes a read of the table, and such reads are limited in number.
@@ -23,6 +23,8 @@ from streams.reading.trust import LOOK_GAP_SECONDS, Cursor, ReceivedWords, Write
 __all__ = ["CHANNEL", "NotificationFilter", "PositionListener", "PositionNotification", "notify_position"]
 
 CHANNEL = "replsite_streams"
+#: While notifications wait in the server's queue, the table is read this often. So a flood delays no position for longer.
+BEHIND_LOOK_SECONDS = 0.1
 _MOST_DIGITS = 18  # a bigint can hold every number with this many digits
 #: Number of blanks in ``stream writer position``, and in the same text followed by the two words that prove the sender.
 _SPACES, _SPACES_WITH_WORDS = 2, 4
@@ -32,7 +34,7 @@ _SPACES, _SPACES_WITH_WORDS = 2, 4
 class PositionNotification:
     """A notification that a writer's position rose. If ``position`` is None, the table of positions must be read.
 
-    It is None, for instance, when a writer enters or leaves the stream.
+    ``position`` is None, for instance, when a writer enters or leaves the stream.
     """
 
     stream: str
@@ -52,19 +54,22 @@ class PositionNotification:
 def notify_position(cursor: Any, stream: str, writer: str, position: int | None = None) -> None:
     """Sends a notification to all listeners when the cursor's transaction commits.
 
-    If ``position`` is None, the listeners read the table of positions. That is for a change of the stream's writers.
+    If the stream's writers have changed, ``position`` must be None. The listeners then read the table of positions.
     """
     payload = f"{stream} {writer}" if position is None else f"{stream} {writer} {position}"
     cursor.execute("SELECT pg_notify(%s, %s)", [driver.channel(cursor, CHANNEL), payload])
 
 
 class NotificationFilter:
-    """A filter that returns the notifications to act on, out of those that anyone may have sent.
+    """A filter that returns the notifications on which the caller may act.
 
-    A position is returned only if it was sent by the session that holds the writer's lock. That is proved by a query made
-    after the notification arrived, or by a secret that matches an earlier proved notification
-    (``streams.reading.trust.OneTimeWords``). If a stream has any other notification, none of its positions is returned.
-    Instead one notification without writer and position is returned, so that the caller reads the table.
+    Every role that may connect can send notifications.
+
+    A position is returned only if it was sent by the session that holds the writer's lock. The sender is proved by a
+    query made after the notification arrived, or by a secret that matches an earlier proved notification
+    (``streams.reading.trust.OneTimeWords``). If any other notification names a stream, no position of that stream is
+    returned. Instead, one notification of the stream without writer and position is returned, so that the caller reads
+    the table.
 
     ``own`` is the session and the name of the caller, if the caller is a writer itself. Only one thread at a time may use
     the filter.
@@ -78,12 +83,12 @@ class NotificationFilter:
         self._waiting: set[str] = set()
 
     def forget(self) -> None:
-        """Discards everything received so far, because the caller is going to read all positions from the table."""
+        """Discards all notifications received so far, because the caller is going to read all positions from the table."""
         self._waiting = set()
         self._words = ReceivedWords()
 
     def queue_again(self, streams: set[str]) -> None:
-        """Queues these streams to be returned again, because the caller could not read their positions."""
+        """Makes ``judge`` return these streams, because their positions must be read from the table."""
         self._waiting |= streams
 
     @property
@@ -97,8 +102,12 @@ class NotificationFilter:
     def judge(self, heard: Sequence[tuple[int, str]], cursor: Cursor) -> list[PositionNotification]:
         """Returns the notifications to act on. ``heard`` are pairs (session, payload) in the order of arrival.
 
-        Drops notifications of streams that this program does not know. Raises the driver's errors if the connection is
-        lost.
+        A returned notification without a position means that the stream's positions must be read from the table. Drops
+        notifications of streams that this program does not know.
+
+        If the caller is a writer, ``cursor`` belongs to the writer's control connection. If this connection is lost,
+        the driver's errors are raised. The connection of any other caller is opened again later. Until then no
+        notification can be proved to come from the writer that it names, so it is returned without a position.
         """
         now = time.monotonic()
         is_due = now >= self._look_due
@@ -107,7 +116,7 @@ class NotificationFilter:
         if is_due and any(
             found is None and self._may_be_proved(*one) for found, one in zip(proved, heard, strict=True)
         ):
-            self._sessions.look(cursor)
+            self._look_for_sessions(cursor)
             self._words.keep(self._sessions.speaks_for)
             proved = [found or self._vouched_for(*one) for found, one in zip(proved, heard, strict=True)]
         others = {payload.partition(" ")[0] for found, (_, payload) in zip(proved, heard, strict=True) if found is None}
@@ -122,11 +131,18 @@ class NotificationFilter:
         self._look_due, self._waiting = now + LOOK_GAP_SECONDS, set()
         return [PositionNotification(stream, "", None) for stream in sorted(unclear)] + given
 
+    def _look_for_sessions(self, cursor: Cursor) -> None:
+        try:
+            self._sessions.look(cursor)
+        except driver.connection_gone:
+            if self.own is not None:
+                raise
+
     def _proved(self, session: int, payload: str) -> PositionNotification | None:
         """Returns the notification if its sender can be proved without a query, else None.
 
-        The payload is not even parsed if its session belongs to no writer. So a client that sends 100,000
-        notifications a second does not keep this thread busy.
+        The payload is not even parsed if the session belongs to no writer. So a client that sends 100,000 notifications
+        a second does not keep this thread busy.
         """
         is_own = self.own is not None and session == self.own[0]
         if not is_own and not self._sessions.is_writers(session):
@@ -154,21 +170,22 @@ class NotificationFilter:
         return found
 
     def _may_be_proved(self, session: int, payload: str) -> bool:
-        """Returns true if the payload has the form of a position on a known stream, and is not the caller's own."""
+        """Returns true if the payload has the form of a position on a known stream, and was not sent by the caller itself."""
         if payload.count(" ") not in (_SPACES, _SPACES_WITH_WORDS) or lookup.find(payload.partition(" ")[0]) is None:
             return False
         return self.own is None or session != self.own[0] or payload.split(" ", 2)[1] != self.own[1]
 
 
 def _words_of(payload: str) -> str:
-    """Returns the one-time secrets ``WORD DIGEST`` at the end of a payload, or an empty text if there are none."""
+    """Returns the one-time secrets ``WORD DIGEST`` at the end of a payload, or an empty text if the payload has no secrets."""
     return payload.split(" ", 3)[3] if payload.count(" ") == _SPACES_WITH_WORDS else ""
 
 
 class PositionListener(NotifyListener[PositionNotification]):
     """A listener that calls ``on_notifications`` with the notifications that its filter accepts.
 
-    After each (re)connection it passes an empty list. Then the callback must read all positions from the table.
+    After each (re)connection the listener passes an empty list. Then the callback must read all positions from the
+    table.
     """
 
     def __init__(
@@ -178,16 +195,39 @@ class PositionListener(NotifyListener[PositionNotification]):
         name: str = "reader",
     ) -> None:
         super().__init__(CHANNEL, on_notifications, using, f"notifications {name}")
-        self._judge = NotificationFilter()
+        self._filter = NotificationFilter()
+        self._behind_due = 0.0
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[PositionNotification]:
-        """Returns the proved notifications, and one without a position for each stream that must be read from the table."""
-        return self._judge.judge(heard, self._connection.cursor)
+        """Returns the proved notifications.
+
+        Also returns a notification without a position for each stream whose positions must be read from the table.
+        """
+        return self.judge(heard, must_look=self.must_look())
+
+    def judge(self, heard: Sequence[tuple[int, str]], *, must_look: bool) -> list[PositionNotification]:
+        """Returns the same as ``take``. If ``must_look`` is true, all streams are to be read from the table."""
+        if must_look:
+            self._filter.queue_again(set(lookup.names()))
+        return self._filter.judge(heard, self.asking)
+
+    def must_look(self) -> bool:
+        """Returns true if all positions must be read from the table, because notifications come late.
+
+        While the listener is behind, returns true once in ``BEHIND_LOOK_SECONDS``.
+        """
+        # Example: a role sends 120,000 notifications of 7.9 kB, and A then announces 7. The notification of 7 arrives seconds
+        # later, but the table has 7 now.
+        now = time.monotonic()
+        if not self.is_behind or now < self._behind_due:
+            return False
+        self._behind_due = now + BEHIND_LOOK_SECONDS
+        return True
 
     def due_seconds(self) -> float | None:
-        """Returns the seconds until waiting streams may be read from the table, or None if none waits."""
-        return self._judge.due_seconds
+        """Returns the seconds until waiting streams may be read from the table, or None if no stream waits."""
+        return self._filter.due_seconds
 
     def connected(self) -> None:
-        """Discards what was received before, because all positions are about to be read from the table."""
-        self._judge.forget()
+        """Discards all notifications received before, because all positions are about to be read from the table."""
+        self._filter.forget()

@@ -1,12 +1,12 @@
 """Reads stored positions, and lowers wrong ones: those above the last value of the stream's sequence.
 
 The sequence gave out every ID that is complete, so no correct position can lie above the last value of the sequence. A
-wrong position comes from a dump that was put together by hand, from a changed row, or from a mistake of an older program.
-If readers used it, they would skip the facts that get these IDs later: a named reader would store a cursor behind these
-facts, and a cache would keep values that they invalidate.
+wrong position comes from a dump that was put together by hand, from a changed row, or from a mistake of an older
+program. If readers used the wrong position, they would skip the facts that get IDs up to it later: a named reader would
+store a cursor behind these facts, and a cache would keep values that they invalidate.
 
-So such a writer is treated as if it were at the position that was known before. Readers of the stream get no further
-until an operator repairs the stream. ``manage.py check_streams`` names the stream.
+So a writer with a wrong position is treated as if it were at the position that was known before. Readers of the stream
+get no further until an operator repairs the stream. ``manage.py check_streams`` names the stream.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from streams.core.queries import STORED_POSITIONS
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
 
-__all__ = ["positions_and_sequence", "possible_positions"]
+__all__ = ["given_out", "positions_and_sequence", "possible_positions"]
 
 log = get_logger(__name__)
+#: The last value of a sequence, or null if it cannot be read.
+_LAST_VALUE = """CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
+                      THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)), 0) END"""
+#: A standby may know positions from elsewhere before it has the values of the sequences.
+_GIVEN_OUT = f"""
+SELECT given.name, {_LAST_VALUE} FROM unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence)
+WHERE NOT pg_is_in_recovery()
+"""
 #: Stored positions, each with the last value of its stream's sequence, or null if that cannot be read. Sequences are read after
 #: the snapshot of the positions was taken, so their values are never below a correct position.
 _WITH_GIVEN_OUT = f"""
-SELECT stored.*, CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
-                      THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)), 0) END
+SELECT stored.*, {_LAST_VALUE}
 FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
 """
@@ -69,6 +76,21 @@ def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple
     found, given_out = _read(cursor, [declaration.name], [declaration])
     stored, last_value = found.get(declaration.name, {}), given_out.get(declaration.name)
     return (stored if last_value is None else _held(stored, max(last_value, 1), {})), last_value
+
+
+def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
+    """Reads the streams' sequences. Returns ``{stream: highest possible position}``.
+
+    The result lacks streams in memory, unknown streams, and streams whose sequence cannot be read. On a standby the
+    result is empty.
+    """
+    sequences = {
+        bound.name: bound.declaration.sequence
+        for bound in lookup.all_streams()
+        if bound.name in streams and not bound.declaration.in_memory
+    }
+    cursor.execute(_GIVEN_OUT, {"names": list(sequences), "sequences": list(sequences.values())})
+    return {name: max(last_value, 1) for name, last_value in cursor.fetchall() if last_value is not None}
 
 
 def _read(

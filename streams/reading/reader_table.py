@@ -17,21 +17,22 @@ __all__ = ["NAMED", "beat_reader", "close_reader", "forget_readers", "remove_rea
 _STORE = """
 INSERT INTO streams_reader AS known (key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions,
     bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason,
-    waiting_lines, kernel_send_bytes, kernel_read_bytes, queued, error)
+    waiting_lines, kernel_send_bytes, kernel_read_bytes, queued, error, rights)
 SELECT key, name, %(kind)s, %(served_by)s, address, %(process_id)s,
     clock_timestamp() - make_interval(secs => coalesce(connected_seconds, 0)), clock_timestamp(), positions,
     coalesce(bytes_in, 0), coalesce(bytes_out, 0), coalesce(lines_in, 0), coalesce(lines_out, 0), coalesce(buffer_bytes, 0),
     CASE WHEN close_reason <> '' THEN clock_timestamp() END, coalesce(close_reason, ''),
     coalesce(waiting_lines, 0), coalesce(kernel_send_bytes, 0), coalesce(kernel_read_bytes, 0), coalesce(queued, '{}'),
-    coalesce(error, '')
+    coalesce(error, ''), rights
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address text, connected_seconds double precision,
     positions jsonb, bytes_in bigint, bytes_out bigint, lines_in bigint, lines_out bigint, buffer_bytes bigint,
-    close_reason text, waiting_lines bigint, kernel_send_bytes bigint, kernel_read_bytes bigint, queued jsonb, error text)
+    close_reason text, waiting_lines bigint, kernel_send_bytes bigint, kernel_read_bytes bigint, queued jsonb, error text,
+    rights jsonb)
 ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.heartbeat_at, positions = excluded.positions,
     bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out, lines_in = excluded.lines_in,
     lines_out = excluded.lines_out, buffer_bytes = excluded.buffer_bytes, waiting_lines = excluded.waiting_lines,
     kernel_send_bytes = excluded.kernel_send_bytes, kernel_read_bytes = excluded.kernel_read_bytes,
-    queued = excluded.queued, served_by = excluded.served_by,
+    queued = excluded.queued, rights = excluded.rights, served_by = excluded.served_by,
     address = excluded.address, process_id = excluded.process_id,
     connected_at = CASE WHEN known.process_id IS DISTINCT FROM excluded.process_id OR known.closed_at IS NOT NULL
                         THEN excluded.connected_at ELSE known.connected_at END,
@@ -62,10 +63,13 @@ def store_readers(
 
     Returns ``{key: operator}`` for the readers that an operator asked to disconnect.
 
-    Each of ``rows`` must have ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``,
-    positive). It may also have the counters, ``connected_seconds``, ``close_reason``, and ``error``, which is the error
-    that ended the reader. A ``close_reason`` marks the reader as closed. ``connected_seconds`` is a duration and not a
-    time, because the clocks of hosts differ.
+    Each row in ``rows`` must have ``key``, ``name``, ``address`` and ``positions``. The positions are positive, and
+    ordered by stream and writer: ``{stream: {writer: position}}``. A row may also have the counters, and these values:
+
+    * ``connected_seconds``: a duration and not a time, because the clocks of hosts differ.
+    * ``close_reason``: marks the reader as closed.
+    * ``error``: the error that ended the reader.
+    * ``rights``: what the reader's certificate may do.
     """
     text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
     cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})
@@ -85,8 +89,8 @@ def close_reader(cursor: Any, key: str, reason: str) -> None:
 def forget_readers(cursor: Any) -> None:
     """Deletes readers that ended over an hour ago, or that were silent for a day.
 
-    If more than ``CLOSED_READERS_KEPT`` closed readers are left, also deletes those that were closed first. Named readers
-    stay.
+    If more than ``CLOSED_READERS_KEPT`` closed readers are left, also deletes the readers that were closed first. Named
+    readers stay.
     """
     cursor.execute(_FORGET, {"kept": CLOSED_READERS_KEPT})
 

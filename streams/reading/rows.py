@@ -1,8 +1,8 @@
 """Reads streams from their tables: stored positions first, then rows at or below these positions.
 
 A position is stored only after the commit of every fact that it covers. So it is safe to read the positions before the
-rows. In the other order, a fact could be committed in between and be missed. Every function gets a DB-API cursor (of
-Django or of a direct connection), and blocks.
+rows. If the rows were read first, a fact could be committed between the two reads and be missed. Every function gets a
+DB-API cursor (of Django or of a direct connection), and blocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StoredPosition:
 
 
 def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
-    """Returns ``{stream: {writer: position}}`` from one snapshot, for ``streams`` or for all streams if that is None."""
+    """Returns ``{stream: {writer: position}}`` from one snapshot, for ``streams``, or for all streams if ``streams`` is None."""
     cursor.execute(STORED_POSITIONS, {"streams": None if streams is None else list(streams)})
     found: dict[str, dict[str, StoredPosition]] = {}
     for row in cursor.fetchall():
@@ -67,12 +67,12 @@ def writer_names(cursor: Any, stream: str) -> dict[int, str]:
 def rows_between(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
-    """Returns the rows with ``after < token <= upto``, and the position up to which it has read.
+    """Returns the rows with ``after < token <= upto``, and the position up to which rows were read.
 
-    If ``writer`` is given, returns only that writer's rows. Rows are in ascending order of token. About ``limit`` rows are
-    returned, because a fact is never split. If there are no more rows, the position is ``upto``. ``upto`` must not exceed
-    a position that the caller read from the database before this call. Raises ``ResyncNeeded`` if facts after ``after``
-    were trimmed.
+    If ``writer`` is given, returns only that writer's rows. Rows are in ascending order of token. A fact is never
+    split, so the number of rows may differ from ``limit``. If there are no more rows, the position is ``upto``.
+    ``upto`` must not exceed a position that the caller read from the database before this call. Raises ``ResyncNeeded``
+    if facts after ``after`` were trimmed.
     """
     found = existing_rows(cursor, declaration, writer, after, upto, limit)
     # Checked after the rows were read. A trim deletes facts and moves the low-water mark in one transaction, so a trim before the

@@ -1,15 +1,15 @@
 """Decides which notifications are trusted, because every role that may connect can send NOTIFY, even a read-only role.
 
-PostgreSQL reports the sending session with each notification, and this cannot be forged. A position is trusted only if
-the session that sent it holds the writer's lock. The table ``streams_instance`` says which session that is, and only
-the site's roles may write this table. Replication servers also send one another commands for their followers. Such a
-command is trusted only if the session's role may write the table of positions. Any other notification only causes a
+PostgreSQL reports the sending session with each notification, and a sender cannot forge this. A position is trusted
+only if the session that sent it holds the writer's lock. The table ``streams_instance`` says which session that is, and
+only the site's roles may write this table. Replication servers also send one another commands for their followers. Such
+a command is trusted only if the session's role may write the table of positions. Any other notification only causes a
 read of the table. All untrusted notifications within ``LOOK_GAP_SECONDS`` cause only one read.
 
-A *word* is a one-time secret: a random text. From a writer's second announcement on, ``OneTimeWords`` saves the query that
-looks up the session. Each announcement contains the digest of the next word, and the next announcement on the stream
-contains that word. A listener that receives both knows that the same process sent them. A word is worthless once it was
-received.
+A *word* is a one-time secret: a random text. From a writer's second announcement on, ``OneTimeWords`` saves the query
+that looks up the session. Each announcement contains the digest of the next word, and the next announcement on the
+stream contains that word. A listener that receives both announcements knows that the same process sent them. A word is
+worthless once it was received.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ __all__ = [
 ]
 
 log = get_logger(__name__)
-#: How long the result of a query about a session's role is used (``TrustedSessions``).
+#: How long a session that is not trusted is not looked up again (``TrustedSessions``).
 FRESH_SECONDS = 2.0
 #: Least time between two reads of the table that are caused by unproved notifications. The first read is made at once.
 LOOK_GAP_SECONDS = 0.02
 #: If the database role may not read who holds locks, the query is tried again after this time. Until then no notification can be
 #: proved by a query.
 _DENIED_SECONDS = 60.0
+#: The time after which the query is tried again if its connection was lost or could not be opened.
+_LOST_SECONDS = 1.0
 _WORD_BYTES = 16
 #: If results for more sessions than this are stored, only the results for the sessions of the present call are kept.
 _MOST_SESSIONS = 1_000
@@ -56,24 +58,43 @@ _MAY_WRITE = """
 a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND has_table_privilege(a.usesysid, 'streams_streamposition', 'UPDATE')
 """
+#: SQL condition: notifications that are received now were sent a moment ago. Without it: a role sends notifications faster than
+#: they are received, and they come minutes late. The role's session ends, and a writer's new session gets the same PID. Then
+#: notifications of the role are taken for notifications of the writer. If only 32 pages (256 kB) wait in the server's queue,
+#: they are received within moments, before all other PIDs were given away. A listener of another database may be 4 pages
+#: behind for long.
+_COMES_AT_ONCE = (
+    "(SELECT pg_notification_queue_usage() * "
+    "coalesce(current_setting('max_notify_queue_pages', true), '1048576')::float8) < 32"
+)
 _WRITERS = f"""
 SELECT i.name, a.pid FROM streams_instance i JOIN pg_stat_activity a ON a.pid = i.lock_backend_pid
-WHERE i.state <> 'retired' AND {_MAY_WRITE}
+WHERE i.state <> 'retired' AND {_MAY_WRITE} AND {_COMES_AT_ONCE}
 """
 #: The session that holds an advisory lock, its role, and whether this role may write positions. Parameter: the lock's key.
 _HOLDER = f"SELECT a.pid, a.usename, ({_MAY_WRITE}) {driver.LOCK_HOLDERS} LIMIT 1"
-_TRUSTED = f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s::int[]) AND {_MAY_WRITE}"
+_TRUSTED = (
+    f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s::int[]) AND {_MAY_WRITE} AND {_COMES_AT_ONCE}"
+)
 
 
 def stranger_with_lock(cursor: Any, key: int) -> str:
-    """Describes the session that holds an advisory lock, if its role may not write positions. Else returns an empty text."""
+    """Describes the session that holds an advisory lock, if its role may not write positions. Else returns an empty text.
+
+    A prepared transaction counts as such a session, because no program of this site prepares transactions.
+    """
     cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
-    return "" if row is None or row[2] else f"database session {row[0]} of role {row[1]}"
+    if row is None or row[2]:
+        return ""
+    return "a prepared transaction" if row[0] is None else f"database session {row[0]} of role {row[1]}"
 
 
 class OneTimeWords:
-    """The one-time secrets (*words*) with which a writer proves its announcements. For one thread at a time."""
+    """The one-time secrets (*words*) with which a writer proves its announcements.
+
+    Only one thread at a time may use this object.
+    """
 
     def __init__(self) -> None:
         self._next: dict[str, str] = {}
@@ -81,8 +102,8 @@ class OneTimeWords:
     def take(self, stream: str) -> str:
         """Returns ``WORD DIGEST`` for the stream's next announcement.
 
-        The stream's previous announcement contained the digest of ``WORD``. ``DIGEST`` is the digest of the word that the
-        announcement after this one will contain.
+        The stream's previous announcement contained the digest of ``WORD``. ``DIGEST`` is the digest of the word that
+        the announcement after the next one will contain.
         """
         word = self._next.get(stream) or secrets.token_hex(_WORD_BYTES)
         self._next[stream] = secrets.token_hex(_WORD_BYTES)
@@ -90,13 +111,17 @@ class OneTimeWords:
 
 
 class ReceivedWords:
-    """The digest of each writer's next word, by session, writer and stream. For one thread at a time."""
+    """The digests by which senders of notifications are recognised, by session, writer and stream.
+
+    A writer's notification contains a secret word, and the digest of the word in its next notification. Only one thread
+    at a time may use this object.
+    """
 
     def __init__(self) -> None:
         self._told: dict[tuple[int, str, str], str] = {}
 
     def follow(self, said: tuple[int, str, str], words: str) -> bool:
-        """Returns true if the word proves the sender, because the sender's last notification contained its digest.
+        """Returns true if the word proves the sender, because the sender's last notification contained the digest of this word.
 
         ``said`` is the claimed sender as (session, writer, stream), and ``words`` is ``WORD DIGEST``. If the sender is
         proved, the new digest is stored.
@@ -130,7 +155,7 @@ def _digest(word: str) -> str:
 
 
 class WriterSessions:
-    """The sessions that held writers' locks at the last query. For one thread at a time."""
+    """The sessions that held writers' locks at the last query. Only one thread at a time may use this object."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, int] = {}
@@ -148,8 +173,8 @@ class WriterSessions:
     def look(self, cursor: Cursor) -> None:
         """Reads from the database which sessions hold writers' locks. Raises the driver's errors if the connection is gone.
 
-        After any other database error no session is known for ``_DENIED_SECONDS``. Such an error occurs, for instance, if
-        the role lacks a permission.
+        After such an error no session is known for ``_LOST_SECONDS``, and no query is made. The same holds after any
+        other database error, such as a missing permission, but for ``_DENIED_SECONDS``.
         """
         self._believe({})  # after an error no session is known
         now = time.monotonic()
@@ -160,6 +185,7 @@ class WriterSessions:
                 asking.execute(_WRITERS)
                 self._believe(dict(asking.fetchall()))
         except driver.connection_gone:
+            self._denied_until = now + _LOST_SECONDS
             raise
         except driver.DatabaseError as error:
             self._denied_until = now + _DENIED_SECONDS
@@ -170,20 +196,27 @@ class WriterSessions:
 
 
 class TrustedSessions:
-    """The sessions whose roles may write positions, cached for ``FRESH_SECONDS``. For one thread at a time."""
+    """The sessions whose roles may write positions. Only one thread at a time may use this object.
+
+    Sessions that are not trusted are remembered for ``FRESH_SECONDS``, so that a flood of them causes few queries.
+    Trusted sessions are looked up each time. Example: server A was found to be trusted, and is killed. In the same
+    second the session of a read-only role gets A's PID. If the result for A's PID were remembered, this session would
+    be trusted.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, bool]] = {}
+        self._strangers: dict[int, float] = {}
 
     def of(self, sessions: Collection[int], cursor: Cursor) -> set[int]:
-        """Returns those of ``sessions`` whose roles may write positions. Raises ``DatabaseError``."""
+        """Returns the trusted sessions among ``sessions``: their roles may write positions. Raises ``DatabaseError``."""
         now = time.monotonic()
-        unknown = {one for one in sessions if self._known.get(one, (-math.inf, False))[0] + FRESH_SECONDS < now}
-        if unknown:
-            with cursor() as asking:
-                asking.execute(_TRUSTED, {"sessions": sorted(unknown)})
-                found = {row[0] for row in asking.fetchall()}
-            if len(self._known) > _MOST_SESSIONS:
-                self._known = {one: answer for one, answer in self._known.items() if one in sessions}
-            self._known |= {one: (now, one in found) for one in unknown}
-        return {one for one in sessions if self._known[one][1]}
+        unknown = {one for one in sessions if self._strangers.get(one, -math.inf) + FRESH_SECONDS < now}
+        if not unknown:
+            return set()
+        with cursor() as asking:
+            asking.execute(_TRUSTED, {"sessions": sorted(unknown)})
+            trusted = {row[0] for row in asking.fetchall()}
+        if len(self._strangers) > _MOST_SESSIONS:
+            self._strangers = {one: at for one, at in self._strangers.items() if one in sessions}
+        self._strangers |= dict.fromkeys(unknown - trusted, now)
+        return trusted

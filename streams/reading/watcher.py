@@ -1,12 +1,14 @@
 """Receives the positions of a database once for a whole process, and has each part of the process apply them in order.
 
 Each process has one *watcher* for each database alias, as long as there are subscribers. The watcher has a thread that
-listens for notifications, and a connection on which rows are read. It knows the positions, the epoch and the generations.
-Its subscribers are the cache feed, the notifier, and the callers that wait for positions.
+listens for notifications, and a connection on which rows are read. The watcher knows the positions, the epoch and the
+generations. Its subscribers are the cache feed, the notifier, and the callers that wait for positions. The control loop
+of a writing process takes the received notifications from this thread, too, and applies them by itself (``Tap``).
 
 No code of this process may see a position before each subscriber has applied it. So each batch of notifications has two
-phases: first ``before`` of all subscribers is called, then ``shown`` of all. The control loop, followers, and all code that
-reads the table of positions get positions in another way. They call ``before_shown`` before they show or use them.
+phases: first ``before`` of all subscribers is called, then ``shown`` of all subscribers. The control loop, followers,
+and all code that reads the table of positions get positions in another way. They call ``before_shown`` before they show
+or use a position.
 
 After a lost connection or an error, subscribers are called with all positions of the table. A forked child has no watcher.
 """
@@ -18,7 +20,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from streams import epochs
 from streams.conf import stream_settings
@@ -36,7 +38,10 @@ __all__ = [
     "Rank",
     "Subscriber",
     "Subscriptions",
+    "Tap",
     "before_shown",
+    "close_tap",
+    "open_tap",
     "watcher_of",
 ]
 
@@ -62,6 +67,15 @@ class Rank(IntEnum):
     CACHES, NOTIFIER, WAITERS = range(3)
 
 
+class Tap(Protocol):
+    """Receives each portion of notifications as it came, before any of them is examined. Must be quick.
+
+    ``must_look`` is true if notifications may be lost or come late, so that the table has to be read.
+    """
+
+    def __call__(self, heard: Sequence[tuple[int, str]], *, must_look: bool) -> None: ...
+
+
 class Subscriber:
     """A part of this process that follows the positions of one database.
 
@@ -79,20 +93,24 @@ class Subscriber:
         self.begun = threading.Event()
 
     def prepare(self) -> None:
-        """Does slow work before the first call of ``before``. Runs in the thread that needs the subscriber first. May raise."""
+        """Does slow work before the first call of ``before``. Runs in the thread that first needs the subscriber.
+
+        May raise any error.
+        """
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
         """Applies the facts up to these positions, before any code of this process sees one of the positions.
 
-        If ``everything`` is true, ``found`` has the positions of all streams. That is so at the start and after an error.
-        Only one thread at a time calls this. If this method raises, ``lost`` is called, and soon this method again.
+        If ``everything`` is true, ``found`` has the positions of all streams. That is so at the start and after an
+        error. Only one thread at a time calls this method. If this method raises an error, ``lost`` is called, and soon
+        this method is called again.
         """
 
     def shown(self, found: Found) -> None:
-        """Shows the positions to the code that uses the subscriber. All subscribers have applied them by now."""
+        """Shows the positions to the code that uses the subscriber. All subscribers have applied the positions before."""
 
     def own_moved(self) -> None:
-        """Reacts to facts of this process that became complete. Runs in the thread that found this out. Must be quick."""
+        """Reacts to facts of this process that became complete. Runs in the thread that completed these facts. Must be quick."""
 
     def nudged(self) -> None:
         """Reacts to a call of ``PositionWatcher.nudge``. Runs in the watcher's thread."""
@@ -106,7 +124,7 @@ class Subscriber:
     def restored(self) -> None:
         """Discards positions and everything derived from facts, because the database was restored.
 
-        The restored database may give out IDs again that were applied already.
+        The restored database may give out IDs again whose facts were applied already.
         """
 
     def stop(self) -> None:
@@ -127,11 +145,12 @@ class PositionWatcher(PositionListener):
         self._epoch = ""
         self._is_behind = True
         self._subscribers: tuple[Subscriber, ...] = ()
+        self._taps: tuple[Tap, ...] = ()
 
     # --- subscribers ----------------------------------------------------------------------------------------------
 
     def add(self, subscriber: Subscriber) -> None:
-        """Adds a subscriber. The watcher soon calls it with all positions."""
+        """Adds a subscriber. The watcher soon calls its ``before`` with all positions."""
         subscriber.watcher = self
         with self._applying:
             self._subscribers = tuple(sorted([*self._subscribers, subscriber], key=lambda one: one.rank))
@@ -141,7 +160,22 @@ class PositionWatcher(PositionListener):
         """Removes a subscriber, which is not called after that. Returns true if other subscribers remain."""
         with self._applying:
             self._subscribers = tuple(one for one in self._subscribers if one is not subscriber)
-            return bool(self._subscribers)
+            return self.is_used
+
+    def add_tap(self, tap: Tap) -> None:
+        """Passes all notifications that arrive from now on to ``tap``. Does nothing if ``tap`` was added before."""
+        if tap not in self._taps:
+            self._taps = (*self._taps, tap)
+
+    def remove_tap(self, tap: Tap) -> bool:
+        """Removes a tap. Returns true if subscribers or other taps remain."""
+        self._taps = tuple(one for one in self._taps if one != tap)
+        return self.is_used
+
+    @property
+    def is_used(self) -> bool:
+        """True if there are subscribers or taps."""
+        return bool(self._subscribers or self._taps)
 
     def look_again(self) -> None:
         """Requests that all subscribers are soon called with all positions of the table."""
@@ -151,7 +185,7 @@ class PositionWatcher(PositionListener):
     def known(self, stream: str) -> Mapping[str, StoredPosition]:
         """Returns the known positions of a stream by writer.
 
-        If a subscriber calls this, all subscribers of lower rank have applied these positions.
+        If a subscriber calls this method, all subscribers of lower rank have applied the returned positions.
         """
         return self._known.known.get(stream, {})
 
@@ -170,14 +204,14 @@ class PositionWatcher(PositionListener):
     # --- positions that others are about to show ------------------------------------------------------------------
 
     def before_shown(self, found: Positions) -> None:
-        """Has the subscribers apply everything up to these positions. Does nothing if the positions are known already."""
+        """Makes the subscribers apply everything up to these positions. Does nothing if the positions are known already."""
         if self._applies():
             with self._applying:
                 if behind := {stream for stream, stored in found.items() if not self._is_known(stream, stored)}:
                     self.catch_up(behind)
 
     def catch_up(self, streams: Collection[str] | None = None) -> None:
-        """Reads the stored positions of these streams (None: of all), and has the subscribers apply them.
+        """Reads the stored positions of ``streams`` (None: of all streams), and has the subscribers apply them.
 
         Does not raise errors. After an error ``lost`` of the subscribers is called, and later ``before`` with all positions.
         """
@@ -202,17 +236,33 @@ class PositionWatcher(PositionListener):
         return True
 
     def own_moved(self) -> None:
-        """Reacts to facts of this process that became complete."""
+        """Calls ``own_moved`` of all subscribers, because facts of this process became complete."""
         for one in self._subscribers:
             one.own_moved()
 
     # --- what is received -----------------------------------------------------------------------------------------
 
+    def take(self, heard: Sequence[tuple[int, str]]) -> list[PositionNotification]:
+        """Passes the notifications to the taps. Returns the notifications that the subscribers are to apply."""
+        must_look = self.must_look()
+        if heard or must_look:
+            for tap in self._taps:
+                tap(heard, must_look=must_look)
+        return self.judge(heard, must_look=must_look) if self._subscribers else []
+
+    @contextmanager
+    def asking(self) -> Iterator[Any]:
+        """Yields a cursor for the queries of ``take``, on the connection that also reads rows."""
+        with self.cursor() as cursor:
+            yield cursor
+
     def heard(self, notifications: Sequence[PositionNotification]) -> None:
-        """Has the subscribers apply and show the positions in these notifications.
+        """Makes the subscribers apply and show the positions in these notifications.
 
         If the list is empty, has them apply and show all positions of the table.
         """
+        if not self._subscribers:
+            return  # without subscribers the connection for rows is not opened
         with self._applying:
             everything = self._is_behind or not notifications
             found, error = self._apply(
@@ -225,17 +275,22 @@ class PositionWatcher(PositionListener):
             raise error  # the listener logs it, and calls again with an empty list
 
     def connected(self) -> None:
-        """Reacts to a new connection that listens."""
+        """Records that the connection listens again. Makes the taps read the table, because notifications may be lost."""
         super().connected()
         self.is_away = False
+        for tap in self._taps:
+            tap([], must_look=True)  # what was sent meanwhile is lost
 
     def lost(self) -> None:
-        """Reacts to the loss of the connection."""
+        """Records that the connection is lost, and reports the loss to all subscribers."""
         self.is_away = True
         self._lose(self._subscribers, None)
 
     def nudged(self) -> None:
-        """Reacts to a call of ``nudge``. Runs in the listener's thread."""
+        """Applies all positions if that was requested, and calls ``nudged`` of all subscribers.
+
+        Runs in the listener's thread.
+        """
         if self._is_behind:
             self.heard([])
         for one in self._subscribers:
@@ -244,10 +299,10 @@ class PositionWatcher(PositionListener):
     # --- apply, with ``_applying`` held ---------------------------------------------------------------------------
 
     def _apply(self, find: Callable[[Any], Found], *, everything: bool = False) -> tuple[Found, Exception | None]:
-        """Has all subscribers apply the positions that ``find`` returns. Returns (positions, error).
+        """Makes all subscribers apply the positions that ``find`` returns. Returns (positions, error).
 
-        The error is that of ``find``, in which case there are no positions, or that of the last subscriber that
-        failed, or None.
+        If ``find`` raises, returns no positions and the error of ``find``. If subscribers raise, returns the error of
+        the last of them. If none of them raises, the error is None.
         """
         try:
             with self.cursor() as cursor:
@@ -334,7 +389,7 @@ _kinds: list[Subscriptions[Any]] = []
 
 
 class Subscriptions(Generic[S]):
-    """The subscribers of one class: one for each database alias, made when it is first needed."""
+    """The subscribers of one class, with one subscriber for each database alias. Each is made when it is first needed."""
 
     def __init__(self, make: Callable[[str], S]) -> None:
         self._make = make
@@ -342,7 +397,7 @@ class Subscriptions(Generic[S]):
         _kinds.append(self)
 
     def get(self, using: str | None = None) -> S | None:
-        """Returns the subscriber of that database, or None if it was not started yet."""
+        """Returns the subscriber of that database, or None if no subscriber was started yet."""
         return self._found.get(using or stream_settings().database)
 
     def obtain(self, using: str | None = None) -> S:
@@ -369,7 +424,7 @@ class Subscriptions(Generic[S]):
             return made
 
     def stop(self) -> None:
-        """Ends all these subscribers. The next use starts new ones."""
+        """Ends the subscribers of all databases. The next use starts new subscribers."""
         with self._guard:
             found = list(self._found.values())
             self._found.clear()
@@ -377,7 +432,7 @@ class Subscriptions(Generic[S]):
             one.stop()
 
     def forget(self) -> None:
-        """Forgets all these subscribers in a forked child.
+        """Forgets the subscribers of all databases in a forked child.
 
         Also makes a new lock, because a thread of the parent may have held the old one during the fork.
         """
@@ -387,20 +442,42 @@ class Subscriptions(Generic[S]):
 
 def _subscribe(subscriber: Subscriber) -> None:
     with _guard:
-        watcher = _watchers.get(subscriber.using)
-        if watcher is None:
-            watcher = PositionWatcher(subscriber.using)
-            watcher.start()
-            _watchers[subscriber.using] = watcher
-        watcher.add(subscriber)
+        _running(subscriber.using).add(subscriber)
 
 
 def _unsubscribe(subscriber: Subscriber) -> None:
+    _end_use(subscriber.using, lambda watcher: watcher.remove(subscriber))
+
+
+def open_tap(using: str, tap: Tap) -> None:
+    """Makes every notification that arrives from now on be passed to ``tap``. Raises the driver's errors."""
     with _guard:
-        watcher = _watchers.get(subscriber.using)
-        if watcher is None or watcher.remove(subscriber):
+        _running(using).add_tap(tap)
+
+
+def close_tap(using: str, tap: Tap) -> None:
+    """Stops what ``open_tap`` began: notifications are no longer passed to ``tap``.
+
+    Must not be called by the watcher's thread.
+    """
+    _end_use(using, lambda watcher: watcher.remove_tap(tap))
+
+
+def _running(using: str) -> PositionWatcher:
+    watcher = _watchers.get(using)
+    if watcher is None:
+        watcher = PositionWatcher(using)
+        watcher.start()
+        _watchers[using] = watcher
+    return watcher
+
+
+def _end_use(using: str, remove: Callable[[PositionWatcher], bool]) -> None:
+    with _guard:
+        watcher = _watchers.get(using)
+        if watcher is None or remove(watcher):
             return
-        del _watchers[subscriber.using]
+        del _watchers[using]
     watcher.close()
 
 
@@ -410,7 +487,7 @@ def watcher_of(using: str | None = None) -> PositionWatcher | None:
 
 
 def before_shown(found: Positions, using: str | None = None) -> None:
-    """Has all subscribers apply everything up to these positions, before the caller shows or uses the positions.
+    """Makes all subscribers apply everything up to these positions, before the caller shows or uses the positions.
 
     For code that received positions or read them from the table itself. Runs no query if the positions were applied
     already, or if there are no subscribers. May block.

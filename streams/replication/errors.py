@@ -8,6 +8,7 @@
     ├── IllegalMove              the state of the connection does not allow a call
     ├── BadAddress               a host, port or URL cannot be used
     ├── BadCertificate           TLS files cannot be used
+    ├── BadRights                the rights of certificates cannot be read
     ├── PortTaken                the port is already in use
     ├── WrongRemote              the server has another name than the one that we want to follow
     ├── RedisRefused             the Redis server refuses our password or a command
@@ -27,6 +28,7 @@ from streams.errors import StreamError
 __all__ = [
     "BadAddress",
     "BadCertificate",
+    "BadRights",
     "CatchUpError",
     "ChannelLocked",
     "CommandError",
@@ -53,7 +55,7 @@ class CommandError(ReplicationError):
 
 
 class UnknownCommand(CommandError):
-    """A line whose first word is no command."""
+    """A received line whose first word is not the word of a command."""
 
 
 class MalformedCommand(CommandError):
@@ -65,7 +67,7 @@ class UnsendableCommand(CommandError):
 
 
 class IllegalMove(ReplicationError):
-    """A call that the state of the connection does not allow. It is always a mistake of the caller."""
+    """A call that the state of the connection does not allow. The error is always a mistake in the calling code."""
 
 
 class BadAddress(ReplicationError, ValueError):
@@ -76,12 +78,16 @@ class BadCertificate(ReplicationError):
     """TLS files that cannot be used: a certificate, its key, or the authorities."""
 
 
+class BadRights(ReplicationError, ValueError):
+    """Rights of certificates that cannot be read."""
+
+
 class PortTaken(ReplicationError):
     """A port that is already in use."""
 
 
 class WrongRemote(ReplicationError):
-    """A server that gives itself another name than the one that we want to follow."""
+    """A server whose name is not the name of the server that we want to follow."""
 
 
 class RedisRefused(ReplicationError):
@@ -89,7 +95,7 @@ class RedisRefused(ReplicationError):
 
 
 class ChannelLocked(ReplicationError):
-    """A lock for publishing on a Redis channel that is held by a session whose role may not write."""
+    """A foreign lock: a session whose role may not write holds the lock for publishing on a Redis channel."""
 
 
 class TooManyWriters(ReplicationError):
@@ -97,7 +103,7 @@ class TooManyWriters(ReplicationError):
 
 
 class DatabaseRestored(ReplicationError):
-    """A database in another epoch than before: it was restored, or another one took its place."""
+    """A database in another epoch than before: it was restored, or replaced by another database."""
 
 
 class CatchUpError(ReplicationError):
@@ -105,4 +111,4 @@ class CatchUpError(ReplicationError):
 
 
 class GapError(ReplicationError):
-    """Missed facts that the given source cannot provide, not even later. The message says why, and what to do."""
+    """Missed facts that the follower's source can never provide. The error message says why, and what to do."""

@@ -1,7 +1,7 @@
 """Implements ``manage.py follow``: a follower that prints facts, registers itself, and may end at given tokens.
 
-Output is written in a thread, so that a program which reads it slowly does not delay our PING. If that program closes
-the pipe, the command ends without an error.
+Output is written in a thread, so that a program which reads the output slowly does not delay our PING. If this program
+closes the pipe, the command ends without an error.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, TableCatchUp
 from streams.replication.common.reader_rows import ReaderRows
+from streams.replication.protocol.commands import printable
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.recording.follow import RecordedCatchUp, Recording
@@ -42,10 +43,10 @@ CATCH_UP_CHOICES = ("table", "http", "none")
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """The checked arguments of the command. Tokens are still text, because parsing them may need the database.
+    """The checked arguments of the command. Tokens are still texts, because the database may be needed to parse them.
 
-    Missed facts are fetched from ``http`` if it is given, else from our tables if ``uses_table`` is true, else not at
-    all.
+    If ``http`` is given, missed facts are fetched from these servers. Otherwise they are fetched from our tables if
+    ``uses_table`` is true. In all other cases they are not fetched.
     """
 
     connector: Connector
@@ -64,7 +65,7 @@ class FollowRequest:
 
 
 class Following:
-    """One run of the command. ``output`` is the file descriptor that rows are printed to."""
+    """One run of the command. ``output`` is the file descriptor to which rows are printed."""
 
     def __init__(self, request: FollowRequest, output: int) -> None:
         self._request = request
@@ -77,10 +78,10 @@ class Following:
         self._recorded: Mapping[str, Mapping[str, int]] = {}
 
     async def run(self, timeout_seconds: float | None) -> bool:
-        """Follows until every token of ``until`` is reached, a signal arrives, or the output is closed.
+        """Follows until every token of ``--until`` is reached, a signal arrives, the output is closed, or the time is over.
 
-        Returns true if the tokens of ``until`` are reached, or if the output was closed. Returns false otherwise, also
-        after ``timeout_seconds``. Raises `TokenError` and `WrongRemote`.
+        Returns true if the tokens of ``--until`` are reached, or if the output was closed. Otherwise returns false, for
+        instance after ``timeout_seconds``. Raises `TokenError` and `WrongRemote`.
         """
         catch_up = self._catch_up()
         try:
@@ -94,7 +95,9 @@ class Following:
             self._writer.shutdown(wait=True)
 
     async def _record(self, catch_up: CatchUp) -> CatchUp:
-        """Opens the record of the foreign server, and returns a catch-up that begins where this record ends.
+        """Opens the record of the foreign server, which is its stored rows and positions.
+
+        Returns a catch-up that begins where the record ends.
 
         Returns ``catch_up`` itself if the command does not record.
         """
@@ -138,7 +141,7 @@ class Following:
     async def _start(self, catch_up: CatchUp) -> dict[str, VectorToken]:
         """Returns the start tokens given by ``--from``.
 
-        Leaves out streams that have a record, because the follower continues them where the record ends.
+        Leaves out each stream that has a record, because the follower continues where the record of the stream ends.
         """
         begin = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
         for stream in begin.keys() & self._recorded.keys():
@@ -179,10 +182,9 @@ class Following:
                 self._follower.finish()
 
     def _is_beyond(self, row: FollowedRow) -> bool:
-        """Returns true if the row must not be printed, because it lies above the stream's token in ``until``.
+        """Returns true if the row must not be printed, because it lies above its stream's token in ``--until``.
 
-        Always returns false in the order per writer, because a row above the token may come before rows that are still
-        wanted.
+        Always returns false in the order per writer, because rows up to the token may come after a row above the token.
         """
         end = self._until.get(row.stream)
         return end is not None and self._request.view is View.LINEAR and row.token > end.highest
@@ -215,7 +217,7 @@ class _Registration:
         self._task = asyncio.create_task(self._beat())
 
     async def end(self) -> None:
-        """Stops the heartbeats, and marks the row as closed."""
+        """Stops the heartbeats, and marks the follower's row as closed."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -259,8 +261,8 @@ def _ignore(event: object) -> None:
 async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
     """Parses the token ``text`` of a stream. Raises `TokenError`, or `EpochChanged` for a token of another epoch.
 
-    A vector token names writers by keys of our tables, and an epoch belongs to our database. So vector tokens and
-    epochs are accepted only if missed facts come from our tables.
+    A vector token names writers by primary keys of rows in our tables, and an epoch belongs to our database. So vector
+    tokens and epochs are accepted only if missed facts come from our tables.
     """
     plain, epoch = unstamp(text)
     if not isinstance(catch_up, TableCatchUp):
@@ -284,13 +286,15 @@ def _json_line(row: FollowedRow) -> bytes:
 
 
 def _plain_line(row: FollowedRow) -> bytes:
-    return b"%s %s %d %s\n" % (row.stream.encode(), row.instance.encode(), row.token, encode_json(row.row))
+    # Names may have control characters, which a terminal would obey.
+    names = f"{printable(row.stream)} {printable(row.instance)}"
+    return b"%s %d %s\n" % (names.encode(), row.token, encode_json(row.row))
 
 
 def _write_all(output: int, data: bytes) -> None:
     """Writes all bytes directly to the file descriptor.
 
-    Nothing stays in a buffer. So a closed pipe raises an error in this function only.
+    No bytes stay in a buffer of Python. So if the pipe is closed, the error is raised here, and not at a later flush.
     """
     view = memoryview(data)
     while view:

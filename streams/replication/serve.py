@@ -1,12 +1,12 @@
 """Runs a server in this process until it is stopped: replication alone, or together with HTTP and WebSocket.
 
-For use by commands. The server takes over the reactor and the signals of the process.
+Used by management commands. The server runs Twisted's reactor, and handles the signals of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,16 @@ from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
 from streams import epochs
+from streams.browsers import clients
 from streams.conf import StreamSettings, stream_settings
+from streams.core.names import name_without_number
 from streams.db import driver
 from streams.replication.errors import ReplicationError
 from streams.replication.protocol.access import Access, networks_of
+from streams.replication.protocol.commands import Command, FederationAck
+from streams.replication.protocol.rights import RightsTable
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
+from streams.replication.server.client import ReplicationClient
 from streams.replication.server.worker_reports import WorkerReports, process_reports
 from streams.replication.transport.addresses import Address, RedisAddress, bind, refuse_open_network
 from streams.replication.transport.descriptors import raise_descriptor_limit
@@ -42,7 +47,7 @@ class DatabaseNotUsable(ReplicationError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The addresses to listen on, and the Redis server to publish on, if any.
+    """The addresses on which the server listens, and the Redis server to which it publishes, if any.
 
     Port 0 selects a free port. The endpoints that `serve` passes to ``when_ready`` have the selected ports.
     """
@@ -53,7 +58,7 @@ class Endpoints:
 
     @property
     def ready_line(self) -> str:
-        """Returns the line to print when all listeners accept connections."""
+        """Returns the line that a command prints when all listeners accept connections."""
         http = f"http={self.http} " if self.http else ""
         return f"ready {http}replication={self.replication}"
 
@@ -66,11 +71,13 @@ def serve(
 ) -> None:
     """Serves until SIGINT or SIGTERM. Calls ``when_ready`` when all listeners accept connections.
 
-    Raises `BadAddress`, `BadCertificate`, `PortTaken` or `DatabaseNotUsable` before it serves anything.
+    Raises `BadAddress`, `BadCertificate`, `BadRights`, `PortTaken` or `DatabaseNotUsable` before it accepts a
+    connection.
     """
     given = stream_settings()
     certificates = Certificates(tls) if tls is not None else None
     access = Access(given.plain_networks, has_tls=tls is not None)
+    RightsTable(given.wire_rights)  # raises before anything is bound
     if tls is None:
         refuse_open_network(wanted.replication, given.plain_networks)
     _check_database()
@@ -85,7 +92,7 @@ def serve(
         access=access,
         certificates=certificates,
     )
-    _attend(server, f"{given.instance} {replication}", wanted.publish_to)
+    _attend(server, f"{name_without_number(given.instance)} {replication}", wanted.publish_to)
     server.announce_ready = lambda: when_ready(endpoints)
     try:
         server.run()
@@ -113,7 +120,7 @@ def _limits(given: StreamSettings) -> ListenerLimits:
 
 
 def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None) -> None:
-    """Makes the server start and stop the process's broadcaster, reports and Redis publisher."""
+    """Makes the server start and stop the broadcaster, worker reports and Redis publisher of the process."""
     broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
     reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
 
@@ -129,6 +136,7 @@ def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None)
 
     async def stop() -> None:
         systemd.notify(systemd.STOPPING)
+        clients.end_all()
         if publisher is not None:
             await publisher.stop()
         await broadcaster.stop()
@@ -140,7 +148,16 @@ def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None)
 def _publisher(broadcaster: Broadcaster, reports: WorkerReports, address: RedisAddress) -> RedisPublisher:
     from streams.replication.redis.publisher import RedisPublisher  # noqa: PLC0415 - needs the extra ``redis``
 
-    return RedisPublisher(broadcaster, address, reports.take, reports.gone)
+    def take(peer: ReplicationClient, commands: Sequence[Command]) -> None:
+        # A message on a channel does not say who sent it. So acknowledgements on a channel are not accepted: a federation
+        # sender must not acknowledge for another sender.
+        own = [command for command in commands if not isinstance(command, FederationAck)]
+        for command in commands:
+            if isinstance(command, FederationAck):
+                reports.drop(command)
+        reports.take(peer, own)
+
+    return RedisPublisher(broadcaster, address, take, reports.gone)
 
 
 class _Server(AsgiServer):

@@ -1,15 +1,34 @@
-"""Amounts on a command line (pure): numbers of facts to keep, and durations."""
+"""Amounts (pure): facts to keep and durations on a command line, how much of some work is done, and sizes in bytes."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 
-__all__ = ["duration", "keep_amount"]
+__all__ = ["byte_size", "done_of", "duration", "keep_amount"]
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"([0-9]{1,9})([smhdw])\Z")
 _COUNT = re.compile(r"[0-9]{1,18}\Z")
+_SIZES = ("kB", "MB", "GB", "TB")
+
+
+def byte_size(size: int) -> str:
+    """Returns ``512 B``, ``1.5 kB`` or ``20 MB``, in decimal units."""
+    if size < 1000:
+        return f"{size} B"
+    value = float(size)
+    for unit in _SIZES:
+        value /= 1000
+        if value < 999.5 or unit == _SIZES[-1]:
+            break
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+
+
+def done_of(done: int, total: int | None, unit: str) -> str:
+    """Returns ``5 of 20 events``, or ``5 events`` if the total is not known, or ``0 events`` if there was nothing to do."""
+    of = f" of {total:,}" if total else ""
+    return f"{done:,}{of} {unit}".rstrip()
 
 
 def duration(text: str) -> timedelta:

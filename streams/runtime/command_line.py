@@ -12,17 +12,17 @@ from typing import IO, Any, ClassVar, cast
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
 from django.dispatch import Signal
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from streams.runtime import systemd
+from streams.runtime.output import output_written
 from streams.runtime.text import printable
 
-__all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand", "service_begins"]
+__all__ = ["EXIT_STATUS", "SITE_CHECKS", "HelpFormatter", "SiteCommand", "service_begins"]
 
 #: The last line of every command's help.
 EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
+#: The tag of our own system checks. Commands that show no page run these alone: Django's import all pages.
+SITE_CHECKS = "site"
 #: Sent before a command begins to run as a service.
 service_begins = Signal()
 
@@ -33,7 +33,7 @@ _WIDEST_EXAMPLE = 64  # the description of a longer example is printed on the ne
 class HelpFormatter(DjangoHelpFormatter):
     """A help formatter that lists our options before Django's.
 
-    A text that contains no line break is wrapped. A text that contains some is printed as it is.
+    A text that contains no line break is wrapped. A text with line breaks is printed unchanged.
     """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -79,7 +79,7 @@ class SiteCommand(BaseCommand):
         return super().execute(*args, **options)
 
     def check(self, *args: Any, **options: Any) -> None:
-        """Runs the system checks as Django does. If one fails, the exit status is 2, as for an unusable setting."""
+        """Runs the system checks as Django does. If a check fails, the exit status is 2, as for an unusable setting."""
         try:
             super().check(*args, **options)
         except SystemCheckError as error:
@@ -89,7 +89,8 @@ class SiteCommand(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Runs the command as Django does, but refuses arguments that are not UTF-8.
 
-        Such arguments could not be stored in a column or a file, nor sent in a message.
+        Such arguments could not be stored in a column or a file, nor sent in a message. If no process reads the
+        command's output any more, the command ends without a traceback.
         """
         self._called_from_command_line = True  # so that an error ends the process, as in Django's
         for word in argv[2:]:
@@ -97,7 +98,8 @@ class SiteCommand(BaseCommand):
                 word.encode()
             except UnicodeEncodeError:
                 self.create_parser(argv[0], argv[1]).error(f"{word!r} is no UTF-8. Check the encoding of the terminal.")
-        super().run_from_argv(argv)
+        with output_written():
+            super().run_from_argv(argv)
 
     def announce_ready(self, line: str) -> None:
         """Announces on standard output, and to the service manager, that the process is ready."""
@@ -106,7 +108,12 @@ class SiteCommand(BaseCommand):
         systemd.notify(systemd.READY, f"STATUS={line}")
 
     def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Prints a table on standard output. Text in brackets is not treated as markup. A terminal folds long words."""
+        """Prints a table on standard output. Text in brackets is not treated as markup. On a terminal, long words are folded."""
+        # Most commands print no table, and rich is a twentieth of their start.
+        from rich.console import Console  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
         table = Table()
         for name in columns:
             table.add_column(name, overflow="fold")

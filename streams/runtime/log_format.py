@@ -1,9 +1,9 @@
-"""The form of log entries: one line each, as ``key=value`` or JSON.
+"""Formats log entries: each entry is one line, as ``key=value`` or JSON.
 
-It applies to our own entries and to those of Django, daphne, Twisted, py4j and Python. ``logging_config`` returns the
-value for Django's ``LOGGING``. Whatever the input, an entry is one line that a terminal can show. Control characters,
-and characters that change the direction of text, are escaped. Long values are cut. Secrets that the site names, and
-passwords in addresses, are replaced. Fields of the current connection or request come from structlog's context.
+The entries of this program are formatted, and those of Django, daphne, Twisted, py4j and Python. ``logging_config``
+returns the value for Django's ``LOGGING``. Whatever text is logged, the entry is safe to show on a terminal. Control
+characters, and characters that change the direction of text, are escaped. Long values are cut. The secrets of the site,
+and passwords in addresses, are masked. Fields of the current connection or request come from structlog's context.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["FORMS", "log_uncaught", "logging_config"]
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
 LONGEST_TRACE = 20_000
-#: The most log entries about refused requests, the period in seconds for which this holds, and the most characters of
-#: one.
+#: The most log entries about refused requests in one period, the length of this period in seconds, and the most characters
+#: of such an entry.
 REFUSED_LINES, REFUSED_SECONDS, LONGEST_REFUSED = 10, 10.0, 200
 #: Shorter secrets are not masked, because they could occur in ordinary words.
 SHORTEST_SECRET = 6
-#: The characters after the cut that are searched for secrets, too. So a secret that lies across the cut is found.
+#: If a text is cut, so many characters after its new end are searched for secrets, too. So a secret across the end is found.
 _MORE = 1_000
 _ODD_IN_KEYS = re.compile(r"[^\w.-]")
 EventDict = dict[str, Any]
@@ -95,7 +95,7 @@ def _visible(character: str) -> str:
 class RefusedRequests(logging.Filter):
     """A filter that bounds the log entries of refused requests (status 4xx or 503): their number, length and traceback.
 
-    Any client can cause such requests, as fast as it sends. Metrics count all of them.
+    Any client can cause such requests, as fast as it can send. Metrics count all refused requests.
     """
 
     def __init__(self) -> None:
@@ -103,9 +103,9 @@ class RefusedRequests(logging.Filter):
         self._bound = LineBound(REFUSED_LINES, REFUSED_SECONDS)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Shortens the entry of a refused request and drops its traceback. Returns true for all other entries.
+        """Shortens the entry of a refused request, removes its traceback, and returns true. Returns true for other entries.
 
-        Returns false, so that the entry is dropped, after ``REFUSED_LINES`` such entries within ``REFUSED_SECONDS``.
+        After ``REFUSED_LINES`` entries of refused requests within ``REFUSED_SECONDS``, returns false, which drops the entry.
         """
         status = getattr(record, "status_code", 0)
         if not (400 <= status < 500 or status == 503):
@@ -121,7 +121,7 @@ class RefusedRequests(logging.Filter):
 class _Stderr(logging.StreamHandler[Any]):
     """A handler for standard error.
 
-    If an entry cannot be formatted, it logs one line that says so instead of a traceback.
+    If an entry cannot be formatted, the handler writes one line about the failure instead of a traceback.
     """
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -1,8 +1,8 @@
 """The time since the last sign of life of a process, by the database's clock (pure).
 
-If that clock was set back, a sign of life may lie in the future. Its age is then unknown. A sign that lies ten seconds
-ahead counts as ten seconds old. A living process gives its next sign within a second. Without this rule, a dead process
-would look alive until the clock reaches the time of the sign again.
+If that clock was set back, a sign of life may lie in the future. Its distance from now then counts as its age: a sign
+10 s ahead counts as 10 s old. A living process gives its next sign within a second, so its age is right again at once.
+Without this rule, a dead process would look alive until the clock reaches the time of the sign again.
 
 These functions decide which processes are alive. Deletion by age uses the plain difference of times instead, because an
 error there only keeps rows longer.

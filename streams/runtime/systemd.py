@@ -32,7 +32,10 @@ def notify(*words: str) -> None:
 
 
 async def notify_watchdog() -> None:
-    """Sends signs of life until it is cancelled. Returns at once if the service manager does not ask for them."""
+    """Sends signs of life until the coroutine is cancelled.
+
+    Returns at once if the service manager does not ask for signs of life.
+    """
     given_up_after = stream_settings().watchdog_seconds
     while given_up_after > 0:
         notify(ALIVE)

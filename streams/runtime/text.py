@@ -17,7 +17,8 @@ __all__ = [
 
 MOST_LABELS = 100
 OTHER = "other"
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,59}")
+#: Words of plain characters, with single spaces between them, such as ``pipeline statistics``. At most 60 characters.
+_PLAIN_NAME = re.compile(r"(?=.{1,60}\Z)[A-Za-z0-9][A-Za-z0-9_.:-]*(?: [A-Za-z0-9_.:-]+)*")
 
 
 class _Known(Sized, Container[str], Protocol):
@@ -25,7 +26,7 @@ class _Known(Sized, Container[str], Protocol):
 
 
 def plain_label(name: str, known: _Known, most: int = MOST_LABELS) -> str:
-    """Returns the name as a label, or ``other`` if it has unusual characters or there are too many labels.
+    """Returns the name as a label, or ``other`` if the name has unusual characters or there are too many labels.
 
     ``known`` are the labels in use. A name outside ``known`` is accepted while there are fewer than ``most`` labels.
     """
@@ -35,7 +36,9 @@ def plain_label(name: str, known: _Known, most: int = MOST_LABELS) -> str:
 
 def shown(text: str | None, most: int = 200) -> str:
     """Returns untrusted text for a page: control characters are escaped, and text over ``most`` characters is cut."""
-    clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text or "")
+    clean = text or ""
+    if not clean.isprintable():
+        clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in clean)
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"
 
 
@@ -47,5 +50,5 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns the text as `printable` does, but keeps line ends and tabs. This is for pages."""
+    """Returns the text as `printable` does, but keeps line ends and tabs. Pages use this form."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -14,10 +14,10 @@ class WakeUp:
 
     ``ring`` takes no lock, so any thread may call it, and so may any callback of the garbage collector.
 
-    The pipe is closed when this object is freed, and there is no method that closes it. Otherwise: thread A reads the
-    number of the descriptor, thread B closes the pipe, thread C opens a file that gets the same number, and A writes
-    into C's file. Keep the object out of reference cycles. In a cycle, the pipe would stay open until the garbage
-    collector runs.
+    The pipe is closed when this object is freed, and there is no method that closes it. With such a method: thread A
+    reads the number of the descriptor, thread B closes the pipe, thread C opens a file that gets the same number, and A
+    writes into C's file. Keep the object out of reference cycles. In a cycle, the pipe would stay open until the
+    garbage collector runs.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Waits until this process sees a position, and returns the current positions."""
+"""Waits for positions of streams, returns their current positions, reads facts in pages, and listens for new facts."""

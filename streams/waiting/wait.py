@@ -1,13 +1,13 @@
 """Waits until this process sees a position: ``Stream.wait_for`` and, for async code, ``Stream.await_for``.
 
-A write in another process returns a token (such as 815). A caller that reads here and must see that write first waits until
-this process has seen the token. Notifications wake the callers that wait, so there is no polling. In a process that
-writes the stream itself, its own commits wake them at once. Positions are announced after commits, so facts up to the
-awaited position are visible to every query that begins after the wait.
+A write in another process returns a token (such as 815). A caller that reads here and must see that write first waits
+until this process has seen the token. Notifications wake the callers that wait, so there is no polling. In a process
+that writes the stream itself, the process's own commits wake these callers at once. Positions are announced after
+commits, so facts up to the awaited position are visible to every query that begins after the wait.
 
-Each process has one ``_PositionView`` for each database alias, from the first wait on. The process's watcher passes
-positions to this view (``streams.reading.watcher``). Like a reader, the view has a tracker for each stream
-(``streams.core.tracker``).
+Each process has one ``PositionView`` for each database alias, from the first wait on. The process's watcher passes
+positions to the ``PositionView`` (``streams.reading.watcher``). Like a reader, the ``PositionView`` has a tracker for
+each stream (``streams.core.tracker``).
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from streams import epochs
 from streams.conf import stream_settings
 from streams.core.positions import active_and_retired, linear_position
 from streams.core.tokens import VectorToken
 from streams.core.tracker import PositionTracker, TrackerState
-from streams.errors import TokenError, WaitTimedOut
-from streams.reading.rows import writer_names
+from streams.errors import WaitTimedOut
+from streams.reading.given_token import Token, given_token, text_token
 from streams.reading.watcher import Found, Rank, Subscriber, Subscriptions
 from streams.waiting.waiters import TokenWaiter, Waiters, missing
 from streams.waiting.waking import wake_all
@@ -35,11 +34,21 @@ from streams.writing import process
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
 
-__all__ = ["DEFAULT_SECONDS", "Token", "await_for", "forget_views", "timed_out", "wait_for", "waiting"]
+__all__ = [
+    "DEFAULT_SECONDS",
+    "PositionView",
+    "Token",
+    "await_for",
+    "forget_views",
+    "timed_out",
+    "views",
+    "wait_for",
+    "waiting",
+]
 
-#: A position, a vector token, or a token in text form, with or without its epoch.
-Token = int | VectorToken | str
 DEFAULT_SECONDS = 5.0
+#: Stands for a writer in the place of a waiter for the lowest announced position.
+_ANNOUNCED = ""
 
 #: Stream name -> number of waits that timed out in this process, for metrics.
 timed_out: Counter[str] = Counter()
@@ -48,13 +57,15 @@ timed_out: Counter[str] = Counter()
 def wait_for(
     stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
-    """Blocks until this process sees everything that the token covers. Returns the stream's vector position at that time.
+    """Blocks until this process sees everything that the token covers.
+
+    Returns the vector that the stream has when the wait ends.
 
     Raises ``WaitTimedOut`` (also a ``TimeoutError``), ``TokenError`` or ``EpochChanged``. Must not be called within the
-    transaction that appends the awaited facts, because they are complete only when this transaction has ended.
+    transaction that appends the awaited facts, because these facts are complete only when this transaction has ended.
     """
     wanted = _read(stream, token, using)
-    view = _views.obtain(using)
+    view = views.obtain(using)
     event = threading.Event()
     waiter = view.wait(stream.name, wanted, event)
     # ``is_there`` checks once more: the waiter may have been woken after the timeout and before its removal.
@@ -67,7 +78,7 @@ async def await_for(
     stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
     """Waits as ``wait_for`` does, in async code. The wait occupies no thread, so thousands of callers may wait at once."""
-    found = _views.get(using)
+    found = views.get(using)
     if found is None or isinstance(token, str):
         view, wanted = await asyncio.to_thread(_view_and_token, stream, token, using)
     else:
@@ -91,34 +102,26 @@ async def await_for(
 
 def waiting(using: str | None = None) -> int:
     """Returns the number of callers in this process that now wait for positions of one database."""
-    view = _views.get(using)
+    view = views.get(using)
     return 0 if view is None else view.waiting()
 
 
-def _view_and_token(stream: BoundStream, token: Token, using: str | None) -> tuple[_PositionView, VectorToken]:
+def _view_and_token(stream: BoundStream, token: Token, using: str | None) -> tuple[PositionView, VectorToken]:
     try:
-        return _views.obtain(using), _read(stream, token, using)
+        return views.obtain(using), _read(stream, token, using)
     finally:
         connections.close_all()  # of a thread of the executor
 
 
 def _read(stream: BoundStream, token: Token, using: str | None) -> VectorToken:
-    if isinstance(token, VectorToken):
-        return token
-    if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
-        return VectorToken(token)
-    if not isinstance(token, str):
-        raise TokenError(
-            f"Stream {stream.name}: {token!r} is no token; wait for a position, a VectorToken or its text."
-        )
-    text, word = epochs.unstamp(token)
-    names: dict[int, str] = {}
-    if word or text.startswith("m"):
-        with connections[using or stream_settings().database].cursor() as cursor:
-            if word:
-                epochs.check_epoch(cursor, word, f"Token {token[:100]} of stream {stream.name}")
-            names = writer_names(cursor, stream.name)
-    return VectorToken.parse(text, names)
+    found = given_token(stream.name, token)
+    if found is not None:
+        return found
+    text = str(token)
+    if text.isdigit():
+        return VectorToken.parse(text, {})
+    with connections[using or stream_settings().database].cursor() as cursor:
+        return text_token(cursor, stream.name, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +140,28 @@ class _Seen:
     def linear(self) -> int:
         return max(self.heard.linear, self.own.linear if self.own is not None else 0)
 
+    @property
+    def lowest_announced(self) -> int:
+        """The linear position that the table shows: the lowest of the active writers' positions.
+
+        ``linear`` may be above this position. Example: B is at 10, and A announces 11. This process knows that 11 is
+        complete, so ``linear`` is 11. But ``Stream.read`` uses the positions in the table, and returns fact 11 only
+        when B has announced 11, too.
+        """
+        return min(self.heard.raw_positions.values(), default=self.heard.linear)
+
     def position_of(self, writer: str) -> int:
         at = max(self.heard.position_of(writer), self.linear)
         return max(at, self.own.own_maximum) if self.own is not None and writer == self.own_name else at
+
+    def at(self, writer: str | None) -> int:
+        """Returns the position of this writer, or the linear position if ``writer`` is None.
+
+        For ``_ANNOUNCED`` returns the lowest announced position.
+        """
+        if writer == _ANNOUNCED:
+            return self.lowest_announced
+        return self.linear if writer is None else self.position_of(writer)
 
     def token(self) -> VectorToken:
         """Returns the position as a token: the linear position, and an entry for each writer that is ahead of it."""
@@ -147,7 +169,7 @@ class _Seen:
         return VectorToken.of(self.linear, {writer: self.position_of(writer) for writer in names})
 
 
-class _PositionView(Subscriber):
+class PositionView(Subscriber):
     """The positions of one database that this process sees, and the callers that wait for higher positions.
 
     After ``stop``, callers that still wait are not woken any more, and time out.
@@ -161,21 +183,31 @@ class _PositionView(Subscriber):
         self._lock = threading.Lock()
         self._trackers: dict[str, PositionTracker] = {}
         self._generations: dict[str, int] = {}
+        #: How often the database was found restored.
+        self.restores = 0
 
     # --- waiters --------------------------------------------------------------------------------------------------
 
-    def wait(self, stream: str, token: VectorToken, wake: Any) -> TokenWaiter | None:
-        """Adds a waiter for the token. Returns None if this process already sees everything that the token covers."""
+    def wait(self, stream: str, token: VectorToken, wake: Any, *, announced: bool = False) -> TokenWaiter | None:
+        """Adds a waiter for the token. Returns None if this process already sees everything that the token covers.
+
+        ``announced`` is explained in ``TokenWaiter``.
+        """
         with self._lock:
-            waiter = TokenWaiter(stream, token, wake)
+            waiter = TokenWaiter(stream, token, wake, announced)
             return waiter if self._waiters.add(waiter) else None
 
     def _next_place(self, waiter: TokenWaiter) -> tuple[tuple[str, str | None], int] | None:
         """Returns the next position for which the waiter must wait, as ``((stream, writer), position)``.
 
-        The writer is None for the linear position. Returns None if the waiter need not wait any more.
+        The writer is None for the linear position, and empty for the lowest announced position. Returns None if the
+        waiter need not wait any more.
         """
-        found = missing(self._seen(waiter.stream), waiter.token)
+        seen = self._seen(waiter.stream)
+        if waiter.announced:
+            reached = seen.lowest_announced >= waiter.token.base
+            return None if reached else ((waiter.stream, _ANNOUNCED), waiter.token.base)
+        found = missing(seen, waiter.token)
         return None if found is None else ((waiter.stream, found[0]), found[1])
 
     def is_there(self, waiter: TokenWaiter) -> bool:
@@ -194,7 +226,7 @@ class _PositionView(Subscriber):
             return len(self._waiters)
 
     def seen(self, stream: str) -> _Seen:
-        """Returns the stream as this process sees it now."""
+        """Returns the positions of the stream as this process sees them now."""
         with self._lock:
             return self._seen(stream)
 
@@ -239,6 +271,7 @@ class _PositionView(Subscriber):
         with self._lock:
             self._trackers.clear()
             self._generations.clear()
+            self.restores += 1
 
     def shown(self, found: Found) -> None:
         """Stores the positions, and wakes the callers that waited for them."""
@@ -257,15 +290,18 @@ class _PositionView(Subscriber):
             reached: list[TokenWaiter] = []
             for stream, writer in self._waiters.keys:
                 seen = self._seen(stream)
-                at = seen.linear if writer is None else seen.position_of(writer)
+                at = seen.at(writer)
                 came = self._waiters.take((stream, writer), at)
                 reached += [waiter for waiter in came if not self._waiters.add(waiter)]
         wake_all(reached)
 
 
-_views = Subscriptions(_PositionView)
+views = Subscriptions(PositionView)
 
 
 def forget_views() -> None:
-    """Ends the view of each database. For tests, which empty the tables between runs."""
-    _views.stop()
+    """Stops the `PositionView` of each database. The next use starts a new `PositionView`.
+
+    For tests, which empty the tables between runs.
+    """
+    views.stop()

@@ -29,7 +29,8 @@ Key = TypeVar("Key", bound=Hashable)
 class Waiters(Generic[W, Key]):
     """A collection of waiters by key and number. For each key there is a heap of waiters, ordered by number.
 
-    A waiter that leaves stays in its heap until many have left. Then all of these are removed at once.
+    A waiter that leaves stays in its heap until many waiters have left. Then all waiters that have left are removed at
+    once.
     """
 
     def __init__(self, index: Callable[[W], tuple[Key, int] | None]) -> None:
@@ -64,7 +65,7 @@ class Waiters(Generic[W, Key]):
         return True
 
     def leave(self, waiter: W) -> bool:
-        """Removes a waiter. Returns false if it was not waiting."""
+        """Removes a waiter. Returns false if the waiter was not waiting."""
         if waiter not in self._waiting:
             return False
         del self._waiting[waiter]
@@ -76,7 +77,7 @@ class Waiters(Generic[W, Key]):
     def take(self, key: Key, upto: int = 0) -> list[W]:
         """Removes and returns the waiters that wait for ``key`` to reach a number of at most ``upto``.
 
-        The caller may add them again, to wait for the next key.
+        The caller may add the returned waiters again, to wait for their next key.
         """
         heap, taken = self._heaps.get(key, []), []
         while heap and heap[0][0] <= upto:
@@ -105,7 +106,7 @@ class Waiters(Generic[W, Key]):
 
 
 class Seen(Protocol):
-    """A stream's positions as a process sees them. They never go down."""
+    """A stream's positions as a process sees them. The positions never go down."""
 
     @property
     def linear(self) -> int: ...
@@ -114,11 +115,16 @@ class Seen(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TokenWaiter:
-    """A caller that waits for a token of a stream. Setting the event or resolving the future ``wake`` wakes the caller."""
+    """A caller that waits for a token of a stream. Setting the event or resolving the future ``wake`` wakes the caller.
+
+    If ``announced`` is true, the caller waits until every active writer has announced the token's base, so that
+    ``Stream.read`` finds this position in the table. Facts of this process that it has not announced yet do not count.
+    """
 
     stream: str
     token: VectorToken
     wake: Any
+    announced: bool = False
 
 
 def missing(seen: Seen, token: VectorToken) -> tuple[str | None, int] | None:

@@ -1,17 +1,21 @@
 """The control loop: one thread on the control connection of a writing process.
 
-The loop receives the notifications of other writers, announces positions, sends heartbeats, and asks the database how
+The loop applies the notifications of other writers, announces positions, sends heartbeats, and asks the database how
 transactions ended whose end is unknown. Other threads only leave work for the loop and wake it. Announcements are
 coalesced: all positions that rise while one announcement is under way go out together in the next one.
+
+The control connection does not listen, because statements run on it (``streams.db.driver.ListeningConnection``). The
+process's watcher passes the notifications that it receives to the loop.
 
 Assumes that the process holds its writer lock whenever the control connection is used.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -42,33 +46,55 @@ log = get_logger(__name__)
 RETRY_SECONDS = 0.2
 #: Time limit of one attempt to retire, after an operator asked the writer to leave. The thread tries again.
 LEAVE_SECONDS = 1.0
-#: Least time between two announcements. The first announcement after a pause goes out at once.
-ANNOUNCE_GAP_SECONDS = 0.005
+#: Pause after an announcement, as a multiple of the time that it took. So announcements take a seventh of the time at most,
+#: however many facts there are. The first announcement after a longer pause goes out at once.
+ANNOUNCE_GAP = 6.0
+LONGEST_ANNOUNCE_GAP_SECONDS = 0.005
+#: Longest wait for the turn that applies the process's own announcements, unless other work makes a turn earlier.
+ECHO_SECONDS = 0.05
+#: Longest time that our notification waits while other sessions commit notifications. After that, the position is stored alone.
+NOTIFY_SECONDS = 0.5
+#: Pause after a notification that could not be sent. Meanwhile positions are stored without notifications.
+NOTIFY_AGAIN_SECONDS = 1.0
+#: Most characters of payloads that wait for the loop. If there are more, they are dropped and the table is read instead.
+MOST_WAITING_CHARACTERS = 1_000_000
 
-#: Stores positions and sends their notifications in one statement, so that a notification follows only a stored position. A
-#: position is stored only under the present lease, and never above what the sequence gave out.
-_ANNOUNCE = """
-WITH given AS (
-    SELECT *, greatest(pg_sequence_last_value(to_regclass(sequence)), 1) AS given_out
-    FROM unnest(
-        %(streams)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[], %(sequences)s::text[], %(words)s::text[]
-    ) AS given (stream, position, last_write, sequence, words)
-), moved AS (
-    UPDATE streams_streamposition p SET
-        position = given.position,
-        last_write_position = CASE WHEN given.last_write = 0 THEN p.last_write_position ELSE given.last_write END,
-        last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
-    FROM given, streams_instance i
-    WHERE p.stream = given.stream AND p.instance_name = %(name)s AND abs(given.position) > abs(p.position)
-      AND abs(given.position) <= given.given_out
-      AND i.name = %(name)s AND i.lease = %(lease)s
-    RETURNING p.stream, p.position, given.words
+#: Stores positions, only under the present lease, and never above what the sequence gave out.
+_STORE = """
+UPDATE streams_streamposition p SET
+    position = given.position,
+    last_write_position = CASE WHEN given.last_write = 0 THEN p.last_write_position ELSE given.last_write END,
+    last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
+FROM {given}, streams_instance i
+WHERE p.stream = given.stream AND p.instance_name = %(name)s::text AND abs(given.position) > abs(p.position)
+  AND abs(given.position) <= greatest(pg_sequence_last_value(to_regclass(given.sequence)), 1)
+  AND i.name = %(name)s::text AND i.lease = %(lease)s
+RETURNING CASE WHEN %(lasting)s::boolean THEN set_config('synchronous_commit', 'on', true) END"""
+#: A commit with notifications waits for any other such commit in the whole server. A role that sends a gigabyte of
+#: notifications would make all writers wait for seconds.
+_NOTIFY = f"set_config('lock_timeout', '{int(NOTIFY_SECONDS * 1000)}', true), pg_notify(%(channel)s, "
+#: Also sends the notifications, in the same statement, so that a notification follows only a stored position.
+_ANNOUNCE = f"""{_STORE},
+    {_NOTIFY} p.stream || ' ' || p.instance_name || ' ' || abs(p.position) || ' ' || given.words)"""
+#: The streams in ``_STORE``: one, which a fact without others has, or several. PostgreSQL needs a third less for one.
+_ONE_GIVEN = (
+    "(SELECT %(stream)s::text AS stream, %(position)s::bigint AS position, %(last_write)s::bigint AS last_write, "
+    "%(sequence)s::text AS sequence, %(words)s::text AS words) AS given"
 )
-SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position) || ' ' || words),
-       CASE WHEN %(lasting)s::boolean THEN set_config('synchronous_commit', 'on', true) END
-FROM moved
+_SEVERAL_GIVEN = (
+    "unnest(%(stream)s::text[], %(position)s::bigint[], %(last_write)s::bigint[], %(sequence)s::text[], %(words)s::text[]) "
+    "AS given (stream, position, last_write, sequence, words)"
+)
+_ANNOUNCE_ONE, _ANNOUNCE_SEVERAL = _ANNOUNCE.format(given=_ONE_GIVEN), _ANNOUNCE.format(given=_SEVERAL_GIVEN)
+_STORE_SILENTLY = _STORE.format(given=_SEVERAL_GIVEN)
+#: Sends the stored positions of this writer once more. Leaves out a position above the sequence: this process did not store it.
+_ECHO = f"""
+SELECT {_NOTIFY} stream || ' ' || instance_name || ' ' || abs(position))
+FROM streams_streamposition JOIN unnest(%(streams)s::text[], %(sequences)s::text[]) AS given (stream, sequence) USING (stream)
+WHERE instance_name = %(name)s AND abs(position) <= greatest(pg_sequence_last_value(to_regclass(sequence)), 1)
 """
 _QUEUE_FULL = "end the session that LISTENs and keeps a transaction open; the server's log names it"
+_QUEUE_LOCKED = "end the session that sends so many notifications; pg_stat_activity shows its COMMIT"
 
 
 class ControlLoop:
@@ -80,16 +106,37 @@ class ControlLoop:
         self._stop = threading.Event()
         self._wake_up: WakeUp | None = None
         self._judge = NotificationFilter()
+        self._hearing = threading.Lock()
+        self._heard: list[tuple[int, str]] = []
+        self._heard_characters = 0
+        self._must_look = False
+        self._echo_due = math.inf
+        """Time of the next turn that applies own announcements that have come back. Infinity: they wake the thread."""
         self._words = OneTimeWords()
         self._looked: dict[str, dict[str, StoredPosition]] = {}
         self._announced: dict[str, tuple[int, int]] = {}
         self._idle_due = self._beat_due = self._turn_due = 0.0
         self._signalled = False
-        self._queue_full = Condition(
-            log, "writer.announcements_wait", "writer.announcements_go_on", writer=writer.pattern
-        )
+        self._notify_due = 0.0
+        self._positions_seen = ""
+        """Digest of the stored positions at the heartbeat that last had them read."""
+        self._unsaid: set[str] = set()
+        self._delayed = Condition(log, "writer.delayed", "writer.goes_on")
+        self._cannot_notify = Condition(log, "writer.announcements_wait", "writer.announcements_go_on")
 
     # --- called by other threads ----------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Begins to receive notifications, which the watcher of the process passes on.
+
+        Discards notifications received before.
+
+        Raises the driver's errors.
+        """
+        with self._hearing:
+            self._heard, self._heard_characters, self._must_look = [], 0, False
+        if not self._stop.is_set():
+            watcher.open_tap(self._writer.using, self._hear)
 
     def start(self) -> None:
         """Starts the thread unless it was started already."""
@@ -100,7 +147,7 @@ class ControlLoop:
             self._thread.start()
 
     def wake(self) -> None:
-        """Makes the thread look for work now. This is cheap, and takes no lock, so the garbage collector may call it, too."""
+        """Makes the thread look for work now. The call is cheap and takes no lock, so the garbage collector may make it, too."""
         wake_up = self._wake_up
         if self._signalled or wake_up is None:
             return
@@ -130,6 +177,7 @@ class ControlLoop:
             self._signalled = False
             self.wake()
             thread.join(timeout=10)
+        watcher.close_tap(self._writer.using, self._hear)
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -139,17 +187,21 @@ class ControlLoop:
         finally:
             # The writer and this object refer to each other, so otherwise only the garbage collector would close the pipe.
             self._wake_up = None
+            watcher.close_tap(self._writer.using, self._hear)
 
     def _turns(self, wake_up: WakeUp) -> None:
         while not self._stop.is_set():
             try:
                 if self._writer.has_lock:
                     self._turn(wake_up)
+                    self._delayed.ends(writer=self._writer.name)
                 elif self._writer.condition is WriterCondition.FENCED:
                     self._pause(RETRY_SECONDS)
                     self._announced = {}
                     self._writer.hold_again()
             except (StreamError, *driver.connection_gone) as error:
+                if driver.still_works(error):
+                    self._delayed.begins(error, writer=self._writer.name)
                 log.debug("writer.retry", writer=self._writer.name, error=str(error))
                 self._pause(RETRY_SECONDS)
             except Exception:
@@ -164,14 +216,25 @@ class ControlLoop:
             self._find_out(cursor, now)
             self._find_heads(cursor, now)
             self._share_positions()
+            self._announce_stored(cursor, now)
             self._announce(cursor, now)
-            if self._writer.control.notifies:  # our own notification may have come back with the answer: saves a turn
-                self._receive(cursor)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
-                heartbeat.beat(cursor, self._writer, self._writer.in_doubt.open_transactions())
-                dead_writers.resolve_dead_writers(cursor, self._writer.name)
+                self._beat(cursor)
             self._finish_drain()
+
+    def _beat(self, cursor: Any) -> None:
+        """Sends the heartbeat, retires dead writers, and has the stored positions read if they changed since the last heartbeat.
+
+        Other writers may have stored positions without notifications. A notification that a writer entered a stream may
+        be lost.
+        """
+        found = heartbeat.beat(cursor, self._writer, self._writer.in_doubt.open_transactions())
+        if found is not None:
+            for name in found.silent:
+                dead_writers.resolve_writer(cursor, name, self._writer.name)
+            if found.positions != self._positions_seen or self._writer.tenure.entering:
+                self._positions_seen, self._must_look = found.positions, True
 
     def _find_out(self, cursor: Any, now: float) -> None:
         """Asks the database about the transactions of this process whose end is unknown.
@@ -186,22 +249,24 @@ class ControlLoop:
             self._writer.fenced("many appends lost their connection; a new lease frees the locks that keep them out")
 
     def _finish_drain(self) -> None:
-        """Retires the writer if an operator asked it to leave and nothing is pending any more."""
+        """Retires the writer if an operator asked it to leave, and none of its IDs is pending any more."""
         if self._writer.drain_asked_by and self._is_drained() and self._writer.finish_drain(LEAVE_SECONDS):
             self._stop.set()
 
     def _is_drained(self) -> bool:
-        """Returns true if every transaction of this process has ended and every fact of it is announced."""
+        """Returns true if every transaction of this process has ended and every fact of this process is announced."""
         return self._writer.in_doubt.is_empty and not self._due(idle_too=False)
 
     def _wait(self, wake_up: WakeUp) -> None:
         """Sleeps until there is something to do: a wake-up, a notification, or the next due time."""
         now = time.monotonic()
-        due = [self._beat_due]
-        if self._writer.control.notifies:
-            due.append(now)  # they came with the answer to another statement, so the socket does not become readable
+        due = [self._beat_due, self._echo_due]
+        if self._must_look:
+            due.append(now)
         if (looks := self._judge.due_seconds) is not None:
             due.append(now + looks)
+        if self._unsaid:
+            due.append(self._notify_due)
         due += self._writer.in_doubt.due(now)
         if self._due(idle_too=False):
             due.append(now)
@@ -229,22 +294,62 @@ class ControlLoop:
 
     # --- receive notifications ------------------------------------------------------------------------------------
 
+    def _hear(self, heard: Sequence[tuple[int, str]], *, must_look: bool) -> None:
+        """Stores notifications for the loop, and wakes the loop. Called by the watcher's thread.
+
+        Does not wake the loop if all these notifications are this process's own announcements, and a turn of the loop
+        that applies them is due anyway. That turn is not urgent, and would run while the followers of the announced
+        facts need the processor.
+        """
+        size = sum(len(payload) for _, payload in heard)
+        own, is_entering = self._judge.own, bool(self._writer.tenure.entering)
+        with self._hearing:
+            may_wait = self._echo_due < math.inf and not must_look and not is_entering
+            self._heard_characters += size
+            if self._heard_characters > MOST_WAITING_CHARACTERS:
+                self._heard, self._heard_characters, must_look = [], 0, True
+            else:
+                self._heard += heard
+            self._must_look = self._must_look or must_look
+        if not (may_wait and own is not None and all(session == own[0] for session, _ in heard)):
+            self.wake()
+
+    def _take_heard(self) -> tuple[list[tuple[int, str]], bool]:
+        with self._hearing:
+            heard, self._heard, self._heard_characters = self._heard, [], 0
+            must_look, self._must_look = self._must_look, False
+            self._echo_due = math.inf
+        return heard, must_look
+
     def _receive(self, cursor: Any) -> None:
         control = self._writer.control
-        control.poll()
-        heard = [(notify.pid, notify.payload) for notify in control.notifies]
-        own = (control.get_backend_pid(), self._writer.name)
+        driver.receive(control)  # raises an error if the connection is lost
+        heard, must_look = self._take_heard()
+        own = (control.info.backend_pid, self._writer.name)
         # With a new control connection or name, everything that was verified or read under the old one is forgotten.
         if self._judge.own != own:
-            self._judge, self._looked = NotificationFilter(own), {}
-        notifications = self._judge.judge(heard, lambda: nullcontext(cursor))
-        looks = {notification.stream for notification in notifications if notification.position is None}
+            self._judge, self._looked, self._positions_seen = NotificationFilter(own), {}, ""
         try:
+            if must_look:
+                self._judge.queue_again(set(self._writer.trackers))
+            notifications = self._judge.judge(heard, lambda: nullcontext(cursor))
+            looks = {notification.stream for notification in notifications if notification.position is None}
+            self._echo_entries(cursor, looks)
             self._take_over(cursor, heard, notifications, looks)
         except BaseException:
-            self._judge.queue_again(looks)  # the filter names each stream to read only once, so queue it again
+            with self._hearing:
+                self._must_look = True  # the next turn reads the table instead of applying them again
             raise
-        del control.notifies[: len(heard)]  # only now: after an error, the next turn applies all of them again
+
+    def _echo_entries(self, cursor: Any, looks: Collection[str]) -> None:
+        """Announces again that this writer entered streams, if the first notifications have not come back to this process.
+
+        Does so only for the streams in ``looks``, of which notifications may be lost.
+        """
+        # Without this: the process enters a stream, and the notification of the entry is lost with the watcher's connection.
+        # Then the tracker would ignore the notifications of other writers for good.
+        if entering := self._writer.tenure.entering.intersection(looks):
+            self._notifies(lambda: self._echo(cursor, entering), cursor)
 
     def _take_over(
         self,
@@ -287,24 +392,28 @@ class ControlLoop:
         self._writer.tenure.entering -= came  # only now: after an error, a repetition must find it unchanged
 
     def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:
-        """Applies a writer's announced position to the tracker of the stream, and to those of the sharing streams.
+        """Applies a writer's announced position to the tracker of the stream, and to the trackers of the sharing streams.
 
         Sharing streams take their IDs from the same sequence. After this process has entered a stream, the stream's
         tracker ignores positions until the notification of the entry has come back (``Tenure.entering``). ``came`` are
         the streams for which it has come back by now.
         """
+        tracker = self._writer.trackers.get(stream)
+        # Notifications may come late. Without this: a role sends a position that it made up, its session ends, and this process
+        # gets a control session with the same PID. The notification then seems to be its own.
+        if writer == self._writer.name and tracker is not None and position > tracker.announceable:
+            return
         for other in lookup.get(stream).sharing:
             if (sister := self._writer.trackers.get(other.name)) is not None:
                 sister.observe(position)
-        tracker = self._writer.trackers.get(stream)
         if tracker is not None and (stream in came or stream not in self._writer.tenure.entering):
             tracker.advance(writer, position)
 
     def _read_own_positions(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the stored positions of those of ``streams`` that this process writes.
+        """Returns the stored positions of the streams in ``streams`` that this process writes.
 
-        If this writer is no longer active on one of them, an operator may have asked the writer to leave. Then makes a
-        heartbeat due at once, which reads whether an operator did.
+        If this writer is no longer active on one of these streams, an operator may have asked the writer to leave. Then
+        makes a heartbeat due at once, which reads from the table whether an operator has asked.
         """
         trackers = self._writer.trackers
         wanted = [stream for stream in streams if stream in trackers]
@@ -320,7 +429,8 @@ class ControlLoop:
     def _share_positions(self) -> None:
         """Passes the highest complete ID of each stream on to the other streams with the same sequence.
 
-        An ID that one of these streams has taken is never used by another, so the ID is complete for all of them.
+        An ID that one of these streams has taken is never used by another stream, so the ID is complete for all these
+        streams.
         """
         trackers = self._writer.trackers
         for stream in [lookup.get(name) for name in list(trackers)]:
@@ -358,7 +468,7 @@ class ControlLoop:
     def _find_heads(self, cursor: Any, now: float) -> None:
         """Takes one new ID from the sequence of each stream of ``_at_unknown_heads``. Completes this ID without a fact.
 
-        The lost IDs lie below the new ID, so the position may then pass them.
+        IDs that a failed append may have taken lie below the new ID. So the position may then pass them.
         """
         for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
             fetch, ids = tracker.begin_fetch(), []
@@ -373,36 +483,78 @@ class ControlLoop:
         due = self._due(idle_too=now >= self._idle_due)
         if not due:
             return
-        signs = [lookup.get(stream).sign for stream in due]
-        given = {
-            "streams": list(due),
-            "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
-            "sequences": [lookup.get(stream).declaration.sequence for stream in due],
-            "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
+        given: dict[str, list[Any]] = {
+            "stream": list(due),
+            "position": [at * lookup.get(stream).sign for stream, (at, _) in due.items()],
+            "sequence": [lookup.get(stream).declaration.sequence for stream in due],
+            "last_write": [last * lookup.get(stream).sign for stream, (_, last) in due.items()],
             "words": [self._words.take(stream) for stream in due],
+        }
+        same: dict[str, Any] = {
             "name": self._writer.name,
             "lease": self._writer.lease,
             "channel": driver.channel(cursor, CHANNEL),
             "lasting": self._may_be_forgotten(due),
         }
-        try:
-            driver.execute_prepared(cursor, _ANNOUNCE, given)
-        except driver.notify_queue_full as error:
-            self._queue_full.begins(error, do=_QUEUE_FULL)
-            driver.notify_queue_usage(cursor)
-            self._turn_due = now + RETRY_SECONDS
-            return
-        self._queue_full.ends()
+        announce = (_ANNOUNCE_SEVERAL, given | same)
+        if len(due) == 1:
+            announce = (_ANNOUNCE_ONE, {name: values[0] for name, values in given.items()} | same)
+        began = time.monotonic()
+        with self._hearing:  # before the announcement is sent, which may come back before this thread goes on
+            self._echo_due = began + ECHO_SECONDS
+        if self._unsaid or not self._notifies(lambda: driver.execute_prepared(cursor, *announce), cursor):
+            driver.execute_prepared(cursor, _STORE_SILENTLY, given | same)
+            self._unsaid.update(due)
         if cursor.rowcount < len(due):
             self._check_sequences(cursor, due)
         self._announced.update(due)
-        self._turn_due = now + ANNOUNCE_GAP_SECONDS
+        ended = time.monotonic()
+        self._turn_due = ended + min(ANNOUNCE_GAP * (ended - began), LONGEST_ANNOUNCE_GAP_SECONDS)
         self._idle_due = now + stream_settings().announce_interval_seconds
+
+    def _announce_stored(self, cursor: Any, now: float) -> None:
+        """Sends the notifications of positions that were stored without a notification."""
+        if (
+            self._unsaid
+            and now >= self._notify_due
+            and self._notifies(lambda: self._echo(cursor, self._unsaid), cursor)
+        ):
+            self._unsaid = set()
+
+    def _echo(self, cursor: Any, streams: Collection[str]) -> None:
+        """Sends the stored positions of this writer on these streams once more."""
+        given = {
+            "channel": driver.channel(cursor, CHANNEL),
+            "name": self._writer.name,
+            "streams": sorted(streams),
+            "sequences": [lookup.get(stream).declaration.sequence for stream in sorted(streams)],
+        }
+        cursor.execute(_ECHO, given)
+
+    def _notifies(self, send: Callable[[], None], cursor: Any) -> bool:
+        """Calls ``send``, whose statement sends notifications.
+
+        Returns false if the server accepts no notification at present.
+
+        Either the server's queue is full, or other sessions commit so many notifications that the statement would have
+        to wait. In both cases nothing is stored.
+        """
+        try:
+            send()
+        except (driver.notify_queue_full, driver.lock_timed_out) as error:
+            is_full = isinstance(error, driver.notify_queue_full)
+            self._cannot_notify.begins(error, writer=self._writer.name, do=_QUEUE_FULL if is_full else _QUEUE_LOCKED)
+            if is_full:
+                driver.notify_queue_usage(cursor)
+            self._notify_due = time.monotonic() + NOTIFY_AGAIN_SECONDS
+            return False
+        self._cannot_notify.ends(writer=self._writer.name)
+        return True
 
     def _check_sequences(self, cursor: Any, due: Mapping[str, tuple[int, int]]) -> None:
         """Fences the process if its position on a stream lies above the last ID of the stream's sequence.
 
-        Called if not all announcements were stored. Most often the reason is harmless: the table already has the
+        Called if not all announcements were stored. In most cases the reason is harmless: the table already has the
         position. But if the sequence never gave out the ID, the tracker cannot be trusted. Then the process starts
         again from the tables, under a new lease.
         """

@@ -1,9 +1,9 @@
 """Retires dead writers, by evidence and never by a timeout alone. This is called *resolving* a writer.
 
-A process holds the writer lock on its name while it lives. Every transaction that appends as this writer holds the append
-lock in shared mode. If the writer lock is free, the process is gone. If the append lock can then be had in exclusive mode,
-none of its transactions is open, on any host. That proves that all IDs that the writer reserved are complete: committed
-rows are in the tables, and no further row can appear under these IDs.
+A process holds the writer lock on its name while it lives. Every transaction that appends as this writer holds the
+append lock in shared mode. If the writer lock is free, the process is gone. Then the lease of the name is raised. If no
+session holds the append lock after that, no transaction of the writer is open on any host. That proves that all IDs
+that the writer reserved are complete: committed rows are in the tables, and no further row can appear under these IDs.
 
 An old heartbeat only decides *when* a writer is examined.
 """
@@ -20,15 +20,25 @@ from streams.db import driver
 from streams.reading.position_notifications import notify_position
 from streams.runtime.logs import get_logger
 from streams.runtime.silence import silent_seconds_sql
+from streams.writing import append_lock
 
-__all__ = ["Resolution", "Trace", "leave_trace", "resolve_dead_writers", "resolve_writer", "retire_streams"]
+__all__ = [
+    "SILENT_WRITERS",
+    "Resolution",
+    "Trace",
+    "leave_trace",
+    "resolve_dead_writers",
+    "resolve_writer",
+    "retire_streams",
+]
 
 log = get_logger(__name__)
 
-_SILENT = f"""
-SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name
-WHERE p.state <> 'retired' AND i.name <> %(by)s
-  AND (i.heartbeat_at IS NULL OR {silent_seconds_sql("i.heartbeat_at")} > %(silent)s)
+#: The writers, except the one named ``by``, that write a stream and sent no heartbeat for ``silent`` seconds.
+SILENT_WRITERS = f"""
+SELECT i.name FROM streams_instance i
+WHERE i.name <> %(by)s::text AND (i.heartbeat_at IS NULL OR {silent_seconds_sql("i.heartbeat_at")} > %(silent)s::float8)
+  AND EXISTS (SELECT FROM streams_streamposition p WHERE p.instance_name = i.name AND p.state <> 'retired')
 """
 _RETIRE = """
 UPDATE streams_streamposition SET state = 'retired',
@@ -76,17 +86,14 @@ class Resolution:
 
 
 def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
-    """Examines the writers that sent no heartbeat for three intervals, and retires those that are proven dead.
+    """Examines the writers that sent no heartbeat for three intervals, and retires the writers that are proven dead.
 
     ``cursor`` must belong to a direct connection in autocommit mode, because the locks are session locks. A writer that
-    passes its own control connection must pass its name as ``resolved_by``. It is then not examined itself: its session
-    would get its own locks and prove it dead.
+    passes its own control connection must pass its name as ``resolved_by``. Then the writer itself is not examined.
+    Otherwise its session would get its own locks, and so prove the writer dead.
     """
-    cursor.execute(_SILENT, {"silent": 3 * stream_settings().heartbeat_seconds, "by": resolved_by})
-    resolutions: list[Resolution] = []
-    for (name,) in cursor.fetchall():
-        resolutions += resolve_writer(cursor, name, resolved_by)
-    return resolutions
+    cursor.execute(SILENT_WRITERS, {"silent": 3 * stream_settings().heartbeat_seconds, "by": resolved_by})
+    return [done for (name,) in cursor.fetchall() for done in resolve_writer(cursor, name, resolved_by)]
 
 
 def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
@@ -95,28 +102,29 @@ def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]
     Returns an empty list if the writer's process lives, if one of its transactions is open, or if it has already left all
     its streams.
     """
-    # The writer lock is taken first: while it is held here, no process can take the name and begin transactions. The append
-    # lock then shows that no earlier transaction is open. Neither call waits: if a lock is not free, the writer is not proven
-    # dead.
-    keys = driver.writer_key(cursor, name), driver.append_key(cursor, name)
-    held = []
+    # The writer lock is taken first: while it is held here, no process can take the name and begin transactions. Then the lease
+    # is raised, so that a process that does not know that it lost its lock gets no more IDs. Only then does the append lock
+    # show that no earlier transaction is open. Nothing here waits: otherwise the writer is not proven dead.
+    key = driver.writer_key(cursor, name)
+    cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+    if not cursor.fetchone()[0]:
+        return []
     try:
-        for key in keys:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
-            if not cursor.fetchone()[0]:
-                return []
-            held.append(key)
+        cursor.execute("UPDATE streams_instance SET lease = lease + 1 WHERE name = %s", [name])
+        if append_lock.is_held(cursor, driver.append_key(cursor, name)):
+            return []
         return _retire(cursor, name, resolved_by)
     finally:
-        for key in held:
-            cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
 
 
 def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
-    """Retires the writer on all its streams. The caller must hold the writer lock and the append lock of the writer."""
-    # First the lease is raised, so that a process that does not know that it lost its lock gets no more IDs. Only then are the
-    # tables read: now they hold every row that this writer will ever have committed.
-    cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
+    """Retires the writer on all its streams.
+
+    The caller must hold the writer lock, must have raised the lease, and must then have found the append lock free. So the
+    tables hold every row that this writer will ever have committed.
+    """
+    cursor.execute("UPDATE streams_instance SET state = 'retired' WHERE name = %s", [name])
     resolutions = retire_streams(cursor, name, trace=Trace("resolved", EVIDENCE, resolved_by))
     for done in resolutions:
         log.warning(

@@ -1,31 +1,44 @@
 """Stores the heartbeat of a writing process, with the pending facts of its streams, once every ``heartbeat_seconds``.
 
-The update succeeds only under the current lease. If another process has taken the name, no row changes, and this process
-is fenced. Ages are sent to the database instead of times, because this host's clock may be wrong. All stored times are
-those of the database's clock.
+The same statement returns the other writers that are silent, and a number that shows whether any position of the
+process's streams changed. An idle process needs no other data, so it executes only one statement each time.
+
+The update succeeds only under the current lease. If another process has taken the name, no row changes, and this
+process is fenced. Ages are sent to the database instead of times, because this host's clock may be wrong. All stored
+times come from the database's clock.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streams.conf import stream_settings
 from streams.core import lookup
+from streams.db import driver
+from streams.writing.dead_writers import SILENT_WRITERS
 from streams.writing.transaction import OpenTransaction
 
 if TYPE_CHECKING:
     from streams.core.tracker import PositionTracker
     from streams.writing.writer import WriterProcess
 
-__all__ = ["beat"]
+__all__ = ["Found", "beat"]
 
 #: If a message that fetches IDs takes longer than this, its IDs count as pending. The message is probably waiting for a lock.
 SLOW_SECONDS = 1.0
 
-_BEAT = """
-UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE name = %(name)s AND lease = %(lease)s
-RETURNING state, drain_asked_by
+_BEAT = f"""
+WITH beat AS (
+    UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE name = %(by)s::text AND lease = %(lease)s
+    RETURNING state, drain_asked_by
+)
+SELECT state, drain_asked_by, ARRAY({SILENT_WRITERS}), (
+    SELECT coalesce(sum(hashtextextended(concat_ws(' ', stream, instance_name, p.state, generation), position)), 0)::text
+    FROM streams_streamposition p WHERE stream = ANY(%(streams)s::text[])
+)
+FROM beat
 """
 _PENDING = """
 UPDATE streams_streamposition p SET
@@ -44,29 +57,44 @@ WHERE p.stream = given.stream AND p.instance_name = %(name)s
 """
 
 
-def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> None:
-    """Stores the heartbeat and the pending facts.
+class Found(NamedTuple):
+    """The silent writers, and a digest of the positions of all writers of this process's streams."""
 
-    Makes the writer drain if its row in the database says that an operator asked for it. Fences the process if its lease
-    is not the current one.
+    silent: Sequence[str]
+    positions: str
+
+
+def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> Found | None:
+    """Stores the heartbeat and the pending facts. Returns the silent writers, and a digest of all positions.
+
+    Makes the writer drain if its row in the database says that an operator asked for it. If its lease is not the current
+    one, fences the process and returns None.
     """
-    cursor.execute(_BEAT, {"name": writer.name, "lease": writer.lease})
+    given = {
+        "by": writer.name,
+        "lease": writer.lease,
+        "streams": list(writer.trackers),
+        "silent": 3 * stream_settings().heartbeat_seconds,
+    }
+    driver.execute_prepared(cursor, _BEAT, given)
     row = cursor.fetchone()
     if row is None:
         writer.fenced("another process holds the name under a newer lease")
-        return
-    if row[0] == "draining":
-        writer.begin_drain(row[1])
+        return None
+    state, drain_asked_by, *found = row
+    if state == "draining":
+        writer.begin_drain(drain_asked_by)
     rows = [_row(stream, writer, open_transactions) for stream in writer.trackers]
     changed = [row for row in rows if row is not None]
     if changed:
         names = ("streams", "pending", "oldest", "age", "transactions", "written", "rolled_back")
         columns = [list(column) for column in zip(*changed, strict=True)]
         cursor.execute(_PENDING, dict(zip(names, columns, strict=True)) | {"name": writer.name})
+    return Found(*found)
 
 
 def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> tuple[Any, ...] | None:
-    """Returns what to store for one stream: its pending IDs, and how many IDs were committed and rolled back.
+    """Returns the values to store for one stream: its pending IDs, and the numbers of IDs committed and rolled back.
 
     Returns None if nothing changed since the last heartbeat.
     """
@@ -94,9 +122,12 @@ def _pending(
 ) -> tuple[int, int | None, float | None, int | None]:
     """Describes the pending IDs of a stream by four values.
 
-    They are: the number of pending IDs, the oldest pending ID, the time of the monotonic clock since which that ID is
-    pending, and the number of the transaction that took that ID. The last three are None if they are not known, or if
-    nothing is pending.
+    1. The number of pending IDs.
+    2. The oldest pending ID.
+    3. The time of the monotonic clock since which that ID is pending.
+    4. The number of the transaction that took that ID.
+
+    The last three are None if they are not known, or if nothing is pending.
     """
     pending = tracker.pending
     holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]

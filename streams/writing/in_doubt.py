@@ -10,16 +10,16 @@ message has an advisory lock that no other message uses. The statement that take
 shared mode, without waiting, and does nothing if the lock is not granted (``NOT_LATE``). An example:
 
 1. A sends the message with lock 7. The connection breaks. The message may be finished, running, or still on its way.
-2. The control loop tries to get lock 7 in exclusive mode, without waiting. While the message is running, the attempt fails
-   and is repeated. Meanwhile the open fetch of A holds the position below the unknown IDs.
+2. The control loop tries to get lock 7 in exclusive mode, without waiting. While the message is running, the attempt
+   fails and is repeated. Meanwhile A's open request for IDs holds the position below the unknown IDs.
 3. The control loop gets the lock, so the message is not running: its transaction has ended, or it has not begun.
 4. The control loop keeps the lock. If the message arrives only now, it does not get the lock, takes no ID and inserts
    nothing.
 5. So the table now holds all rows that the message will ever have committed, and their IDs are complete.
 
-The lock is released at once only if the connection of the message is still usable, because then the message cannot be on
-its way any more. Other locks are kept until the control connection ends. If many are kept, the process takes a new lease,
-whose check refuses late messages as well.
+The lock is released at once only if the connection of the message is still usable. Then the message cannot be on its
+way any more. Other locks are kept until the control connection ends. If the process keeps many such locks, it takes a
+new lease, whose check refuses late messages as well.
 
 The alternative, a new lease for every lost answer, would stop the appends of all threads until all of their open
 transactions have ended (``docs/decisions/009-lost-answers.md``).
@@ -27,11 +27,10 @@ transactions have ended (``docs/decisions/009-lost-answers.md``).
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,35 +74,38 @@ class Doubt:
     tracker: PositionTracker
     fetch: Fetch
     lock_key: int
-    #: The connection is still usable, so the message cannot be under way any more.
+    #: True if the connection is still usable. Then the message cannot be on its way to the server any more.
     exchange_is_over: bool
 
 
 def exchange_is_over(connection: BaseDatabaseWrapper) -> bool:
     """Returns true if the connection is ready for the next message, and no transaction is open on it."""
     given = connection.connection
-    return given is not None and not given.closed and given.get_transaction_status() == driver.IDLE
+    return given is not None and not given.closed and driver.transaction_status(given) == driver.IDLE
 
 
 def is_rolled_back(error: BaseException, connection: BaseDatabaseWrapper) -> bool:
-    """Returns true if this error proves that the message was rolled back: the server reported it and is ready again.
+    """Returns true if this error proves that the message was rolled back.
+
+    The error proves this if the server reported it and is ready for the next message.
 
     Returns false for errors of class 57 (operator intervention), which the server may report after the commit, and for
     errors without a code.
     """
-    code = getattr(error.__cause__, "pgcode", None) or _OPERATOR_INTERVENED
+    code = driver.sqlstate(error) or _OPERATOR_INTERVENED
     return not code.startswith(_OPERATOR_INTERVENED) and exchange_is_over(connection)
 
 
 class InDoubt:
     """The open transactions of a writer, and its messages without an answer.
 
-    Other threads add them. The control loop asks the database how they ended.
+    Other threads add transactions and messages. The control loop asks the database how these ended.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        #: Lock keys that no other process uses: each process counts up from a random number below 2^62.
-        self.lock_keys = itertools.count(secrets.randbits(62))
+        #: Lock keys that no other message uses. They are random: ``pg_locks`` shows the key of each message to every role, so a
+        #: role that may only read could hold the next numbers, and the end of a message without an answer would stay unknown.
+        self.lock_keys: Iterator[int] = iter(lambda: secrets.randbits(62), None)
         #: The number of locks of lost messages that the present control connection keeps.
         self.locks_kept = 0
         self._wake = wake
@@ -115,11 +117,11 @@ class InDoubt:
     # --- called by other threads ----------------------------------------------------------------------------------
 
     def watch(self, record: OpenTransaction) -> None:
-        """Adds an open transaction. It is kept until its end is known."""
+        """Adds an open transaction. The transaction is kept until its end is known."""
         self._open[id(record)] = record
 
     def ask(self, record: OpenTransaction) -> None:
-        """Has the control loop ask the database at once how the transaction ended.
+        """Makes the control loop ask the database at once how the transaction ended.
 
         Takes no lock, so the garbage collector may call it, too.
         """
@@ -128,7 +130,7 @@ class InDoubt:
         self._wake()
 
     def doubt(self, doubt: Doubt) -> None:
-        """Adds a message whose answer was lost, and wakes the control loop to find out how it ended."""
+        """Adds a message whose answer was lost, and wakes the control loop to find out how the message ended."""
         self._doubts.append(doubt)
         self._wake()
 
@@ -144,17 +146,17 @@ class InDoubt:
         return [self._ask_due] * bool(self._asked) + [now + ASK_AGAIN_SECONDS] * bool(self._doubts)
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Returns the transactions whose end is unknown, and removes all others."""
+        """Returns the transactions whose end is unknown. Removes all transactions whose end is known."""
         for key, record in list(self._open.items()):
             if record.ended:
                 self._open.pop(key, None)
         return list(self._open.values())
 
     def ask_outcomes(self, cursor: Any, now: float) -> None:
-        """Asks the database how transactions ended, and completes the IDs of those that have ended.
+        """Asks the database how transactions ended, and completes the IDs of the transactions that have ended.
 
-        Asks about the transactions that were passed to ``ask``, and about those open for longer than
-        ``ASK_AFTER_SECONDS``.
+        Asks about the transactions that were passed to ``ask``, and about the transactions that are open for longer
+        than ``ASK_AFTER_SECONDS``.
         """
         if now < self._ask_due:
             return
@@ -173,9 +175,9 @@ class InDoubt:
     def settle(self, cursor: Any, writer: str, trackers: Mapping[str, PositionTracker]) -> None:
         """Finds out how the messages ended whose answer was lost, as the module describes.
 
-        ``cursor`` must belong to the control connection, which keeps the locks. Messages of an earlier lease are only
-        removed: when the new lease was taken, no transaction of the old lease was open, and the table was read after
-        that.
+        ``cursor`` must belong to the control connection, which keeps the locks. Messages of an earlier lease are
+        removed without a query. These messages had ended when the new lease was taken, and the trackers of the new
+        lease were started from the table after that.
         """
         for doubt in list(self._doubts):
             if trackers.get(doubt.stream.name) is not doubt.tracker or self._settle(cursor, doubt, writer):
@@ -205,7 +207,7 @@ def _outcomes(cursor: Any, numbers: list[int]) -> dict[int, str | None]:
     try:
         cursor.execute(_OUTCOMES, [numbers])
     except driver.DatabaseError as error:
-        if error.pgcode != _NEVER_GIVEN:
+        if driver.sqlstate(error) != _NEVER_GIVEN:
             raise
         cursor.execute(_OUTCOMES_OF_GIVEN, [numbers])
     return dict(cursor.fetchall())

@@ -1,27 +1,50 @@
 """Inserts facts with one statement per table, without the ORM's work for each row.
 
-This is twice as fast as ``bulk_create`` for a single row, and most appends have one row. Each field converts its value as
-usual. A field that was not set gets the column's default. Assumes that the caller has a transaction open.
+For a single row, one such statement is twice as fast as ``bulk_create``, and most appends have one row. Each field
+converts its value as in an insert by Django. A field that was not set gets the column's default. Assumes that the
+caller has a transaction open.
+
+A trigger, a rule or a policy of the table may drop rows or change their IDs. Then the statement itself fails, so that
+nothing of its transaction is committed (``IF_STORED``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from django.contrib.postgres.fields import ArrayField
 from django.db.models import AutoField, Field
 from django.db.models.expressions import DatabaseDefault
 
+from streams.core.json_codec import MOST_VALUE_DEPTH, is_deeper
 from streams.db.driver import Statement
+from streams.errors import UnusableFact
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model
 
-__all__ = ["PLAIN_VALUES", "fields_to_fill", "insert_facts", "insert_statements"]
+    from streams.facts import Fact
+
+__all__ = [
+    "IF_STORED",
+    "converted",
+    "fields_to_fill",
+    "insert_facts",
+    "insert_statements",
+    "plain_item_type",
+    "plain_type",
+]
 
 _MOST_ROWS = 1_000
+#: A SQL expression: the value ``value`` if the condition ``stored`` is true, else an error of the server. ``{found}`` is what
+#: was found instead, a SQL expression of type text. The server must not be able to work it out before it has inserted.
+IF_STORED = (
+    "CASE WHEN {stored} THEN {value} ELSE ({found} || ' rows are stored as they were given: a trigger, a rule or a policy of "
+    "the table drops or changes rows')::bigint END"
+)
 
 
 @cache
@@ -31,12 +54,24 @@ def fields_to_fill(model: type[Model]) -> tuple[Field[Any, Any], ...]:
 
 
 @cache
-def _head(model: type[Model]) -> str:
+def _parts(model: type[Model]) -> tuple[str, str]:
+    """Returns the two texts of an INSERT statement for the model: the text before the list of rows, and the text after it.
+
+    The parameters of the second text are, in order: the least and the largest ID, the writer, and the number of rows.
+    """
     columns = ", ".join(f'"{field.column}"' for field in fields_to_fill(model))
-    return f'INSERT INTO "{model._meta.db_table}" ({columns}) VALUES '
+    columns_by_attribute = {field.attname: field.column for field in fields_to_fill(model)}
+    id_column, writer = columns_by_attribute[cast("type[Fact]", model).id_field], columns_by_attribute["instance_name"]
+    count = "count(*) FILTER (WHERE id BETWEEN %s AND %s AND writer = %s)"
+    return (
+        f'WITH stored AS (INSERT INTO "{model._meta.db_table}" ({columns}) VALUES ',
+        f' RETURNING "{id_column}" AS id, "{writer}" AS writer) SELECT '
+        + IF_STORED.format(stored="found = wanted", value="found", found="found || ' of ' || wanted")
+        + f" FROM (SELECT {count} AS found, %s::bigint AS wanted FROM stored) AS counted",
+    )
 
 
-def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]) -> None:
+def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Fact]) -> None:
     """Inserts rows of one model, in statements of up to 1,000 rows.
 
     Primary keys that the database generates are not read back.
@@ -47,26 +82,54 @@ def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Seq
 
 
 def insert_statements(
-    connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]
+    connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Fact]
 ) -> Iterator[Statement]:
     """Yields the statements of ``insert_facts``, for callers that send them together with other statements."""
-    head = _head(model)
+    head, tail = _parts(model)
     for first in range(0, len(facts), _MOST_ROWS):
         rows: list[str] = []
         values: list[Any] = []
-        for fact in facts[first : first + _MOST_ROWS]:
+        part = facts[first : first + _MOST_ROWS]
+        for fact in part:
             rows.append(f"({', '.join(_places(fact, values, connection))})")
-        yield Statement(head + ", ".join(rows), values, again=len(rows) == 1)
+        ids = [getattr(fact, fact.id_field) for fact in part]
+        values += [min(ids), max(ids), part[0].instance_name, len(part)]
+        yield Statement(f"{head}{', '.join(rows)}{tail}", values, again=len(rows) == 1)
 
 
-#: Types of fields and of values that are passed to the driver without conversion.
-PLAIN_VALUES = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
+_PLAIN_VALUES = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
+
+
+def plain_type(field: Field[Any, Any]) -> type | None:
+    """Returns the type of the values that the field passes to the driver unchanged, or None if it converts all values.
+
+    Also returns None for a field class of the user's project, which may convert values that Django's field passes on
+    unchanged.
+    """
+    own = type(field).__module__.startswith("django.")
+    return _PLAIN_VALUES.get(field.get_internal_type()) if own else None
+
+
+def plain_item_type(field: Field[Any, Any]) -> type | None:
+    """Returns the item type of the lists that the field passes to the driver unchanged, or None if it converts all lists."""
+    return plain_type(field.base_field) if type(field) is ArrayField else None
+
+
+def converted(field: Field[Any, Any], value: Any, connection: BaseDatabaseWrapper) -> Any:
+    """Returns a value of the field in the form that the driver needs.
+
+    Raises ``UnusableFact`` for JSON that readers could not decode.
+    """
+    is_json = getattr(field, "base_field", field).get_internal_type() == "JSONField"
+    if is_json and is_deeper(value, MOST_VALUE_DEPTH):
+        raise UnusableFact(f"{field.model.__name__}.{field.name} is nested deeper than {MOST_VALUE_DEPTH} levels.")
+    return field.get_db_prep_save(value, connection)
 
 
 @cache
 def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type | None], ...]:
     """Returns (attribute, field, type whose values need no conversion) for each column to fill."""
-    return tuple((f.attname, f, PLAIN_VALUES.get(f.get_internal_type())) for f in fields_to_fill(model))
+    return tuple((f.attname, f, plain_type(f)) for f in fields_to_fill(model))
 
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
@@ -80,4 +143,4 @@ def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> 
             yield "DEFAULT"
         else:
             yield "%s"
-            values.append(value if value is None or type(value) is plain else field.get_db_prep_save(value, connection))
+            values.append(value if value is None or type(value) is plain else converted(field, value, connection))

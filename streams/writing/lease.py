@@ -15,6 +15,7 @@ from streams.core.names import check_name, is_pattern, numbered_name
 from streams.db import driver
 from streams.errors import WriterBusy, WriterNameTaken
 from streams.reading.position_notifications import CHANNEL, notify_position
+from streams.writing import append_lock
 
 __all__ = [
     "ACTIVE_STREAMS",
@@ -33,22 +34,24 @@ __all__ = [
 _MOST_NUMBERS = 10_000
 _ENDING_SECONDS = 1.0
 _TRY_AGAIN_SECONDS = 0.05
+_LOOK_SECONDS = 0.01
 _LOCK_NOT_AVAILABLE = "55P03"
 
 #: Streams that a writer has not left.
 ACTIVE_STREAMS = (
     "SELECT stream FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired' ORDER BY stream"
 )
-_HOLDER = f"""
-SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start, a.usename
-{driver.LOCK_HOLDERS}
-LIMIT 1
-"""
+_SESSION = "SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start, a.usename"
+_HOLDER = f"{_SESSION} {driver.LOCK_HOLDERS} LIMIT 1"
+_APPENDING = f"{_SESSION} {append_lock.HOLDERS} LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of this process. It is stored, so that the error of a second process with the same name can name it."""
+    """The identity of the process that holds a name. The identity is stored with the name.
+
+    If a second process tries to take the name, the error message of the second process shows the stored identity.
+    """
 
     host: str
     process_id: int
@@ -74,9 +77,9 @@ def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) 
     ``timeout_seconds``. Raises ``BadInstanceName`` for a text that cannot be a name.
     """
     check_name(pattern)
-    # The order is: writer lock, new lease, wait for the append lock. Suppose that A, the earlier holder, does not know yet that
-    # its lock is gone. If A took the append lock before the wait below, the wait lasts until A's transaction ends. If A takes
-    # it later, A reads the new lease and is refused.
+    # The order is: writer lock, new lease, look at the append lock. Suppose that A, the earlier holder, does not know yet that
+    # its lock is gone. If A took the append lock before the last look, the look finds A's transaction. If A takes it later, A
+    # reads the new lease and is refused.
     name = _lock_free_name(cursor, pattern)
     cursor.execute(
         """
@@ -130,9 +133,14 @@ def describe_lock_holder(cursor: Any, key: int) -> str:
     another role's session. For such a session the text is `` (database session PID of role ROLE)``.
     """
     cursor.execute(_HOLDER, [key])
-    row = cursor.fetchone()
+    return _describe_session(cursor.fetchone())
+
+
+def _describe_session(row: Any) -> str:
     if row is None:
         return ""
+    if row[0] is None:
+        return " (a prepared transaction, which ROLLBACK PREPARED ends, or a session that is ending)"
     if row[3] is None:
         return f" (database session {row[0]} of role {row[5]})"
     since = f", transaction open since {row[4]:%H:%M:%S}" if row[4] else ""
@@ -142,14 +150,17 @@ def describe_lock_holder(cursor: Any, key: int) -> str:
 def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
     """Waits until no transaction of an earlier holder of the name is open.
 
-    To prove this, takes the append lock in exclusive mode and releases it at once. Raises ``WriterBusy`` after
-    ``timeout_seconds``.
+    The caller must have raised the lease and committed before. Raises ``WriterBusy`` after ``timeout_seconds``.
     """
-    key = driver.append_key(cursor, name)
-    if _lock_in_time(cursor, key, timeout_seconds):
-        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+    key, deadline = driver.append_key(cursor, name), time.monotonic() + timeout_seconds
+    while append_lock.is_held(cursor, key):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_LOOK_SECONDS)
+    else:
         return
-    holder = describe_lock_holder(cursor, key)
+    cursor.execute(_APPENDING, {"key": key})
+    holder = _describe_session(cursor.fetchone())
     raise WriterBusy(
         f"Writer {name!r} cannot start: a transaction of an earlier process with this name is still open after "
         f"{timeout_seconds:g} s{holder}. Wait for it, or end it: manage.py streams abort {name}."
@@ -157,12 +168,12 @@ def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -
 
 
 def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
-    """Takes a session lock. Returns false if the lock is still not free after this number of seconds."""
+    """Takes a session lock. Returns false if the lock is still not free after ``seconds``."""
     cursor.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
     try:
         cursor.execute("SELECT pg_advisory_lock(%s)", [key])
     except driver.OperationalError as error:
-        if error.pgcode != _LOCK_NOT_AVAILABLE:
+        if driver.sqlstate(error) != _LOCK_NOT_AVAILABLE:
             raise
         return False
     finally:
@@ -189,8 +200,8 @@ def lock_start(cursor: Any, stream: str, seconds: float = 0.0) -> bool:
 def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> None:
     """Stores that a writer enters a stream at this (positive) position, and notifies readers.
 
-    If the writer already has a row, the row becomes active again and its position never goes down. Must be called in the
-    transaction that read the findings (``StreamFindings``).
+    If the writer already has a row, the row becomes active again and its position never goes down. Must be called in
+    the transaction that read the ``StreamFindings`` from which ``position`` was computed.
     """
     cursor.execute(
         """
@@ -221,11 +232,11 @@ def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
 
 
 def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
-    """Marks a writer as draining. Its own process does so in order to leave, an operator in order to ask it to leave.
+    """Marks a writer as draining. Returns the streams that the writer has not left.
 
-    Returns the streams that the writer has not left. Sends a notification, on which the writer's process reads its row at
-    once. Otherwise the process reads it at its next heartbeat. To be called in autocommit mode. Does nothing to a writer
-    that is retired already.
+    The writer's own process calls this function in order to leave. A command calls it if an operator asks the writer to
+    leave. Sends a notification, so that the writer's process reads its row at once, and not only at its next heartbeat.
+    Must be called in autocommit mode. Does nothing to a writer that is retired already.
     """
     cursor.execute(
         """
@@ -245,7 +256,10 @@ def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
 
 
 def end(cursor: Any, name: str, lease: int) -> None:
-    """Ends the lease, so that no reservation gets IDs under it from now on. Does nothing if the lease has ended already."""
+    """Ends the lease, so that no reservation gets IDs under this lease from now on.
+
+    Does nothing if the lease has ended already.
+    """
     cursor.execute(
         "UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s AND lease = %s", [name, lease]
     )

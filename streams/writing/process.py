@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from streams.conf import stream_settings
+from streams.conf import on_this_host, stream_settings
 from streams.core.names import check_name
 from streams.db import driver
 from streams.errors import StreamError
@@ -27,11 +27,12 @@ _guard = threading.Lock()
 def use_instance(pattern: str) -> None:
     """Sets the name or pattern under which this process writes, instead of ``REPLSITE_INSTANCE``.
 
-    Call it before the first append. Raises ``BadInstanceName``, a ``ValueError``, for a text that cannot be a name.
+    Call this function before the first append. Raises ``BadInstanceName``, a ``ValueError``, for a text that cannot be
+    a name.
     """
     global _instance  # noqa: PLW0603 - one name for the process
     check_name(pattern)
-    _instance = pattern
+    _instance = on_this_host(pattern)
 
 
 def current_writer(using: str | None = None) -> WriterProcess:

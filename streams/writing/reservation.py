@@ -5,15 +5,17 @@ measures together find out how every transaction ends:
 
 * A commit hook is added to the connection's list with an *empty* set of savepoints. Rolling back a savepoint drops only
   hooks that were registered under it, so this hook stays until the outermost transaction ends.
-* When Django discards the list (rollback, close, an error in another hook), the hook object is freed. Its finaliser has
-  the control loop ask the database how the transaction ended (``pg_xact_status`` of the transaction's number).
-* The control loop asks about every transaction that stays open for a while. That covers manual transaction management and
-  a connection that was lost during COMMIT.
+* When Django discards the list (rollback, close, an error in another hook), the hook object is freed. The finaliser of
+  this object has the control loop ask the database how the transaction ended (``pg_xact_status`` of the transaction's
+  number).
+* The control loop asks about every transaction that stays open for a while. This question covers manual transaction
+  management and a connection that was lost during COMMIT.
 
 So an ID becomes complete only when Django calls the hook after COMMIT returned, or when the database has answered.
 
 The lease is checked in each reservation, after the append lock was granted (see ``_RESERVE``). A transaction that keeps
-one snapshot (REPEATABLE READ, SERIALIZABLE) would read an old lease. There the check uses the control connection.
+one snapshot (REPEATABLE READ, SERIALIZABLE) would read an old lease. In such a transaction the check uses the control
+connection.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db import connections, transaction
 
 from streams.conf import stream_settings
-from streams.db import driver
-from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen, WriterFenced
+from streams.db import driver, testcase
+from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen, SequenceBehind, WriterFenced
+from streams.facts import take_related_keys
+from streams.writing import append_lock
 from streams.writing.insert import insert_facts
 from streams.writing.process import current_writer
 from streams.writing.side_effects import apply_side_effects, has_effects
@@ -43,37 +47,35 @@ if TYPE_CHECKING:
 
     Insert = Callable[[Mapping[type[Model], Sequence[Fact]]], None]
 
-__all__ = ["Reservation"]
+__all__ = ["LARGEST_COUNT", "Reservation", "given_out_before"]
 
 LARGEST_COUNT = 1_000_000
 
-# Two statements, because the second must see what was committed before the lock was granted. Example: A holds lease 7. B takes
-# the name: B raises the lease to 8, commits, and gets the append lock, for which A now waits. In one statement, A's snapshot
-# could be older than B's commit, so that A would read lease 7 and append under it. With two statements A reads lease 8 and is
-# refused.
-_RESERVE = (
-    "SELECT pg_advisory_xact_lock_shared(%(key)s::bigint)",
-    """
-    SELECT pg_current_xact_id()::text::bigint, fresh,
-           CASE WHEN NOT fresh OR lease = %(lease)s::bigint
-                THEN ARRAY(SELECT nextval(%(sequence)s::text::regclass) FROM generate_series(1, %(count)s::integer)) END
-    FROM (SELECT current_setting('transaction_isolation') = 'read committed' AS fresh) AS snapshot
-         LEFT JOIN streams_instance ON name = %(name)s::text
-    """,
-)
-_LOCK_AGAIN = """
-SELECT pg_advisory_xact_lock_shared(%(key)s);
-SELECT current_setting('transaction_isolation') = 'read committed',
+# A statement of its own after the one that takes the lock, because it must see what was committed before. Example: A holds lease
+# 7. B takes the name: B raises the lease to 8, commits, and finds that no session holds the append lock. Then A gets the lock. In
+# one statement, A's snapshot could be older than B's commit, so that A would read lease 7 and append under it. With two
+# statements A reads lease 8 and is refused.
+_RESERVE = f"""
+SELECT {append_lock.HELD_HERE}, pg_current_xact_id()::text::bigint, fresh,
+       CASE WHEN {append_lock.HELD_HERE} AND (NOT fresh OR lease = %(lease)s::bigint)
+            THEN ARRAY(SELECT nextval(%(sequence)s::text::regclass) FROM generate_series(1, %(count)s::integer)) END
+FROM (SELECT current_setting('transaction_isolation') = 'read committed' AS fresh) AS snapshot
+     LEFT JOIN streams_instance ON name = %(name)s::text
+"""
+_LEASE_AGAIN = f"""
+SELECT {append_lock.HELD_HERE}, current_setting('transaction_isolation') = 'read committed',
        (SELECT lease FROM streams_instance WHERE name = %(name)s)
 """
 _LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
 
 
 class Reservation:
-    """A context manager that reserves IDs for facts of one stream. It can be entered once. ``Stream.reserve`` makes it.
+    """A context manager that reserves IDs for facts of one stream. A reservation can be entered once.
 
-    Takes the IDs in the caller's transaction. If none is open, the ``with`` block is a transaction of its own. Raises
-    ``BadCount`` unless ``count`` is 1 to 1,000,000.
+    ``Stream.reserve`` makes reservations.
+
+    Takes the IDs in the caller's transaction. If no transaction is open, the ``with`` block is a transaction of its
+    own. Raises ``BadCount`` unless ``count`` is 1 to 1,000,000.
     """
 
     def __init__(self, stream: BoundStream, count: int, using: str | None) -> None:
@@ -119,13 +121,17 @@ class Reservation:
         ids: list[int] = []
         owned = False
         try:
-            number, fresh, ids = self._take_ids(writer, tenure)
+            number, fresh, taken = self._take_ids(writer, tenure)
+            if min(taken) <= fetch.above:
+                raise given_out_before(self.stream, min(taken), fetch.above)
+            ids = taken
         finally:
             if tracker.end_fetch(fetch, ids):
                 writer.announce_soon()
         try:
             self._record = OpenTransaction.of(self._connection, writer, number)
             self._record.own(self.stream, tracker, ids)
+            testcase.record_append(self._connection, self.stream.name, ids[0])
             owned = True
         finally:
             if not owned and tracker.complete(ids, written=False):  # no caller got these IDs, so no row has them
@@ -144,10 +150,27 @@ class Reservation:
             "sequence": self.stream.declaration.sequence,
             "count": self._count,
         }
-        row = driver.send_together(self._connection, [driver.Statement(text, values) for text in _RESERVE])[0]
-        if row[2] is None:
+        number, fresh, ids = self._send_locked(_RESERVE, values, again=True)
+        if ids is None:
             raise self._lost(writer, tenure)
-        return row[0], row[1], row[2]
+        return number, fresh, ids
+
+    def _send_locked(self, statement: str, values: Mapping[str, Any], *, again: bool) -> tuple[Any, ...]:
+        """Sends one message with two statements: the one that takes the append lock, and ``statement``.
+
+        Returns the columns of the row of ``statement`` except the first.
+
+        The first column of ``statement`` must be true if the transaction holds the append lock. If the column is false,
+        somebody else held the lock, and ``statement`` did nothing. Then it is sent once more, with a statement that takes
+        a lock of the same writer under a random number instead. ``again`` is true if the statement is executed many
+        times, so that it is worth preparing.
+        """
+        for take in (append_lock.TAKE, append_lock.TAKE_ANOTHER):
+            statements = [driver.Statement(text, values, again) for text in (take, statement)]
+            ((is_held, *row),) = driver.send_together(self._connection, statements)
+            if is_held:
+                break
+        return tuple(row)
 
     def _check_lease(self, writer: WriterProcess) -> None:
         """Raises ``WriterFenced`` unless the lease is the current one, as read on the control connection."""
@@ -181,9 +204,9 @@ class Reservation:
     def write(self, *facts: Fact) -> None:
         """Inserts rows under the reserved IDs.
 
-        Rows without an ID get the reserved IDs in order. A later call continues where the last one ended. If a fact has
+        Rows without an ID get the reserved IDs in order. A later call continues with the next unused ID. If a fact has
         several rows, the caller must set its ID on each of them. Raises ``ReservationEnded`` once the transaction is
-        over, and ``ForeignFact`` for a row of another stream or an ID that was not reserved here.
+        over, and ``ForeignFact`` for a row of another stream or an ID that this reservation did not reserve.
         """
         self._check_open()
         self._hold_append_lock()
@@ -197,7 +220,7 @@ class Reservation:
         self.write_with(self._insert_each, *facts)
 
     def write_with(self, insert: Insert, *facts: Fact) -> None:
-        """Has the caller's function ``insert`` insert the rows, for callers that send other statements along with them.
+        """Lets the caller's function ``insert`` insert the rows, for callers that send other statements together with the insert.
 
         ``insert`` is called once with ``{model: rows}``. These rows already have their IDs and their writer. Otherwise
         the same holds as for ``write_directly``.
@@ -218,6 +241,7 @@ class Reservation:
             raise self.stream.foreign(fact)
         if not fact._state.adding:
             raise self._twice(fact)
+        take_related_keys(fact)
         return getattr(fact, fact.id_field) is None
 
     def _twice(self, fact: Fact) -> ForeignFact:
@@ -265,16 +289,27 @@ class Reservation:
             )
 
     def _hold_append_lock(self) -> None:
-        """Takes the append lock once more, because a rollback to a savepoint may have released it.
+        """Takes the append lock once more, because a rollback to a savepoint may have released the lock.
 
         Raises ``WriterFenced`` unless the lease is still the current one.
         """
         # A rollback to a savepoint releases the locks that were taken after the savepoint, perhaps also the append lock. Then
         # B may take the name and conclude that no transaction is open, while rows are still to be written here.
-        with self._connection.cursor() as cursor:
-            cursor.execute(_LOCK_AGAIN, {"key": self._tenure.append_key, "name": self._tenure.name})
-            fresh, lease = cursor.fetchone()
+        values = {"key": self._tenure.append_key, "name": self._tenure.name}
+        fresh, lease = self._send_locked(_LEASE_AGAIN, values, again=False)
         if not fresh:
             self._check_lease(self._writer)
         elif lease != self._tenure.lease:
             raise self._lost(self._writer, self._tenure)
+
+
+def given_out_before(stream: BoundStream, number: int, above: int) -> SequenceBehind:
+    """Returns the error for a sequence that was set back.
+
+    The sequence gave out the ID ``number``, although it had given out ``above`` before, which is at least as high.
+    """
+    return SequenceBehind(
+        f"Stream {stream.name}: the sequence {stream.declaration.sequence} gave out ID {number}, but {above} was given out "
+        f"before: somebody set the sequence back. Nothing was appended, because followers have passed this ID. "
+        f"Run: manage.py check_streams --repair"
+    )

@@ -2,8 +2,8 @@
 
 Older rows are deleted only in tables that keep the newest row of each key. Cached values are dropped as soon as the
 transaction is known to have committed, before its facts are complete. Until then the transaction itself computes these
-values on every call (``is_changed_here``), and other connections still get the cached ones. If the transaction began to
-compute a value before its insert, the result is not stored in the cache (``spoil_begun``).
+values on every call (``is_changed_here``), and other connections still get the cached values. If the transaction began
+to compute a value before its insert, the result is not stored in the cache (``spoil_begun``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models.expressions import BaseExpression
 
-from streams.core.declaration import ColumnKind
+from streams.core.declaration import NEWEST_PER_KINDS, ColumnKind
 from streams.core.invalidation import Invalidation, apply_invalidations, drops_nothing, spoil_begun, stores
-from streams.db.driver import schema_mark
+from streams.core.named_rows import NamedRow
+from streams.core.queries import row_of, selected_sql
 from streams.reading import cache_feed
+from streams.writing.key_locks import lock_exclusively
 from streams.writing.transaction import OpenTransaction
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class _Pending:
     drops: frozenset[Invalidation]
 
     def changes(self, cache: str, key: Key) -> bool:
-        """Returns true if the commit invalidates this key, or the whole cache."""
+        """Returns true if the transaction's commit invalidates this key, or the whole cache."""
         return Invalidation(cache, key) in self.drops or Invalidation(cache, None) in self.drops
 
 
@@ -66,7 +68,7 @@ def has_effects(stream: BoundStream, facts: Sequence[Fact]) -> bool:
 def apply_side_effects(
     stream: BoundStream, connection: BaseDatabaseWrapper, record: OpenTransaction, facts: Sequence[Fact]
 ) -> None:
-    """Applies the effects of these facts. Must be called in the transaction that has just inserted them."""
+    """Applies the side effects of these facts. Must be called in the transaction that has just inserted them."""
     by_table = {table.name: [f for f in facts if f._meta.db_table == table.name] for table in stream.declaration.tables}
     for table in stream.declaration.tables:
         if table.newest_per and by_table[table.name]:
@@ -77,7 +79,7 @@ def apply_side_effects(
 
 
 def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bool:
-    """Returns true if the transaction that is open on this connection has changed what the cached value depends on."""
+    """Returns true if the transaction that is open on this connection has invalidated the key of the cache."""
     waiting = _pending.get(connection)
     if not waiting:
         return False
@@ -86,7 +88,7 @@ def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bo
 
 
 def is_changed_in_process(cache: str, key: Key) -> bool:
-    """Returns true if an open transaction of this process, on any connection, changed what the cached value depends on.
+    """Returns true if an open transaction of this process, on any connection, has invalidated the key of the cache.
 
     For code that cannot know which connection its queries will use: async code runs its transactions in other threads.
     """
@@ -102,9 +104,9 @@ def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
 
 
 def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
-    """Returns true if these facts may invalidate cached values of this process.
+    """Returns true if these facts may invalidate values of the cached functions in this process.
 
-    Most events do not, because they do not change the state of a room.
+    Returns false for most facts of the stream ``events``, because most events do not change the state of a room.
     """
     if not (stores and stream.drops_now()):
         return False
@@ -139,6 +141,9 @@ def _drops(
     drops: set[Invalidation] = set()
     rows: list[Sequence[Any]] = []
     for table in stream.declaration.tables:
+        if isinstance(table.row, NamedRow):
+            rows += _written_rows(connection, table, by_table[table.name])
+            continue
         for fact in by_table[table.name]:
             values = _values(table, fact)
             if stream.dropped_caches and any(isinstance(value, BaseExpression) for value in values):
@@ -148,6 +153,19 @@ def _drops(
                 rows.append(table.row(values))
     with connection.cursor() as cursor:
         return frozenset(drops | stream.drops_of(cursor, rows))
+
+
+def _written_rows(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> list[Any]:
+    """Returns the rows of facts that were just inserted, as all other processes will read them."""
+    if not facts:
+        return []
+    (row,) = selected_sql(table)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {row} FROM {table.name} WHERE {table.id_column} = ANY(%s::bigint[])",
+            [[getattr(fact, fact.id_field) for fact in facts]],
+        )
+        return [row_of(table)(found) for found in cursor.fetchall()]
 
 
 def _drop_at_end(
@@ -191,14 +209,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-#: Number of advisory locks for one table. A hash assigns each key to a lock, so that very many keys need only few locks.
+#: Number of lock rows for one table.
 _LOCKS = 64
-
-_LOCK = """
-SELECT pg_advisory_xact_lock(hashtextextended(%(table)s, number))
-FROM (SELECT DISTINCT hashtextextended(value, 0) & %(mask)s AS number FROM unnest(%(values)s::text[]) AS value ORDER BY 1)
-    AS numbers
-"""
 
 
 def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> None:
@@ -206,7 +218,9 @@ def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Seq
 
     Must be called in the transaction that inserted the facts.
     """
-    values = sorted({str(getattr(fact, table.newest_per)) for fact in facts})
+    field = next(field for field in facts[0]._meta.concrete_fields if field.column == table.newest_per)
+    found = {field.get_prep_value(getattr(fact, field.attname)) for fact in facts}
+    values = sorted(str(value) for value in found if value is not None)
     with connection.cursor() as cursor:
         compact_keys(cursor, table, values)
 
@@ -214,25 +228,22 @@ def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Seq
 def compact_keys(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
     """Deletes all but the newest row of each of these keys.
 
-    Must be called in the transaction that inserted rows with these keys. In this way a table can hold, for instance, the
-    present state of each user, although no row is ever updated. If the transaction keeps one snapshot (REPEATABLE READ), an
-    older row may stay. The next call for the key deletes it.
+    Must be called in the transaction that inserted rows with these keys. In this way a table can hold, for instance,
+    the present state of each user, although no row is ever updated. If the transaction keeps one snapshot (REPEATABLE
+    READ), an older row may stay. The next call for the same key deletes this row.
     """
     # A and B insert a row for the same key. Without the lock neither sees the other's row, and both rows stay. With the lock B
     # waits between its insert and its delete until A has committed. Then B sees A's row.
-    parameters: dict[str, Any] = {
-        "table": f"replsite.newest:{table.name}{schema_mark(cursor)}",
-        "mask": _LOCKS - 1,
-        "values": list(values),
-    }
-    cursor.execute(_LOCK, parameters)
+    for statement in lock_exclusively(table.name, _LOCKS, values):
+        cursor.execute(statement.text, statement.values)
+    kind = next((column.kind for column in table.stored if column.name == table.newest_per), ColumnKind.TEXT)
     cursor.execute(
         f"""
         DELETE FROM {table.name} AS old USING (
             SELECT {table.newest_per} AS value, max({table.id_column}) AS id FROM {table.name}
-            WHERE {table.newest_per} = ANY(%(values)s) GROUP BY 1
+            WHERE {table.newest_per} = ANY(%(values)s::text[]::{NEWEST_PER_KINDS[kind]}[]) GROUP BY 1
         ) AS newest
         WHERE old.{table.newest_per} = newest.value AND old.{table.id_column} < newest.id
         """,
-        parameters,
+        {"values": list(values)},
     )

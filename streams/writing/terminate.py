@@ -3,10 +3,10 @@
 There are three means, from mild to harsh:
 
 * A living writer is asked to drain, and then leaves by itself.
-* The server ends the writer's open transactions (``pg_terminate_backend``). They roll back, and the process learns this
-  from the database like any other rollback.
-* If the process does not react even to that, it hangs. Then the session that holds its writer lock is ended. This releases
-  the lock, and the writer is retired like a dead one.
+* The server ends the writer's open transactions (``pg_terminate_backend``). The transactions roll back, and the process
+  learns this from the database like any other rollback.
+* If the process does not react even to that, it hangs. Then the session that holds its writer lock is ended. This
+  releases the lock, and the writer is retired like a dead writer.
 
 Every action leaves a row in ``streams_writerresolution`` and a line in the log. The functions need a cursor of a direct
 connection in autocommit mode. Every wait has a limit.
@@ -25,10 +25,21 @@ from streams.db import driver
 from streams.errors import UnknownWriter
 from streams.runtime.logs import get_logger
 from streams.runtime.silence import silent_seconds_sql
-from streams.writing import lease
+from streams.writing import append_lock, lease
 from streams.writing.dead_writers import Resolution, Trace, leave_trace, resolve_writer
 
-__all__ = ["Holding", "OpenSession", "end_process", "end_sessions", "holding", "is_free", "is_retired", "wait_until"]
+__all__ = [
+    "Holding",
+    "OpenSession",
+    "end_lock_holders",
+    "end_process",
+    "end_sessions",
+    "holding",
+    "is_free",
+    "is_retired",
+    "lock_holders",
+    "wait_until",
+]
 
 log = get_logger(__name__)
 #: A transaction that is younger than this is assumed to be working normally, and is not ended.
@@ -36,12 +47,19 @@ YOUNG_SECONDS = 1.0
 _TERMINATE_MS = 5_000
 _LOOK_SECONDS = 0.1
 
-#: Sessions that hold an advisory lock, and what they do. Parameter: the lock's key.
-_HOLDERS = f"""
-SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'local'), coalesce(a.state, ''), a.xact_start,
-       a.backend_xid::text::bigint, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, left(a.query, 200)
-{driver.LOCK_HOLDERS}
-ORDER BY a.xact_start NULLS LAST
+_SESSION = """
+SELECT a.pid, a.backend_start, a.application_name, coalesce(host(a.client_addr), 'local'), coalesce(a.state, ''),
+       a.xact_start, a.backend_xid::text::bigint, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, left(a.query, 200)
+"""
+#: Sessions that hold an advisory lock. Parameter: the lock's key.
+_LOCK_HOLDERS = f"{_SESSION} {driver.LOCK_HOLDERS} AND a.pid IS NOT NULL"
+#: Sessions with an open transaction that appends as a writer. Parameter: the key of its append lock.
+_APPENDING = f"{_SESSION} {append_lock.HOLDERS} AND a.pid IS NOT NULL ORDER BY a.xact_start NULLS LAST"
+#: Sessions whose locks some given sessions wait for, except the given sessions. Parameters: the PIDs of the given ones, twice.
+_BLOCKING = f"""
+{_SESSION} FROM pg_stat_activity a
+WHERE a.pid IN (SELECT unnest(pg_blocking_pids(waiting)) FROM unnest(%s::int[]) AS waiting) AND a.pid <> ALL (%s::int[])
+  AND a.datname = current_database() ORDER BY a.xact_start NULLS LAST
 """
 _INSTANCE = f"""
 SELECT state, host, process_id, command, heartbeat_at, {silent_seconds_sql("heartbeat_at")}
@@ -52,9 +70,12 @@ SELECT stream, abs(position), state, pending_facts, oldest_pending_at, oldest_pe
        extract(epoch FROM clock_timestamp() - oldest_pending_at)::float8
 FROM streams_streamposition WHERE instance_name = %s ORDER BY stream
 """
-#: Ends a session if it is still in the same transaction. Parameters: milliseconds to wait, PID, start of the transaction.
+#: Ends a session if it is still in the same transaction. Parameters: milliseconds to wait, PID, start of the session, start of
+#: the transaction. Without the start of the session: an operator is asked, and answers minutes later. Meanwhile the session
+#: of a hung writer ended, and a session of another program, idle too, got its PID.
 _TERMINATE = """
-SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = %s AND xact_start IS NOT DISTINCT FROM %s
+SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
+WHERE pid = %s AND backend_start IS NOT DISTINCT FROM %s AND xact_start IS NOT DISTINCT FROM %s
 """
 #: Tests whether a heartbeat was stored after a time. A heartbeat in the future does not count: it was stored before the
 #: database's clock was set back.
@@ -67,6 +88,8 @@ class OpenSession:
     """A database session that holds a lock of a writer."""
 
     pid: int
+    since: datetime | None
+    """Its start. None if the database hides it, as it does with sessions of other roles."""
     application_name: str
     address: str
     state: str
@@ -97,7 +120,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A writer with all that may hold its streams back: its process, its open transactions and its pending facts."""
+    """A writer, and everything of it that may hold back its streams: its process, its open transactions and its pending facts."""
 
     writer: str
     host: str
@@ -157,16 +180,13 @@ def holding(cursor: Any, writer: str) -> Holding:
         raise UnknownWriter(f"There is no writer {writer!r}. Writers: {known or 'none yet'}.")
     cursor.execute(_INSTANCE, [writer])
     _, host, process_id, command, heartbeat_at, silent_seconds = cursor.fetchone() or ("", "", None, "", None, 0.0)
-    held = _sessions(cursor, driver.writer_key(cursor, writer))
-    found = _sessions(cursor, driver.append_key(cursor, writer))
+    cursor.execute(_LOCK_HOLDERS, [driver.writer_key(cursor, writer)])
+    held = [OpenSession(*row) for row in cursor.fetchall()]
+    cursor.execute(_APPENDING, {"key": driver.append_key(cursor, writer)})
+    found = [OpenSession(*row) for row in cursor.fetchall()]
     old = tuple(one for one in found if (one.open_seconds or 0.0) >= YOUNG_SECONDS)
     lock = held[0] if held else None
     return Holding(writer, host, process_id, command, heartbeat_at, silent_seconds, lock, old, rows)
-
-
-def _sessions(cursor: Any, key: int) -> list[OpenSession]:
-    cursor.execute(_HOLDERS, [key])
-    return [OpenSession(*row) for row in cursor.fetchall()]
 
 
 def ask_to_leave(cursor: Any, writer: str, asked_by: str) -> list[str]:
@@ -181,25 +201,53 @@ def end_sessions(cursor: Any, found: Holding, by: str) -> list[OpenSession]:
 
     A session whose transaction is over by now is not ended.
     """
-    ended = []
-    for session in found.transactions:
-        cursor.execute(_TERMINATE, [_TERMINATE_MS, session.pid, session.transaction_since])
-        if (row := cursor.fetchone()) is not None and row[0]:
-            ended.append(session)
+    ended = _end(cursor, found.transactions)
     if ended:
         _trace(cursor, found, "ended " + "; ".join(map(str, ended)), by)
     return ended
 
 
+def lock_holders(cursor: Any, found: Holding) -> tuple[OpenSession, ...]:
+    """Returns the sessions whose locks the writer's open transactions wait for, except the writer's own sessions."""
+    pids = [session.pid for session in found.transactions]
+    cursor.execute(_BLOCKING, [pids, pids])
+    return tuple(OpenSession(*row) for row in cursor.fetchall())
+
+
+def end_lock_holders(cursor: Any, found: Holding, holders: Sequence[OpenSession], by: str) -> list[OpenSession]:
+    """Ends sessions whose locks the writer waits for, and stores a trace. Returns the sessions that were ended.
+
+    The writer's own transactions stay. A session whose transaction is over by now is not ended.
+    """
+    ended = _end(cursor, holders)
+    if ended:
+        _trace(cursor, found, "ended the holder of a lock: " + "; ".join(map(str, ended)), by)
+    return ended
+
+
+def _end(cursor: Any, sessions: Sequence[OpenSession]) -> list[OpenSession]:
+    ended = []
+    for session in sessions:
+        cursor.execute(_TERMINATE, _to_terminate(session))
+        if (row := cursor.fetchone()) is not None and row[0]:
+            ended.append(session)
+    return ended
+
+
+def _to_terminate(session: OpenSession) -> list[Any]:
+    """Returns the parameters of ``_TERMINATE``."""
+    return [_TERMINATE_MS, session.pid, session.since, session.transaction_since]
+
+
 def end_process(cursor: Any, found: Holding, by: str) -> list[Resolution]:
-    """Ends the session that holds the writer's lock, then retires the writer like a dead one.
+    """Ends the session that holds the writer's lock, then retires the writer like a dead writer.
 
     For a process that does not react. Ending the session proves nothing yet: the writer is retired only if both of its
-    locks can be had within 5 seconds. Returns an empty list if they cannot, or if another process retired the writer
+    locks are obtained within 5 seconds. Returns an empty list if they are not, or if another process retired the writer
     first.
     """
     if found.lock is not None:
-        cursor.execute(_TERMINATE, [_TERMINATE_MS, found.lock.pid, found.lock.transaction_since])
+        cursor.execute(_TERMINATE, _to_terminate(found.lock))
         _trace(cursor, found, f"its process did not react; ended the session of its lock: {found.lock}", by)
     deadline = time.monotonic() + _TERMINATE_MS / 1000
     while not (done := resolve_writer(cursor, found.writer, by)) and time.monotonic() < deadline:
@@ -225,8 +273,8 @@ def is_retired(cursor: Any, writer: str) -> bool:
 def is_free(cursor: Any, writer: str, ended: Sequence[OpenSession], since: datetime) -> bool:
     """Returns true if the writer has sent a heartbeat after ``since``, and no longer reports the ended transactions.
 
-    ``ended`` are the sessions whose transactions were ended. If it is empty, returns true if the writer has sent such a
-    heartbeat and has no stuck facts.
+    ``ended`` are the sessions whose transactions were ended. If ``ended`` is empty, returns true if the writer has sent
+    such a heartbeat and has no stuck facts.
     """
     cursor.execute(_BEAT_SINCE, [since, writer])
     row = cursor.fetchone()
@@ -247,7 +295,7 @@ def now(cursor: Any) -> datetime:
 
 
 def patience_seconds() -> float:
-    """Returns how many seconds a living process may take to react: three heartbeats and two seconds."""
+    """Returns the seconds that a living process may take to react: three heartbeats and two seconds."""
     return 3 * stream_settings().heartbeat_seconds + 2.0
 
 

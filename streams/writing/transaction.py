@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -10,11 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streams.core.bound import BoundStream
 from streams.core.tracker import PositionTracker
+from streams.db import testcase
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 __all__ = ["OpenTransaction", "Watcher"]
+
+
+#: The record of the transaction that a ``TestCase`` keeps open on a connection.
+_of_tests: weakref.WeakKeyDictionary[BaseDatabaseWrapper, OpenTransaction] = weakref.WeakKeyDictionary()
 
 
 class Watcher(Protocol):
@@ -24,13 +30,13 @@ class Watcher(Protocol):
         """Keeps the record until the transaction's end is known."""
 
     def ask(self, transaction: OpenTransaction) -> None:
-        """Has the control loop ask the database how the transaction ended.
+        """Makes the control loop ask the database how the transaction ended.
 
         May be called from any thread and by the garbage collector.
         """
 
     def announce_soon(self) -> None:
-        """Has the control loop announce positions that have risen."""
+        """Makes the control loop announce positions that have risen."""
 
 
 class OpenTransaction:
@@ -50,12 +56,27 @@ class OpenTransaction:
         self._pending: list[tuple[BoundStream, PositionTracker, list[int]]] = []
         self._lock = threading.Lock()
 
+    @staticmethod
+    def has_appended(connection: BaseDatabaseWrapper, writer: Watcher) -> bool:
+        """Returns true if the writer has reserved IDs before in the ``atomic`` block that is open on the connection.
+
+        Returns false if this is not certain: in a test's transaction, and under manual transaction management.
+        """
+        if not (connection.in_atomic_block and connection.commit_on_exit):
+            return False
+        hooks: list[Any] = connection.run_on_commit
+        return any(type(hook) is _CommitHook and hook.record.writer is writer for _, hook, _ in hooks)
+
     @classmethod
     def of(cls, connection: BaseDatabaseWrapper, writer: Watcher, number: int) -> OpenTransaction:
         """Returns the record of the transaction with that number, which is open on the connection.
 
         If there is no record yet, makes one and registers its commit hook.
         """
+        if testcase.is_in_test(connection):
+            return cls._of_test(connection, writer, number)
+        if _of_tests:
+            _leave_test(connection)
         hooks: list[Any] = connection.run_on_commit
         for entry in list(hooks):
             hook = entry[1]
@@ -73,13 +94,35 @@ class OpenTransaction:
             writer.ask(record)  # the hook may come much later than the COMMIT, so keep asking
         return record
 
+    @classmethod
+    def _of_test(cls, connection: BaseDatabaseWrapper, writer: Watcher, number: int) -> OpenTransaction:
+        """Returns the record of a test's transaction.
+
+        The record has no hook, because ``captureOnCommitCallbacks`` would call and count the hook.
+
+        The control loop asks how the transaction ended, as it does for any transaction that is open for long.
+        """
+        record = _of_tests.get(connection)
+        if record is None or record.number != number or record.writer is not writer:
+            _leave_test(connection)
+            record = _of_tests[connection] = cls(writer, number)
+            writer.watch(record)
+        return record
+
     def own(self, stream: BoundStream, tracker: PositionTracker, ids: list[int]) -> None:
-        """Adds IDs that become complete when the transaction ends. ``ids`` must be ascending."""
+        """Adds IDs that become complete when the transaction ends.
+
+        ``ids`` must be ascending, and above the IDs that were added for the stream before.
+        """
         with self._lock:
-            self._pending.append((stream, tracker, ids))
+            for _, known, added in self._pending:
+                if known is tracker:
+                    added.extend(ids)
+                    return
+            self._pending.append((stream, tracker, [*ids]))
 
     def pending(self) -> dict[str, int]:
-        """Returns ``{stream: smallest ID that this transaction keeps from being complete}``."""
+        """Returns ``{stream: smallest ID of this transaction that is not complete}``."""
         with self._lock:
             lowest: dict[str, int] = {}
             for stream, _, ids in self._pending:
@@ -100,6 +143,16 @@ class OpenTransaction:
             self.writer.announce_soon()
 
 
+def _leave_test(connection: BaseDatabaseWrapper) -> None:
+    """Records that the transaction of the previous ``TestCase`` has ended.
+
+    Django calls no hook at the end of such a transaction.
+    """
+    record = _of_tests.pop(connection, None)
+    if record is not None:
+        _hook_dropped(record)
+
+
 class _CommitHook:
     """The hook that Django calls after COMMIT.
 
@@ -108,7 +161,10 @@ class _CommitHook:
 
     def __init__(self, record: OpenTransaction) -> None:
         self.record = record
-        weakref.finalize(self, _hook_dropped, record).atexit = False
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            _hook_dropped(self.record)
 
     def __call__(self) -> None:
         self.record.end(written=True)

@@ -1,16 +1,17 @@
 """The process as a writer: its name, its lock, and the trackers of the streams that it writes.
 
 A ``WriterProcess`` holds one *control connection*, which one background thread uses (``streams.writing.control_loop``).
-The session lock on the name, LISTEN, announcements, heartbeats and questions about transactions all use this connection.
-When it is lost, the lock is lost and the process is fenced: it may not append until it holds the name again under a new
-lease.
+The session lock on the name, announcements, heartbeats and questions about transactions all use this connection. When
+the control connection is lost, the lock is lost and the process is fenced: it may not append until it holds the name
+again under a new lease. Notifications arrive on another connection, which belongs to the process's watcher.
 
 The lock alone is not enough: a process that does not know yet that its lock is gone could still append. Every
 reservation therefore takes the append lock in shared mode, in the caller's own transaction, and then checks that its
-lease is the current one. A new holder of the name waits until it gets the append lock in exclusive mode. Then no
-transaction of an older lease is open.
+lease is the current one. A new holder of the name raises the lease and waits until no session holds the append lock. Then no
+transaction of an older lease is open (``streams.writing.append_lock``).
 
-Assumes PostgreSQL, one ``WriterProcess`` per process and database alias, and that a forked child makes its own.
+Assumes PostgreSQL, one ``WriterProcess`` per process and database alias, and that a forked child makes a
+``WriterProcess`` of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from streams.db import driver
 from streams.db.sequences import move_forward
 from streams.errors import (
     SequenceBehind,
+    StreamError,
     UnknownStream,
     WriterBusy,
     WriterDraining,
@@ -47,7 +49,6 @@ from streams.errors import (
     WriterNotAllowed,
     WriterRetired,
 )
-from streams.reading.position_notifications import CHANNEL
 from streams.reading.rows import stored_positions
 from streams.reading.watcher import watcher_of
 from streams.runtime.logs import get_logger
@@ -56,6 +57,7 @@ from streams.runtime.version import program_version
 from streams.writing import dead_writers
 from streams.writing import lease as leases
 from streams.writing.in_doubt import InDoubt
+from streams.writing.key_locks import create_rows
 from streams.writing.new_life import begin_generation
 from streams.writing.transaction import OpenTransaction
 
@@ -90,8 +92,8 @@ class Tenure:
 
     Lease and trackers belong together: a tracker must never track an ID that was taken under another lease.
     ``entering`` are the streams that this process has entered, but whose entry notification has not come back yet.
-    Notifications that arrive before the entry notification are ignored. The process has read their content from the
-    table when it entered, and they may be of an earlier generation.
+    Notifications that arrive before the entry notification are ignored. Such notifications contain nothing new, because
+    the process read the table when it entered the stream. They may even be of an earlier generation.
     """
 
     name: str
@@ -104,6 +106,9 @@ class Tenure:
 
 class WriterControl(Protocol):
     """The methods of the control loop that the writer calls."""
+
+    def listen(self) -> None:
+        """Begins to receive notifications. Discards notifications that were received before. Raises the driver's errors."""
 
     def start(self) -> None:
         """Starts the thread if it does not run."""
@@ -128,6 +133,8 @@ class WriterProcess:
         self.condition = Condition.NEW
         self.control: Any = None
         self.drain_asked_by = ""
+        self.trouble = ""
+        """Why the process is fenced, or why its last try to take the name again failed. Empty while it holds the name."""
         self.shown_pending: dict[str, tuple[Any, ...]] = {}
         self._left: set[str] = set()
         self._lock = threading.RLock()
@@ -157,19 +164,19 @@ class WriterProcess:
         return self.condition in (Condition.HOLDING, Condition.DRAINING)
 
     def hold(self) -> None:
-        """Takes the name unless this process holds it: the writer lock and a new lease.
+        """Takes the name, that is, the writer lock and a new lease. Does nothing if this process holds the name already.
 
         Waits until no transaction of an earlier holder is open. Raises ``WriterNameTaken`` or ``WriterBusy``, which say
-        who holds the name. Raises ``WriterFenced`` after the lock was lost, until the control loop has the name again.
-        Raises ``WriterDraining`` or ``WriterRetired`` once the process leaves, and Django's ``OperationalError`` if the
-        database is away.
+        who holds the name. Raises ``WriterFenced`` after the lock was lost, until the control loop has taken the name
+        again. Raises ``WriterDraining`` or ``WriterRetired`` once the process leaves, and Django's ``OperationalError``
+        if the database is away.
         """
         if self.condition is Condition.HOLDING:
             return
         self._refuse()
         with self._lock:
             # Checked again under the lock: meanwhile another thread may have taken the name, or begun to leave.
-            if self.condition is Condition.HOLDING:
+            if self.condition is Condition.HOLDING:  # type: ignore[comparison-overlap]  # for mypy nothing has changed
                 return
             self._refuse()
             with connections[self.using].wrap_database_errors:  # the caller's own statements raise Django's errors, too
@@ -210,7 +217,11 @@ class WriterProcess:
         """
         if self.condition is not Condition.FENCED:
             return
-        taken = self._take(self.name)
+        try:
+            taken = self._take(self.name)
+        except (StreamError, *driver.connection_gone) as error:
+            self.trouble = _first_line(str(error)) or type(error).__name__
+            raise
         with self._lock:
             if self.condition is not Condition.FENCED:  # closed meanwhile
                 _close_quietly(taken[0])
@@ -237,9 +248,9 @@ class WriterProcess:
             with control.cursor() as cursor:
                 epochs.current_epoch(cursor)  # notices a restored database before anything is written to it
                 held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
-                cursor.execute(f"LISTEN {driver.channel(cursor, CHANNEL)}")
                 cursor.execute(_ANNOUNCEMENTS_WAIT_LESS)
                 driver.notify_queue_usage(cursor)  # cleans a full queue, which would refuse to enter streams
+            self._background.listen()  # before streams are entered: what is sent after the table was read must arrive
         except BaseException:
             control.close()
             raise
@@ -248,15 +259,16 @@ class WriterProcess:
     def _install(self, control: Any, held: leases.Held) -> None:
         self.control, self.tenure = control, Tenure(held.name, held.lease, held.append_key)
         self.in_doubt.locks_kept = 0
-        self.condition = Condition.HOLDING
+        self.condition, self.trouble = Condition.HOLDING, ""
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
     def _resume(self, left: Collection[str] = ()) -> None:
-        """Enters the streams that an earlier holder of this name has not left, and the streams in ``left``.
+        """Enters all streams on which this writer is not retired, and the streams in ``left``.
 
-        No other process would raise the positions of this writer on them. ``left`` are the streams that this process
-        wrote before it lost the name. Other processes may have retired this writer on these streams since. If the
-        process may no longer write a stream, or has no such stream, this writer is retired there.
+        No other process raises the positions of this writer on these streams, so they would hold back the linear
+        position. ``left`` are the streams that this process wrote before it lost the name. Other processes may have
+        retired this writer on these streams since. If the process may no longer write a stream, or has no such stream,
+        this writer is retired there.
         """
         with self.control_cursor() as cursor:
             cursor.execute(leases.ACTIVE_STREAMS, [self.name])
@@ -279,15 +291,16 @@ class WriterProcess:
         with self._lock:
             if not self.has_lock or lease not in (None, self.lease):
                 return
-            self.condition = Condition.FENCED
+            self.condition, self.trouble = Condition.FENCED, _first_line(reason)
             _close_quietly(self.control)
             log.warning("writer.fenced", writer=self.name, lease=self.lease, reason=reason)
 
     def fenced_error(self) -> WriterFenced:
         """Returns the error that an append gets while the process is fenced."""
+        cause = f" Cause: {self.trouble.rstrip('.')}." if self.trouble else ""
         return WriterFenced(
             f"This process lost its lock on the writer name {self.name!r} (lease {self.lease}), so it may not append: another "
-            f"process may hold the name. It tries to take the name again by itself; repeat the transaction."
+            f"process may hold the name.{cause} It tries to take the name again by itself; repeat the transaction."
         )
 
     # --- streams --------------------------------------------------------------------------------------------------
@@ -297,7 +310,7 @@ class WriterProcess:
         return self.enter(stream)[1]
 
     def enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
-        """Returns the present tenure and its tracker of a stream. Enters the stream on first use.
+        """Returns the present tenure, and the tracker of the stream under this tenure. Enters the stream on first use.
 
         Raises the same errors as ``hold``, and also ``WriterNotAllowed`` and ``SequenceBehind``. Raises ``WriterBusy`` if
         another session holds the lock that is needed to enter the stream.
@@ -348,6 +361,7 @@ class WriterProcess:
         with self.control_cursor() as cursor:
             if stream.declaration.in_memory:
                 self._resolve_the_dead(cursor, stream)
+            create_rows(cursor, stream)
             # The writer's row is committed before the first ID is taken. So readers know this writer before any of its facts, and
             # their linear position cannot pass a fact of it that is still open.
             with driver.in_transaction(cursor):
@@ -360,7 +374,7 @@ class WriterProcess:
     def _resolve_the_dead(self, cursor: Any, stream: BoundStream) -> None:
         """Retires the dead writers of a stream in memory, other than this writer.
 
-        If no other writer is left then, the caller restarts the stream at 0.
+        If no other writer remains after that, the caller restarts the stream at 0.
         """
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
@@ -427,25 +441,27 @@ class WriterProcess:
                 with self.control.cursor() as cursor:
                     yield cursor
             except driver.connection_gone as error:
+                if driver.still_works(error):  # the session goes on, and holds the name
+                    raise
                 self.fenced(str(error).strip() or type(error).__name__)
                 raise self.fenced_error() from error
 
     # --- background -----------------------------------------------------------------------------------------------
 
     def announce_soon(self) -> None:
-        """Has the control loop store and announce the positions that have risen."""
+        """Makes the control loop store and announce the positions that have risen."""
         self._background.wake()
         if (watcher := watcher_of(self.using)) is not None:
             watcher.own_moved()
 
     def watch(self, transaction: OpenTransaction) -> None:
-        """Has the control loop watch an open transaction until its end is known."""
+        """Makes the control loop watch an open transaction until its end is known."""
         self.in_doubt.watch(transaction)
 
     def ask(self, transaction: OpenTransaction) -> None:
-        """Has the control loop ask the database how a transaction ended, because its commit hook was not called.
+        """Makes the control loop ask the database how a transaction ended, because its commit hook was not called.
 
-        Any thread may call this, also the garbage collector.
+        Any thread may call this method, and so may the garbage collector.
         """
         self.in_doubt.ask(transaction)
 
@@ -454,8 +470,8 @@ class WriterProcess:
     def begin_drain(self, asked_by: str = "") -> None:
         """Makes the writer drain: from now on nothing new is reserved, while open transactions end.
 
-        If ``asked_by`` names who asked for it, the control loop retires the writer once nothing is pending, and this
-        process never writes again. Does nothing unless the process holds its name and is not draining yet.
+        If ``asked_by`` names an operator who asked for it, the control loop retires the writer once nothing is pending,
+        and this process never writes again. Does nothing unless the process holds its name and is not draining yet.
         """
         with self._lock:
             if self.condition is not Condition.HOLDING:
@@ -501,6 +517,8 @@ class WriterProcess:
         trace = dead_writers.Trace.drained(self.drain_asked_by) if self.drain_asked_by else None
         try:
             with self.control_cursor() as cursor:
+                # The lease ends first. In the other order, A finds no open transaction. Then a thread that was allowed to append
+                # before the drain began reserves 8 under the lease. A retires the writer, and readers pass 8 while it is open.
                 leases.end(cursor, self.name, self.lease)
                 leases.wait_for_open_transactions(cursor, self.name, timeout_seconds)
                 dead_writers.retire_streams(cursor, self.name, trace=trace)
@@ -511,12 +529,20 @@ class WriterProcess:
         return True
 
     def close(self) -> None:
-        """Releases the name without retiring the writer, as if the process had died."""
+        """Releases the name, but does not retire the writer, as if the process had died."""
         self._background.stop()
         with self._lock:
             if self.control is not None:
                 _close_quietly(self.control)
             self.condition = Condition.CLOSED
+
+
+def _first_line(text: str) -> str:
+    """Returns the first line of an error's text, which says what happened.
+
+    The lines after it may contain the query, or the end of a server's log.
+    """
+    return text.strip().partition("\n")[0]
 
 
 def _close_quietly(connection: Any) -> None:

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 
 from tests.support.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site, driver_fault
+from tests.support.letting_go import everything_let_go
 from tests.support.session import FOLDER_VARIABLE
 
 #: Pictures are no test: ``script/screenshot`` asks for them.
 collect_ignore = [] if "REPLSITE_SCREENSHOTS" in os.environ else ["test_pictures.py"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that appends leaves no writer whose row is gone to the next one."""
+    with everything_let_go(request):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +46,7 @@ def browser() -> Iterator[Any]:
             environment = {**os.environ, "TMPDIR": own}
             found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, env=environment)
             assert any(entry.name.startswith("playwright") for entry in Path(own).iterdir()), "its profile is there"
+            playwright_api.expect.set_options(timeout=60_000)
             yield found
             found.close()
         finally:
@@ -65,7 +74,7 @@ def new_page(browser, site):
 
     def make(**options):
         contexts.append(browser.new_context(base_url=site.address, **options))
-        contexts[-1].set_default_timeout(15_000)
+        contexts[-1].set_default_timeout(60_000)
         return contexts[-1].new_page()
 
     yield make

@@ -14,10 +14,12 @@ from pipeline.models import Job
 from streams import registry
 from streams.db import driver
 from streams.db.sequences import move_forward
-from streams.models import Instance, Reader, Sample, StatusChange, StreamPosition
+from streams.models import Instance, ParkedFact, Reader, Sample, StatusChange, StoredCursor, StreamPosition
 from tests.support.accessibility import serious_findings
 from tests.support.beating import beating
 from tests.support.browsing import BROWSER, log_in
+from tests.support.made_rooms import MadeRoom
+from tests.support.stored_rooms import store_room
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
@@ -25,6 +27,9 @@ pytestmark = BROWSER
 PAGES = {
     "live": "/admin/live/",
     "history": "/admin/history/?stream=caches",
+    "a range of history": "/admin/history/?stream=caches&from=2026-01-01T00:00&until=2026-01-01T01:00",
+    "what happened": "/admin/happened/",
+    "facts": "/admin/facts/?stream=caches",
     "jobs": "/admin/pipeline/job/",
     "a job": "/admin/pipeline/job/7/change/",
     "queue a job": "/admin/pipeline/job/queue/",
@@ -33,7 +38,22 @@ PAGES = {
     "a reader": "/admin/streams/reader/search/change/",
     "disconnect a reader": "/admin/actions/disconnect/?name=search",
     "retire a writer": "/admin/actions/retire/?name=web-3",
+    "end what a writer holds open": "/admin/actions/end/?name=web-1",
+    "end the session that a writer waits for": "/admin/actions/end-lock-holder/?name=web-1",
+    "dead letters": "/admin/actions/parked/?name=mail",
+    "retry dead letters": "/admin/actions/parked/retry/?name=mail",
+    "resync a reader": "/admin/actions/resync/?name=mail",
+    "resume a job": "/admin/pipeline/job/7/resume/",
+    "status words": "/admin/words/",
+    "not found": "/admin/nothing/",
     "statistics": "/admin/statistics/",
+    "API": "/api/",
+    "API tokens": "/admin/replsite_api/apitoken/",
+    "make an API token": "/admin/replsite_api/apitoken/make/",
+    "rooms": "/admin/events/room/",
+    "a room": "/admin/events/room/!made_3Aa.test/change/?user=@alice:a.test",
+    "an event": "/admin/events/event/2/change/?user=@alice:a.test",
+    "search events": "/admin/events/event/search/?room=!made:a.test",
 }
 
 
@@ -65,7 +85,17 @@ def troubled(holding):
         )
     for name, at in (("search", alive), ("sender", dead)):
         Reader.objects.create(key=name, name=name, kind="follower", heartbeat_at=at, positions={"caches": {"web-1": 1}})
+    made = MadeRoom()
+    made.state("m.room.power_levels", "", {"users": {"@alice:a.test": 100}})
+    made.message()
+    store_room(made.events, 2)
     Job.objects.create(pk=7, kind="archive", state="queued", queued_at=dead, arguments={})
+    StoredCursor.objects.create(
+        reader="mail", stream="caches", base=5, ended_at=alive, retry_asked_by="ann", retry_asked_at=dead
+    )
+    ParkedFact.objects.create(
+        reader="mail", stream="caches", token=4, rows=[], error="no", traceback="a trace", attempts=1
+    )
     for minutes in range(5):
         Sample.objects.create(step_seconds=15, stream="caches", reader="search", at=timezone.now() - timedelta(minutes=minutes),
                               position=5, waiting=minutes * 10, seconds=1, severity=0, word="current")  # fmt: skip
@@ -81,7 +111,7 @@ def page(new_page, boss, troubled):
     def make(**options):
         made = new_page(**options)
         log_in(made)
-        playwright_api.expect(made.locator("#live-link")).to_have_text("Live", timeout=30_000)
+        playwright_api.expect(made.locator("#live-link")).to_have_text("Live")
         return made
 
     return make
@@ -94,23 +124,29 @@ def findings_of(shown, names, **options):
         shown.goto(address)
         shown.wait_for_load_state("load")
         if name == "live":
-            playwright_api.expect(shown.locator("#live-link")).to_have_text("Live", timeout=30_000)
+            playwright_api.expect(shown.locator("#live-link")).to_have_text("Live")
         found[name] = serious_findings(shown, **options)
     return {name: findings for name, findings in found.items() if findings}
 
 
-def test_no_page_has_a_serious_finding_in_the_light_in_the_dark_or_on_a_phone(page):
-    found = {
-        "light": findings_of(page(), PAGES),
-        "dark": findings_of(page(color_scheme="dark"), PAGES, colours_only=True),
-        "phone": findings_of(page(viewport={"width": 390, "height": 844}), ("live", "history")),
-    }
-    assert found == {"light": {}, "dark": {}, "phone": {}}
+@pytest.mark.parametrize("first", [0, 1])
+def test_no_page_has_a_serious_finding_in_the_light(page, first):
+    """In halves, because each test has a time-out, and axe takes seconds for a page where much else runs."""
+    assert findings_of(page(), list(PAGES)[first::2]) == {}
+
+
+def test_no_page_has_a_serious_finding_in_the_dark(page):
+    assert findings_of(page(color_scheme="dark"), PAGES, colours_only=True) == {}
+
+
+def test_no_page_has_a_serious_finding_on_a_phone(page):
+    shown = page(viewport={"width": 390, "height": 844})
+    assert findings_of(shown, ("live", "history", "dead letters", "rooms", "a room")) == {}
 
 
 def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row(page):
     shown = page()
-    skip = shown.get_by_role("link", name="Readers and connections")
+    skip = shown.get_by_role("link", name="Readers and connections", exact=True)
     skip.focus()
     playwright_api.expect(skip).to_be_visible()
     shown.keyboard.press("Enter")
@@ -122,9 +158,9 @@ def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row(page):
     head = shown.locator("#live-readers th").first
     playwright_api.expect(head).to_have_attribute("aria-sort", "ascending")
     names = shown.locator("#live-readers .live-head th .live-text")
-    playwright_api.expect(names).to_have_text(["search", "sender"])
+    playwright_api.expect(names).to_have_text(["mail", "search", "sender"])
     shown.keyboard.press("Enter")
-    playwright_api.expect(names).to_have_text(["sender", "search"])
+    playwright_api.expect(names).to_have_text(["sender", "search", "mail"])
     more = shown.get_by_role("button", name="More about web-3")
     more.focus()
     shown.keyboard.press("Enter")
@@ -143,7 +179,7 @@ def test_who_listens_is_told_what_became_worse_and_not_every_figure(page):
     shown.wait_for_timeout(2_500)  # ages and figures go on meanwhile
     assert said.inner_text() == ""
     Reader.objects.filter(key="search").update(heartbeat_at=timezone.now() - timedelta(minutes=9))
-    playwright_api.expect(said).to_contain_text("wrong: ", timeout=30_000)
+    playwright_api.expect(said).to_contain_text("wrong: ")
 
 
 def test_commands_are_copied_and_menus_offer_what_the_viewer_may(page):

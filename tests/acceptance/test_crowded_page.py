@@ -1,4 +1,4 @@
-"""Twenty writers of twelve streams and fifty readers on one page: small messages, quick ticks, easy to find one's way in."""
+"""Twenty writers of twelve streams and fifty readers on one page: a tick costs less than the page made anew; easy to search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tests.support.browsing import BROWSER, keep, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER
-TICK_MS = 200
 #: Times how long the page is at work with each message, from when it is unpacked until it asks for the next; and how long it is.
 _MEASURE = """() => {
     window.ticks = [];
@@ -31,6 +30,18 @@ _MEASURE = """() => {
         return send.call(this, text);
     };
 }"""
+#: Times the browser alone: it reads the same tables as HTML, and lays them out in place of those that are shown.
+_REDRAW = """() => {
+    const tables = document.querySelector("#live"), html = tables.innerHTML, other = tables.cloneNode(false);
+    const began = performance.now();
+    other.innerHTML = html;
+    tables.replaceWith(other);
+    document.body.offsetHeight;
+    const ended = performance.now();
+    other.replaceWith(tables);
+    document.body.offsetHeight;
+    return ended - began;
+}"""
 
 
 @pytest.fixture
@@ -45,13 +56,14 @@ def crowded(transactional_db, boss, new_page):
 
 
 def ticks(page, number):
-    """So many of the next messages: (length, milliseconds of work)."""
-    page.evaluate("window.ticks.length = 0")
+    """So many of the next messages: (length, milliseconds of work, milliseconds of a redraw beside it)."""
+    found = []
     for _ in range(number):
         had = page.evaluate("window.ticks.length")
         crowd.move()
-        page.wait_for_function("(had) => window.ticks.length > had", arg=had, timeout=30_000)
-    return page.evaluate("window.ticks")
+        page.wait_for_function("(had) => window.ticks.length > had", arg=had, timeout=60_000)
+        found.append((*page.evaluate("(had) => window.ticks[had]", had), page.evaluate(_REDRAW)))
+    return found
 
 
 def test_a_crowd_is_shown_quickly_and_found_in(crowded, record_property):
@@ -60,10 +72,11 @@ def test_a_crowd_is_shown_quickly_and_found_in(crowded, record_property):
     assert page.locator("#live-readers > tbody").count() == crowd.READERS
     assert page.locator("#live-streams tr").count() > crowd.STREAMS * crowd.WRITERS
     found = ticks(page, 6)
-    best, longest = min(work for _, work in found), max(length for length, _ in found)
-    record_property("best_tick_ms", round(best))
-    record_property("longest_message_bytes", longest)
-    assert best < TICK_MS, found  # the best of a few: other tests may be at work
+    work, redraw = min(work for _, work, _ in found), min(redraw for _, _, redraw in found)
+    record_property("best_tick_ms", round(work))
+    record_property("best_redraw_ms", round(redraw))
+    record_property("longest_message_bytes", max(length for length, _, _ in found))
+    assert work < redraw, found  # the best of a few: other tests may be at work
     keep(page, "crowd")
     page.get_by_role("searchbox").fill("follower-07")
     playwright_api.expect(page.locator("#live-readers > tbody:visible")).to_have_count(1)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.conftest import end_process
+from tests.conftest import end_processes
 from tests.support.browsing import BROWSER, Site, keep, log_in
 from tests.support.proxy import proxy_to
 from tests.support.session import PROJECT
@@ -28,7 +28,7 @@ def ask(free_port, wait_until):
 
     def get(path):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{free_port}{path}", timeout=15) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{free_port}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode()
@@ -37,7 +37,7 @@ def ask(free_port, wait_until):
 
     wait_until(lambda: get("/health/live")[0] == 200, 60)
     yield get
-    end_process(process)
+    end_processes([process])
 
 
 def test_probes_and_metrics_answer_and_say_what_to_do(ask):
@@ -72,7 +72,7 @@ def site(start_manage, free_port, between):
 def get(site, path, **headers):
     """Status and body."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(site.address + path, headers=headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(site.address + path, headers=headers), timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()
@@ -102,7 +102,7 @@ def test_everything_says_that_the_database_went_and_is_well_when_it_is_back(site
         assert "Traceback" not in body
         assert str(between.port) not in body, "where the database is, is nobody's business"
     between.refuse(False)
-    wait_until(lambda: get(site, "/health/ready")[0] == 200, 30)
+    wait_until(lambda: get(site, "/health/ready")[0] == 200)
     wait_until(lambda: "replsite_snapshot_up 1.0" in get(site, "/metrics")[1])
     assert get(site, "/admin/live/data/", **cookie)[0] == 403
 

@@ -1,4 +1,7 @@
-"""The demo ended in the middle of a step: nothing of it is left, and its status says that not everything was checked."""
+"""The demo ended in the middle of a step: nothing of it is left, and its status says that not everything was checked.
+
+The processes with which it stays up outlive restarts of their database.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,51 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
 import pytest
+from django.db.backends.postgresql.base import Database
 
+from script.demonstration import Demo
+from tests.support.floods import status_of
+from tests.support.own_folder import OwnFolder
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
 
 _MARK = "REPLSITE_TEST_OF_THE_DEMO"
+#: The demo with one room and fewer live facts: its steps are the same.
+_PROGRAM = """
+import sys
+from pathlib import Path
+from script import demonstration
+
+demonstration.ROOMS = Path(sys.argv.pop(1))
+demonstration.LIVE_EVENTS = demonstration.LIVE_INVALIDATIONS = 200
+sys.exit(demonstration.main())
+"""
+_ROOM = PROJECT / "tests" / "data" / "rooms" / "v10_gap"
 
 
 class Demonstration:
-    """``script/demo --once`` without its set-up, in a group of processes as a terminal makes one."""
+    """``script/demo``, by default with ``--once``, without its set-up, in a group of processes as a terminal makes one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str, **env: str) -> None:
         self.folder = folder
         folder.chmod(0o755)
         self.log = folder / "log"
         self.temporary = folder / "tmp"
-        self.temporary.mkdir(mode=0o755)
-        env = {**os.environ, "TMPDIR": str(self.temporary), _MARK: str(folder)}
+        self.temporary.mkdir(mode=0o755, exist_ok=True)
+        rooms = folder / "rooms"
+        rooms.mkdir(mode=0o755, exist_ok=True)
+        if not (rooms / _ROOM.name).exists():
+            (rooms / _ROOM.name).symlink_to(_ROOM)
+        env = {**os.environ, "TMPDIR": str(self.temporary), _MARK: str(folder), **env}
         env.pop("DATABASE_URL", None)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "script.demonstration", "--once"],
+                [sys.executable, "-c", _PROGRAM, str(rooms), *(arguments or ("--once",))],
                 cwd=PROJECT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -49,26 +72,96 @@ class Demonstration:
                 continue
         return found
 
+    def close(self) -> None:
+        """Kills what runs still."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(60)
+
 
 @pytest.fixture
 def demonstration(tmp_path: Path) -> Iterator[Demonstration]:
     running = Demonstration(tmp_path)
     yield running
-    if running.process.poll() is None:
-        os.killpg(running.process.pid, signal.SIGKILL)
-        running.process.wait(10)
+    running.close()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("words", "by_terminal"), [("database:", False), ("site:", True), ("import:", False), ("import:", True)]
+    ("words", "by_terminal"),
+    [
+        ("database:", False),
+        ("site:", True),
+        ("import:", False),
+        ("import:", True),
+        ("live:", True),  # and Spark begins to count
+        ("check:", True),  # after which the counts are waited for
+    ],
 )
 def test_an_interrupted_demo_leaves_nothing_and_is_no_success(demonstration, words, by_terminal):
-    wait_until(lambda: demonstration.has_said(words), 120, words)
+    wait_until(lambda: demonstration.has_said(words), 480, words)
     if by_terminal:
         os.killpg(demonstration.process.pid, signal.SIGINT)
     else:
         demonstration.process.terminate()
     assert demonstration.process.wait(60) == 130, demonstration.log.read_text()
-    wait_until(lambda: not demonstration.living(), 20, "all its processes have ended")
+    wait_until(lambda: not demonstration.living(), what="all its processes have ended")
     assert not list(demonstration.temporary.glob("replsite-demo-*"))
+
+
+@pytest.mark.slow
+def test_a_demo_starts_at_once_where_another_one_was_interrupted(tmp_path):
+    arguments, data = ("--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"), str(tmp_path / "data")
+    with ExitStack() as stack:
+        for _ in range(2):
+            demo = Demonstration(tmp_path, *arguments, REPLSITE_DATA_DIR=data)
+            stack.callback(demo.close)
+            wait_until(lambda demo=demo: demo.has_said("site:"), 120)
+            os.killpg(demo.process.pid, signal.SIGINT)
+            assert demo.process.wait(60) == 130, demo.log.read_text()
+        wait_until(lambda: not demo.living(), what="all its processes have ended")
+
+
+def written(site: OwnFolder) -> dict[str, tuple[int, int]]:
+    """The lease and the last position of each writer that has one; empty while the database is away."""
+    sql = """
+        SELECT name, lease, max(position) FROM streams_instance
+        JOIN streams_streamposition ON instance_name = name GROUP BY name, lease
+    """
+    if site.folder.running_server() is None:
+        return {}
+    try:
+        with closing(Database.connect(site.url())) as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return {name: (lease, position) for name, lease, position in cursor.fetchall()}
+    except (Database.Error, OSError):
+        return {}
+
+
+@pytest.mark.slow
+def test_the_writers_of_the_demo_take_their_names_again_after_restarts_of_the_database(tmp_path):
+    (tmp_path / "log").mkdir()
+    site = OwnFolder(tmp_path)
+    with ExitStack() as stack:
+        demo = Demo(tmp_path, "127.0.0.1:0", "127.0.0.1:0", stack)
+        demo.serve()
+        writers = demo.go_on()
+
+        def beyond(before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+            now = written(site)
+            is_beyond = {"writer-1", "writer-2"} <= set(now) and all(now[one][1] > before[one][1] for one in before)
+            return now if is_beyond else {}
+
+        wait_until(lambda: beyond({}))
+        for turn in (2, 3):
+            server = psutil.Process(site.folder.server().pid)
+            server.send_signal(signal.SIGINT)  # a restart: its sessions are ended, and the keeper starts another
+            server.wait(60)
+            before = wait_until(lambda: written(site))
+            now = wait_until(lambda before=before: beyond(before), what="both writers write again")
+            assert all(lease >= turn for lease, _ in now.values()), "each took its name again"
+        assert [process.poll() for process in writers] == [None, None]
+        port = int(demo.addresses["http"].rpartition(":")[2])
+        wait_until(lambda: status_of(port, "/health/ready") == 200)
+    wait_until(site.is_stopped)

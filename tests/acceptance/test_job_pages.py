@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
 import pytest
 from django.contrib.admin.models import LogEntry
 
+from events.sending.send import create_room
+from pipeline.archive.format import read_manifest, write_manifest
+from pipeline.jobs.run import run_job
 from pipeline.models import Job, JobState
+from tests.support.accessibility import serious_findings
 from tests.support.browsing import BROWSER, keep, log_in, luminance
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
 pytestmark = BROWSER
-playwright_api.expect.set_options(timeout=30_000)
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "color_scheme": "dark"}
 FIGURES = {"events": 1_204_000, "state groups": 90_210, "state rows": 1_500_400}
 
@@ -51,7 +62,7 @@ def test_a_purge_is_tried_confirmed_and_cancelled_by_hand(job, boss, new_page, s
     playwright_api.expect(page.get_by_text(f"Job {queued.pk}: cancelled.")).to_be_visible()
     queued.refresh_from_db()
     assert queued.state == JobState.CANCELLED
-    assert LogEntry.objects.filter(user=boss).count() == 3, "queued, confirmed, cancelled"
+    assert LogEntry.objects.filter(user=boss).count() == 4, "logged in, queued, confirmed, cancelled"
 
 
 #: What is typed into without a frame around it.
@@ -85,3 +96,38 @@ def test_the_figures_of_a_job_can_be_read_on_a_phone_in_the_dark(job, boss, new_
     assert luminance(page, page.evaluate(style)) > luminance(
         page, page.evaluate("getComputedStyle(document.body).backgroundColor")
     )
+
+
+@pytest.fixture
+def written(transactional_db):
+    """The archive of a room with a long name, one of a room that is gone, an unfinished one, and an export."""
+    room = create_room("@ann:site")
+    room.set_state("@ann:site", "m.room.name", {"name": "The kitchen of the house at the end of the road"})
+    top = Path(os.environ["REPLSITE_DATA_DIR"])
+    archive = Path(run_job("archive", {"room": room.room_id, "folder": "."}, stream=StringIO())["folder"])
+    gone = archive.with_name("gone-example-org-5aed758959a6-3")
+    gone.mkdir()
+    write_manifest(gone, replace(read_manifest(archive), room_id="!gone:example.org"))
+    unfinished = archive.with_name("other-example-org-5aed758959a6-4.partial")
+    unfinished.mkdir()
+    export = top / "pipeline" / "exports" / "nightly"
+    (export / "events").mkdir(parents=True)
+    (export / "events" / "part.parquet").write_bytes(b"x" * 123_456)
+    told = {"made_at_ms": 1_795_312_800_000, "rooms": None, "tables": {"events": {"rows": 12_345}}}
+    (export / "export.json").write_text(json.dumps(told))
+    yield [archive, gone, unfinished, export]
+    for path in (archive, gone, unfinished, export):
+        shutil.rmtree(path)
+
+
+def test_the_list_of_archives_is_read_on_a_phone_in_the_dark(written, boss, new_page, site):
+    for options in ({"viewport": {"width": 1360, "height": 700}}, PHONE):
+        page = new_page(**options)
+        log_in(page)
+        page.goto("/admin/archives/")
+        for path in written:
+            playwright_api.expect(page.get_by_role("link", name=f"Remove … {path.name}", exact=True)).to_be_visible()
+        playwright_api.expect(page.get_by_text("not in the database any more")).to_have_count(1)
+        keep(page, f"archives-{'phone' if options is PHONE else 'wide'}", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        assert serious_findings(page) == []

@@ -5,17 +5,16 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack
 from itertools import product
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import end_process
+from tests.conftest import end_processes
+from tests.support.ports import free_ports
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, ready_ports
@@ -51,14 +50,6 @@ def cluster(found):
         "replsite_state_groups ",
     )
     return {key: value for key, value in found.items() if key[0].startswith(kinds) and key[0] not in OF_THE_MOMENT}
-
-
-def free_ports(number):
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @pytest.fixture
@@ -162,7 +153,7 @@ def test_with_files_any_process_shows_the_sums_and_they_never_fall(serve, start_
     wait_until(lambda: scrape(other.http)[REQUESTS,] >= 10, 60)
     seen = [scrape(site.http)[REQUESTS,] for site in (one, other) * 4]
     assert seen == sorted(seen)
-    end_process(other)
+    end_processes([other])
     assert scrape(one.http)[REQUESTS,] >= seen[-1], "what a process counted stays when it ends"
 
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from streams.models import CacheInvalidation, ParkedFact, StoredCursor, StreamPosition
+from streams.catalog.models import CacheInvalidation
+from streams.models import ParkedFact, StoredCursor, StreamPosition
 from streams.writing.process import retire_all
 from tests.support.browsing import BROWSER, Site, keep, log_in
 from tests.support.writing import append, ids, wait_for_linear

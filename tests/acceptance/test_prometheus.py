@@ -40,7 +40,7 @@ class Prometheus:
         """The data of an answer; None while it does not answer."""
         address = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(question)}"
         try:
-            with urllib.request.urlopen(address, timeout=20) as answer:
+            with urllib.request.urlopen(address, timeout=60) as answer:
                 return json.load(answer)["data"]
         except OSError:
             return None
@@ -55,7 +55,7 @@ def scraped() -> Iterator[str]:
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def prometheus(tmp_path: Path, scraped: str, free_port: int) -> Iterator[Callabl
     yield start
     for process in processes:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def failed_kinds(server: Prometheus) -> set[str]:
@@ -105,9 +105,10 @@ def test_labels_stay_what_they_are_and_everything_can_be_worked_out(prometheus) 
     assert [label for label in server.ask("labels") if label.startswith("exported_")] == []
     rules = wait_until(lambda: evaluated_rules(server), 60)
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
-    panels = json.loads((FOLDER / "replsite-dashboard.json").read_text())["panels"]
-    for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
-        said = re.sub(r"\$(stream|instance)\b", ".*", expression)
+    dashboard = json.loads((FOLDER / "replsite-dashboard.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    for expression in [*expressions, *(one["expr"] for one in dashboard["annotations"]["list"])]:
+        said = re.sub(r"\$(stream|instance|reader)\b", ".*", expression)
         assert server.ask("query", query=said) is not None, said
 
 

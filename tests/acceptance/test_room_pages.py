@@ -5,20 +5,19 @@ from __future__ import annotations
 import pytest
 
 from events.admin.links import event_url, room_url
-from events.format.parsing import parse_line
 from events.models import Event
+from tests.oracle.answers import parsed
 from tests.support.browsing import BROWSER, keep, log_in, luminance
-from tests.support.room_data import event_lines
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.stored_rooms import store_room
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER
-playwright_api.expect.set_options(timeout=15_000)
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
 
 def store(room, first_position):
-    events = [parse_line(line) for line in event_lines(room)]
+    events = parsed(room)
     store_room(events, first_position)
     return events[0].room_id
 
@@ -55,7 +54,7 @@ def test_room_leads_to_its_events_and_they_explain_themselves(rooms, boss, new_p
     forks, rejected = rooms
     for name, room in (("forks", forks), ("rejected", rejected)):
         page.goto(room_url(room))
-        playwright_api.expect(page.get_by_role("heading", name=room, exact=True)).to_be_visible()
+        playwright_api.expect(page.locator(".rp dd", has_text=room).first).to_be_visible()
         keep(page, f"room-{name}", full_page=True)
         keep(page, f"room-{name}-top", clip={**page.locator(".rp").bounding_box(), "height": 940})
         page.locator("svg[role=group]").scroll_into_view_if_needed()
@@ -91,3 +90,77 @@ def test_pages_are_readable_in_the_dark_and_on_a_phone(rooms, boss, new_page):
         page.goto(room_url(forks))
         page.locator("svg[role=group]").scroll_into_view_if_needed()
         keep(page, f"graph-{name}")
+
+
+def talk(room_id, messages):
+    """A room with a name, members, levels and messages."""
+    made = MadeRoom(room_id=room_id)
+    made.state("m.room.name", "", {"name": "The Lobby"})
+    made.state("m.room.canonical_alias", "", {"alias": "#lobby:a.test"})
+    made.topic("Everything that has no room of its own")
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100, BOB: 50}, "events": {"m.room.name": 75}})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    made.member(BOB, "join")
+    for number in range(messages):
+        sender = (ALICE, BOB)[number % 2]
+        body = f"message number {number}"
+        made.send({"type": "m.room.message", "sender": sender, "content": {"msgtype": "m.text", "body": body}})
+    store_room(made.events, 2)
+    return made
+
+
+def test_a_room_is_found_by_its_name_and_read_to_its_beginning(transactional_db, boss, new_page, site):
+    made = talk("!lobby:a.test", 120)
+    other = MadeRoom(room_id="!other:a.test")
+    other.message(prev=["$gone"])
+    store_room(other.events, 5_000)
+    page = new_page(viewport={"width": 1280, "height": 1000})
+    found = outside(page, site)
+    log_in(page)
+    page.goto("/admin/events/room/")
+    keep(page, "rooms")
+    page.fill("input[name=q]", "lobb")
+    page.keyboard.press("Enter")
+    playwright_api.expect(page.get_by_text("!other:a.test")).to_have_count(0)
+    page.get_by_role("link", name="The Lobby").click()
+    playwright_api.expect(page.get_by_role("heading", name="The Lobby", exact=True).last).to_be_visible()
+    keep(page, "room-lobby", full_page=True)
+    keep(page, "room-top", clip={**page.locator(".rp").bounding_box(), "height": 940})
+    rows = page.locator("#rp-timeline-rows > tr")
+    playwright_api.expect(rows).to_have_count(50)
+    for count in (100, len(made.events)):
+        page.locator("#rp-older").focus()
+        page.keyboard.press("Enter")
+        playwright_api.expect(rows).to_have_count(count)
+    playwright_api.expect(page.locator("#rp-older")).to_have_count(0)
+    playwright_api.expect(rows.last).to_contain_text("m.room.create")
+    page.fill("#rp-timeline ~ form input[name=user]", BOB)
+    page.fill("#rp-timeline ~ form input[name=type]", "m.room.message")
+    page.get_by_role("button", name="Show").click()
+    playwright_api.expect(page.locator(".rp-answer")).to_contain_text("joined to the room")
+    playwright_api.expect(rows.first).to_contain_text("The user was joined at the event.")
+    assert f"user={BOB.replace('@', '%40').replace(':', '%3A')}" in page.url
+    keep(page, "room-as-bob", full_page=True)
+    page.goto("/admin/events/event/search/")
+    page.fill("input[name=sender]", BOB)
+    page.get_by_role("button", name="Search").click()
+    playwright_api.expect(page.locator(".rp-timeline tbody tr")).to_have_count(50)
+    keep(page, "event-search", full_page=True)
+    assert fits(page) and found() == ([], [])
+
+
+def test_rooms_and_search_on_a_phone_and_in_the_dark(transactional_db, boss, new_page):
+    talk("!lobby:a.test", 10)
+    for name, options in (("dark", {"color_scheme": "dark"}), ("phone", PHONE)):
+        page = new_page(**options)
+        log_in(page)
+        for kind, url in (
+            ("rooms", "/admin/events/room/"),
+            ("lobby", f"{room_url('!lobby:a.test')}?user={BOB}"),
+            ("search", "/admin/events/event/search/?type=m.room.message"),
+        ):
+            page.goto(url)
+            playwright_api.expect(page.get_by_text("The Lobby").last).to_be_visible()
+            keep(page, f"{kind}-{name}", full_page=True)
+            assert name == "dark" or fits(page), kind

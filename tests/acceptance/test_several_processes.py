@@ -1,12 +1,11 @@
-"""Several processes: writers in four, three replication servers, followers on each; and what an idle process sees, how soon."""
+"""Several processes: writers in four, three replication servers, followers on each; and what idle processes see."""
 
 from __future__ import annotations
 
 import json
+import re
 import socket
-import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import pytest
 
 from streams import registry
-from streams.models import CacheInvalidation, StreamPosition
-from tests.conftest import end_process
+from streams.catalog.models import CacheInvalidation
+from streams.models import StreamPosition
+from tests.conftest import end_processes
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, positioned, start_replication
 from tests.support.writing import linear
@@ -24,14 +24,16 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cold_start]
 WRITERS = 4
 FACTS = 120
 
-#: One of several writing processes, driven by lines: ``append`` appends a fact and says its ID and when it was committed;
-#: ``wait N`` says when this process saw the linear position reach N; ``roll back`` reserves and gives up.
+#: One of several writing processes, driven by lines: ``append`` appends a fact and says its ID;
+#: ``wait N`` says that this process saw the linear position reach N; ``roll back`` reserves and gives up.
 _PROCESS = """
-import sys, time
+import sys
+from django.conf import settings
+settings.REPLSITE_HEARTBEAT_SECONDS = 600
 from django.db import transaction
 from streams import registry
 from streams.writing import process as writers
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 writers.use_instance(NAME)
 stream = registry.get("caches")
 append = lambda: stream.append(CacheInvalidation(cache_name="c", keys=None))
@@ -41,10 +43,10 @@ for line in sys.stdin:
     word, *rest = line.split()
     if word == "append":
         number = append()[0]
-        print("appended", number, time.monotonic(), flush=True)
+        print("appended", number, flush=True)
     elif word == "wait":
         stream.wait_for(int(rest[0]), 60)
-        print("seen", rest[0], time.monotonic(), flush=True)
+        print("seen", rest[0], flush=True)
     elif word == "rollback":
         try:
             with transaction.atomic():
@@ -56,7 +58,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """A writing process that is driven by lines."""
+    """A writing process that is driven by lines. Now and then, when it would look by itself at the table, is far away."""
 
     def __init__(self, start_manage: Any, name: str) -> None:
         self.process = start_manage("shell", "-v", "0", "-c", f"NAME = {name!r}\n" + _PROCESS, stdin=subprocess.PIPE)
@@ -80,40 +82,27 @@ def idle(start_manage) -> list[Process]:
     return processes
 
 
-def measured(processes: list[Process], rounds: int, *, gap: bool) -> list[float]:
-    """Seconds from a commit in one process until each process saw the linear position at it; one writes, all others are idle.
+@pytest.mark.parametrize("gap", [False, True], ids=["run", "gap"])
+def test_linear_position_reaches_the_head_on_every_process_by_announcements(idle, gap):
+    """One writes, all others are idle. How soon it is there is measured in ``script/benchmarks/latency.py``.
 
     With a gap before it no run of single IDs leads there: the idle ones have to say that they wrote nothing below.
     """
     head = CacheInvalidation.objects.order_by("-stream_id").values_list("stream_id", flat=True)[0]
-    seconds: list[float] = []
-    for number in range(rounds):
-        wait_until(lambda reached=head: linear() >= reached, 30)
-        writer = processes[number % WRITERS]
+    for number in range(2 * WRITERS):
+        wait_until(lambda reached=head: linear() >= reached)
+        writer = idle[number % WRITERS]
         if gap:
             writer.say("rollback")
             writer.read("rolledback")
-        for other in processes:
+        for other in idle:
             if other is not writer:
                 other.say(f"wait {head + 1 + gap}")
         writer.say("append")
-        appended, committed = writer.read("appended")
-        head = int(appended)
+        head = int(writer.read("appended")[0])
         writer.say(f"wait {head}")
-        seconds += [float(process.read("seen")[1]) - float(committed) for process in processes]
-    return seconds
-
-
-@pytest.mark.parametrize("gap", [False, True], ids=["run", "gap"])
-def test_linear_position_reaches_the_head_on_every_process_within_100_ms(idle, gap, capsys):
-    """With nothing pending anywhere."""
-    seconds = measured(idle, 25, gap=gap)
-    p50, p95 = statistics.median(seconds), statistics.quantiles(seconds, n=20)[-1]
-    text = f"idle writers, {'gap' if gap else 'run'}: {len(seconds)} looks, p50 {p50 * 1000:.0f} ms, p95 {p95 * 1000:.0f} ms"
-    with capsys.disabled():
-        sys.stdout.write(f"\n{text}\n")
-    assert p50 < 0.1, text
-    assert p95 < 0.5, f"{text}; 100 on a machine of its own, others may run on this one"
+        for process in idle:
+            assert process.read("seen") == [str(head)]
 
 
 def test_writers_that_rolled_back_last_hold_nobody_back(idle):
@@ -149,8 +138,7 @@ def followers(servers, start_manage, tmp_path: Path) -> Iterator[list[tuple[str,
                 processes.append(start_manage("follow", f"tcp://127.0.0.1:{port}", *arguments, stdout=file))
             outputs.append((view, output))
     yield outputs
-    for process in processes:
-        end_process(process)
+    end_processes(processes)
 
 
 def followed(output: Path) -> list[tuple[str, int]]:
@@ -182,7 +170,7 @@ def test_any_server_answers_for_every_stream_and_writer(servers, idle):
     wait_until(lambda: set(StreamPosition.objects.values_list("instance_name", flat=True)) >= joined)
     for port in servers:
         with positioned(port) as client:
-            wait_until(lambda client=client: joined <= told(client, "caches"), 20)
+            wait_until(lambda client=client: joined <= told(client, "caches"))
             assert {line.split()[1] for line in client.of("POSITION")} == set(registry.announced())
 
 
@@ -200,7 +188,9 @@ def test_no_fact_goes_through_a_channel_layer():
 
     assert not getattr(settings, "CHANNEL_LAYERS", {})
     rooms = [Path(__file__).parents[2] / room for room in ("streams", "events", "state", "pipeline", "replsite")]
-    asking = [path for room in rooms for path in room.rglob("*.py") if "channel_layer" in path.read_text()]
+    asking = [
+        path for room in rooms for path in room.rglob("*.py") if re.search(r"channel_layer(?!_alias)", path.read_text())
+    ]
     assert asking == []
 
 

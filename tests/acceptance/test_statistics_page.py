@@ -12,7 +12,6 @@ from tests.support.browsing import BROWSER, keep, log_in, luminance
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER
-playwright_api.expect.set_options(timeout=15_000)
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 LONG = "!aVeryLongRoomNameThatIsNotBrokenAnywhere" + "x" * 60 + ":example.org"
 
@@ -50,7 +49,7 @@ def test_page_is_readable(history, boss, new_page, name, options):
     page.on("pageerror", lambda error: errors.append(str(error)))
     log_in(page)
     page.goto("/admin/statistics/")
-    playwright_api.expect(page.get_by_role("img", name="Events per day", exact=False).first).to_be_visible()
+    playwright_api.expect(page.locator('.plot[aria-label="Events per day"] canvas')).to_be_visible()
     playwright_api.expect(page.get_by_role("link", name=LONG).first).to_be_visible()
     keep(page, f"statistics-{name}", full_page=True)
     style = "getComputedStyle(document.querySelector('.history-plots figure'))"

@@ -13,7 +13,7 @@ from django.db.migrations.operations.base import Operation
 
 __all__ = ["ROOMS", "newer_than", "refusals"]
 
-ROOMS = ("streams", "state", "events", "pipeline")
+ROOMS = ("streams", "streams_catalog", "state", "events", "pipeline", "replsite_api")
 #: What begins the sentence in a migration's docstring that tells why its SQL disturbs no older process.
 REASON = "Older processes:"
 _WITHOUT_TABLES = (django_operations.AlterModelOptions, django_operations.AlterModelManagers)

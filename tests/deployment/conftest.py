@@ -15,7 +15,7 @@ import psycopg2
 import pytest
 from django.db import connection
 
-from tests.conftest import end_process
+from tests.conftest import end_processes
 from tests.deployment.places import FILES, postgres_program
 from tests.support.letting_go import everything_let_go
 from tests.support.session import PROJECT
@@ -63,7 +63,7 @@ class Production:
         try:
             out, err = process.communicate(timeout=200)
         finally:
-            end_process(process)
+            end_processes([process])
         done = subprocess.CompletedProcess(arguments, process.returncode, out, err)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
@@ -109,10 +109,13 @@ def made_by_the_page(where: dict[str, Any], suffix: str = "", code: Path | None 
             made.manage("migrate", "-v", "0", role="replsite_owner", folder=code)
         yield made
     finally:
-        while made.started:
-            end_process(made.started.pop())
-        made.warm.close()
-        as_superuser(f"DROP DATABASE IF EXISTS {made.name} WITH (FORCE);\nDROP ROLE IF EXISTS {', '.join(roles)};\n")
+        try:
+            end_processes(reversed(made.started))
+        finally:
+            made.warm.close()
+            as_superuser(
+                f"DROP DATABASE IF EXISTS {made.name} WITH (FORCE);\nDROP ROLE IF EXISTS {', '.join(roles)};\n"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -146,5 +149,4 @@ def site(production: Production) -> Iterator[Production]:
     used = copy(production)
     used.started = []
     yield used
-    while used.started:
-        end_process(used.started.pop())
+    end_processes(reversed(used.started))

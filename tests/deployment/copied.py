@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +16,7 @@ from django.db import connection
 from replsite.postgres.account import Account, choose_account
 from replsite.postgres.folder import Folder
 from tests.deployment.places import postgres_program
-from tests.deployment.proxied import free_ports
+from tests.support.ports import free_ports
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
 
@@ -32,7 +31,11 @@ def line(start: str, text: str = PAGE) -> list[str]:
 
 
 class Copy:
-    """A base backup of the session's server, made by the page's command, that is started as a server of its own."""
+    """A base backup of the session's server, made by the page's command, that is started as a server of its own.
+
+    A replication slot keeps the server's WAL for it. Without one, a test beside this one drops a database, the server makes
+    a checkpoint and removes older WAL, and a standby that still needs it waits for ever.
+    """
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.where = {**connection.settings_dict}
@@ -45,14 +48,18 @@ class Copy:
         words = [{"/var/lib/postgresql/base": str(self.data)}.get(word, word) for word in line("pg_basebackup ")[1:-2]]
         where = f"host={self.where['HOST']} port={self.where['PORT']} user={self.where['USER']}"
         self.process: subprocess.Popen[bytes] | None = None
-        for attempt in range(3):  # tests beside this one share the server, and some end sessions of it
-            try:
-                self.run("pg_basebackup", *words, "--no-sync", *options, "-d", where)
-                break
-            except AssertionError:
-                if attempt == 2:
-                    raise
-                shutil.rmtree(self.data, ignore_errors=True)
+        self._slot = f"copy_{self.port}"
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_create_physical_replication_slot(%s, true)", [self._slot])
+        try:
+            self.run("pg_basebackup", *words, "--no-sync", "-S", self._slot, *options, "-d", where)
+        except BaseException:
+            self._drop_slot()
+            raise
+        with connection.cursor() as cursor:  # older WAL goes, as it may at any time; what the copy needs stays
+            for _ in range(2):
+                cursor.execute("SELECT pg_switch_wal()")
+                cursor.execute("CHECKPOINT")
 
     def run(self, program: str, *words: str) -> None:
         environment = {**os.environ, "PGPASSWORD": self.where["PASSWORD"]}
@@ -79,6 +86,21 @@ class Copy:
         if self.process is not None:
             self.process.terminate()
             self.process.wait(60)
+        self._drop_slot()
+
+    def _drop_slot(self) -> None:
+        """Let the server remove WAL again, once it has noticed that nobody reads from the slot."""
+        with connection.cursor() as cursor:
+
+            def dropped() -> bool:
+                cursor.execute(
+                    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
+                    [self._slot],
+                )
+                cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", [self._slot])
+                return cursor.fetchone() is None
+
+            wait_until(dropped, 60, "the slot is dropped")
 
     def answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, (self.data.parent / "log").read_text()

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.deployment.places import FILES, program
 from tests.support.certificates import Authority
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 NAME = "replsite.example.org"
@@ -35,16 +36,6 @@ http {{
 {page}
 }}
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago, all different."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 class Nginx:
@@ -79,12 +70,12 @@ class Nginx:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL)
-        wait_until(self._accepts, 30, "nginx accepts")
+        wait_until(self._accepts, what="nginx accepts")
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(20)
+            self.process.wait(60)
 
     def _command(self) -> list[str]:
         assert NGINX is not None
@@ -92,7 +83,7 @@ class Nginx:
 
     def _accepts(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            with socket.create_connection(("127.0.0.1", self.port), timeout=60):
                 return True
         except OSError:
             return False

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from tests.conftest import end_process
+from tests.conftest import end_processes
 from tests.deployment.copied import Copy
 from tests.deployment.followed import Followed
 from tests.support.effects import TABLE, effects_table
@@ -44,7 +44,7 @@ class Appending(threading.Thread):
                 self._resting.set()
                 continue
             try:
-                with urllib.request.urlopen(urllib.request.Request(self._url, method="POST"), timeout=30) as answer:
+                with urllib.request.urlopen(urllib.request.Request(self._url, method="POST"), timeout=60) as answer:
                     self.tokens.append(int(json.load(answer)["token"]))
             except (urllib.error.URLError, OSError, ValueError):
                 continue  # the database is away, or the answer was lost: nothing is known of that fact
@@ -149,7 +149,10 @@ class Scene:
                 handled = cursor.fetchone()[0]
                 cursor.execute("SELECT stream, instance_name, position, state FROM streams_streamposition")
                 positions = cursor.fetchall()
-                cursor.execute("SELECT application_name, state, wait_event, query FROM pg_stat_activity WHERE pid <> 0")
+                cursor.execute(
+                    "SELECT application_name, state, wait_event, query FROM pg_stat_activity "
+                    "WHERE datname = current_database() OR backend_type = 'walsender'"
+                )
                 sessions = cursor.fetchall()
             ended = [process.poll() for process in self.started]
             told = (
@@ -176,13 +179,14 @@ class Scene:
     def end(self) -> None:
         if self.appending is not None:
             self.appending.end()
-        for process in self.started:
-            end_process(process)
-        if self.standby is not None:
-            self.standby.stop()
-        self.replication.stall(False)
-        self.address.stop()
-        self.replication.stop()
+        try:
+            end_processes(self.started)
+        finally:
+            if self.standby is not None:
+                self.standby.stop()
+            self.replication.stall(False)
+            self.address.stop()
+            self.replication.stop()
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.conftest import end_process
+from tests.conftest import end_processes
 from tests.deployment.followed import Followed
-from tests.deployment.proxied import NAME, NGINX, Browser, Nginx, free_ports
+from tests.deployment.proxied import NAME, NGINX, Browser, Nginx
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 from tests.support.wire_client import ready_ports
 
@@ -56,14 +57,13 @@ class Site:
         """As ``systemctl restart`` does it."""
         self.servers[number].terminate()
         assert self.servers[number].wait(120) == 0
-        end_process(self.servers[number])
+        end_processes([self.servers[number]])
         self.servers[number] = self.serve(number)
         ready_ports(self.servers[number])
 
     def stop(self) -> None:
         self.nginx.stop()
-        for server in self.servers:
-            end_process(server)
+        end_processes(self.servers)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,12 @@ def test_no_other_spelling_opens_it(browser, path):
     assert answer.status in (403, 404) and b"replsite_" not in body
 
 
+def test_no_root_of_a_client_opens_it(browser):
+    for path in ("/metrics", "/health"):
+        answer, _ = browser.ask(f"/x{path}", Daphne_Root_Path="/x")
+        assert answer.status == 404
+
+
 def test_the_servers_themselves_answer_machines_nearby(proxied, browser):
     def answered(path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{proxied.http[0]}/{path}", timeout=60) as answer:
@@ -133,7 +139,7 @@ def test_the_servers_themselves_answer_machines_nearby(proxied, browser):
 
     browser.ask_json("/append?name=seen", "POST")
     # A scrape may share a snapshot of up to 0.9 s before, such as the history's: no writer had a position then.
-    wait_until(lambda: b"replsite_stream_position" in answered("metrics"), 30, "the scrape shows positions")
+    wait_until(lambda: b"replsite_stream_position" in answered("metrics"), what="the scrape shows positions")
     assert b'"well": true' in answered("health/ready")
 
 
@@ -145,7 +151,7 @@ def test_the_client_is_the_one_that_the_proxy_saw(browser, proxied):
     seen = browser.ask_json("/client", X_Forwarded_For="203.0.113.7", X_Forwarded_Proto="http")
     assert seen == {"client": "127.0.0.1", "secure": True, "host": NAME}
     log = proxied.nginx.folder / "access.log"  # nginx writes the line after it has sent the answer
-    wait_until(lambda: '"GET /client HTTP/1.1" 200' in log.read_text(), 30, "nginx has logged the request")
+    wait_until(lambda: '"GET /client HTTP/1.1" 200' in log.read_text(), what="nginx has logged the request")
 
 
 def test_a_large_body_is_refused_before_the_site_sees_it(browser):
@@ -161,7 +167,7 @@ def test_static_files_come_from_the_folder_with_an_age(browser):
 def test_plain_http_is_sent_to_https(proxied):
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", proxied.nginx.plain_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", proxied.nginx.plain_port, timeout=60)
     connection.request("GET", "/admin/live/", headers={"Host": NAME})
     answer = connection.getresponse()
     connection.close()
@@ -225,24 +231,27 @@ def test_a_server_that_is_told_to_stop_answers_what_it_was_asked_and_takes_nothi
     with site.session() as cursor, site.session() as look:
         cursor.execute("SELECT pg_advisory_lock(4711)")
         thread.start()
-        wait_until(lambda: waiting(look), 30, "the page waits")
+        wait_until(lambda: waiting(look), what="the page waits")
         proxied.servers[0].terminate()
-        wait_until(lambda: not accepts(proxied.http[0]), 30, "no new connection is taken")
+        wait_until(lambda: not accepts(proxied.http[0]), what="no new connection is taken")
         assert thread.is_alive() and proxied.servers[0].poll() is None
-    thread.join(30)
+    thread.join(60)
     assert answers == [b'{"answered": true}']
-    assert proxied.servers[0].wait(30) == 0
+    assert proxied.servers[0].wait(60) == 0
     proxied.restart(0)
 
 
 def waiting(cursor) -> bool:
-    cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted")
+    cursor.execute(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
     return bool(cursor.fetchone()[0])
 
 
 def accepts(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10):
+        with socket.create_connection(("127.0.0.1", port), timeout=60):
             return True
     except ConnectionRefusedError:
         return False

@@ -11,6 +11,8 @@ from pathlib import Path
 import psycopg2
 import pytest
 
+from streams import registry
+from streams.reading.possible_positions import possible_positions
 from tests.deployment.places import FILES
 from tests.support.session import PROJECT
 
@@ -79,6 +81,10 @@ def test_the_sites_role_has_these_rights_on_every_table_and_no_others(site):
         "CREATE TABLE mine (id int)",
         "CREATE TEMPORARY TABLE mine (id int)",
         "SELECT nextval('streams_cacheinvalidation_seq')",
+        "SELECT lo_from_bytea(0, 'fills the disk')",
+        "SELECT lo_create(0)",
+        "SELECT lo_creat(-1)",
+        "SELECT pg_logical_emit_message(false, 'x', 'fills the disk')",
     ],
 )
 def test_the_reader_reads_no_more_and_writes_nothing(site, statement):
@@ -86,6 +92,24 @@ def test_the_reader_reads_no_more_and_writes_nothing(site, statement):
         with pytest.raises(psycopg2.Error) as refused:
             cursor.execute(statement)
         assert refused.value.pgcode in ("42501", "42P01"), refused.value
+
+
+def test_the_reader_believes_no_position_above_the_sequence(site):
+    """Without the right to read the sequences it would take any number for a position, and pass over the facts below."""
+    streams = [stream for stream in registry.all_streams() if not stream.declaration.in_memory]
+    with site.session("replsite_owner") as cursor:
+        for stream in streams:
+            cursor.execute(
+                "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES (%s, 'wrong', %s)",
+                [stream.name, 10**9 * stream.sign],
+            )
+    try:
+        with site.session("replsite_reader") as cursor:
+            found = possible_positions(cursor, [stream.name for stream in streams])
+        assert {name: at["wrong"].position < 10**9 for name, at in found.items()} == {s.name: True for s in streams}
+    finally:
+        with site.session("replsite_owner") as cursor:
+            cursor.execute("DELETE FROM streams_streamposition WHERE instance_name = 'wrong'")
 
 
 def test_the_reader_reads_what_the_pages_for_other_services_ask_for(site):

@@ -28,7 +28,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from streams import registry
-from streams.models import CacheInvalidation
+from streams.models import CacheInvalidation  # where both versions find it
 try:
     from streams.writing.process import retire_all
     from tests.support.made_rooms import MadeRoom

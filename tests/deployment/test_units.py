@@ -212,10 +212,10 @@ def test_the_server_tells_when_it_is_ready_that_it_lives_and_that_it_ends(site, 
         wait_until(lambda: hears(b"READY=1"), 60)
         assert ready_ports(process).keys() == {"http", "replication"}
         told.clear()
-        wait_until(lambda: hears(b"WATCHDOG=1"), 20)
+        wait_until(lambda: hears(b"WATCHDOG=1"))
         process.send_signal(signal.SIGTERM)
-        wait_until(lambda: hears(b"STOPPING=1"), 20)
-        assert process.wait(30) == 0
+        wait_until(lambda: hears(b"STOPPING=1"))
+        assert process.wait(60) == 0
 
 
 def test_the_pipeline_tells_that_it_is_ready(tmp_path, settings):

@@ -7,9 +7,9 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
-from replsite.urls import urlpatterns as site_urls
+from replsite.site_urls import urlpatterns as site_urls
 from streams import registry
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from streams.writing import process
 
 

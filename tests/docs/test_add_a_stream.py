@@ -75,14 +75,12 @@ def made_shop(folder: Path, database_url: str, *, syncs: bool) -> Iterator[Shop]
 
     given = blocks()
     settings, models = SETTINGS + given["settings.py"], given["shop/models.py"]
-    sequences = given["shop/migrations/0002_sequence.py"]
     (folder / "shop" / "migrations").mkdir(parents=True)
     for package in ("shop", "shop/migrations"):
         (folder / package / "__init__.py").touch()
     if syncs:
-        settings = settings.replace('["streams", "shop"]', '["streams", "state", "events", "shop"]')
+        settings = settings.replace('["streams", "shop"]', '["streams", "streams.catalog", "state", "events", "shop"]')
         models += given["basket"]
-        sequences = sequences.replace("[CreateS", '[CreateStreamSequence("shop_basket"), CreateS')
         (folder / "shop" / "apps.py").write_text(given["shop/apps.py"])
     (folder / "settings.py").write_text(settings)
     (folder / "shop" / "models.py").write_text(models)
@@ -91,7 +89,6 @@ def made_shop(folder: Path, database_url: str, *, syncs: bool) -> Iterator[Shop]
         cursor.execute("CREATE SCHEMA add_a_stream")
     try:
         made.run("-m", "django", "makemigrations", "shop")
-        (folder / "shop" / "migrations" / "0002_sequence.py").write_text(sequences)
         made.run("-m", "django", "migrate")
         yield made
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.session import PROJECT
-from tests.unit.replsite.management.test_completion import completed, written
+from tests.unit.replsite.management.commands.test_completion import completed, written
 
 PAGE = (PROJECT / "docs" / "how-to" / "complete-commands.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

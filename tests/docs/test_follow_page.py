@@ -13,6 +13,7 @@ import pytest
 
 from streams import follow
 from streams.follow import Handler
+from tests.support.shop import AFTER, BEFORE
 
 PROJECT = Path(__file__).resolve().parents[2]
 TUTORIAL = (PROJECT / "docs" / "tutorial" / "first-stream.md").read_text()
@@ -29,12 +30,12 @@ class Site:
 
     def __init__(self, folder: Path, database_url: str) -> None:
         self.folder = folder
-        settings, models, self.sequence, self.append, _ = blocks(TUTORIAL, "python")
-        invoice, handlers = blocks(PAGE, "python")
+        settings, models, self.append, _ = blocks(TUTORIAL, "python")
+        invoice, handlers, self.bulk = blocks(PAGE, "python")
         for name in ("shop", "shop/migrations", "billing", "billing/migrations"):
             (folder / name).mkdir(parents=True, exist_ok=True)
             (folder / name / "__init__.py").touch()
-        (folder / "settings.py").write_text(settings.replace('"shop"]', '"shop", "billing"]'))
+        (folder / "settings.py").write_text(BEFORE + settings.replace('"shop"]', '"shop", "billing"]') + AFTER)
         (folder / "shop" / "models.py").write_text(models)
         (folder / "billing" / "models.py").write_text(invoice)
         (folder / "billing" / "handlers.py").write_text(handlers)
@@ -71,13 +72,18 @@ def test_the_page_works(tmp_path: Path, database_url: str) -> None:
         cursor.execute("CREATE SCHEMA following")
     try:
         site.django("makemigrations", "shop", "billing")
-        (tmp_path / "shop" / "migrations" / "0002_sequence.py").write_text(site.sequence)
         site.django("migrate")
         site.python(site.append)
         assert "billing: 3 facts handled, 0 parked" in site.django("runhandlers", "billing", "--once")
         invoices = (
             "from billing.models import Invoice; print(sorted(Invoice.objects.values_list('order_id', flat=True)))"
         )
+        assert site.python(invoices) == "['4711', '4712']\n"
+        bulk = f"{site.bulk}\nhandles(Order, reader='bulk', begin=Begin.OLDEST)(write_invoices)\n"
+        handlers = tmp_path / "billing" / "handlers.py"
+        handlers.write_text(handlers.read_text() + bulk)
+        site.python("from billing.models import Invoice; Invoice.objects.all().delete()")
+        assert "bulk: 3 facts handled, 0 parked" in site.django("runhandlers", "bulk", "--once")
         assert site.python(invoices) == "['4711', '4712']\n"
         for block in blocks(PAGE, "sh"):
             for line in block.splitlines():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from django.core.management import load_command_class
 
-from pipeline.importing.sources import synapse_db
+from pipeline.frames.sources import synapse_db
 from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "import-a-synapse-database.md").read_text()
@@ -20,7 +21,7 @@ def test_the_role_may_read_what_is_read() -> None:
 
 
 def test_the_tables_of_the_page_are_those_of_the_queries() -> None:
-    source = (PROJECT / "pipeline" / "importing" / "sources" / "synapse_db.py").read_text()
+    source = Path(synapse_db.__file__).read_text()
     used = set(re.findall(r"\b(?:FROM|JOIN) ([a-z_]+)\b", source)) - {"information_schema", "sqlite_master"}
     assert used == READ
 

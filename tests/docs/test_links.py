@@ -28,6 +28,7 @@ def test_the_index_names_every_page() -> None:
 def test_the_readme_leads_to_the_index_and_is_short() -> None:
     text = PAGES[0].read_text()
     assert "](docs/index.md)" in text
+    assert len(re.findall(r"(?<!!)\[[^\]]+\]\((?!http)", text)) == 6
     assert len(text.splitlines()) <= 80
     (sample,) = re.findall(r"```python\n(.*?)```", text, re.S)
     assert [type(node).__name__ for node in ast.parse(sample).body] == ["ClassDef", "With", "FunctionDef"]

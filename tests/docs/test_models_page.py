@@ -9,7 +9,7 @@ from django.apps import apps
 from tests.support.scripts import load_script
 
 script = load_script("models_page")
-MODELS = [model for room in script.ROOMS for model in apps.get_app_config(room).get_models()]
+MODELS = [model for label in script.APPS for model in apps.get_app_config(label).get_models()]
 LINES = script.PAGE.read_text().splitlines()
 
 

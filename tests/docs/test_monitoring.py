@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from django.urls import resolve
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -53,13 +56,25 @@ def rules() -> list[dict]:
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]
 
 
+def dashboard() -> dict:
+    return json.loads((FOLDER / "replsite-dashboard.json").read_text())
+
+
 def panels() -> list[dict]:
-    return json.loads((FOLDER / "replsite-dashboard.json").read_text())["panels"]
+    return dashboard()["panels"]
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch):
+    """The disk does not change, whatever else this machine does."""
+    monkeypatch.setattr("replsite.metrics.sources.disk_free", lambda: (Path("/"), 50_000_000_000))
 
 
 def test_rules_and_panels_use_exported_metrics_only() -> None:
     every_rule = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     expressions = [rule["expr"] for rule in every_rule] + [t["expr"] for panel in panels() for t in panel["targets"]]
+    expressions += [annotation["expr"] for annotation in dashboard()["annotations"]["list"]]
+    expressions += [str(variable["query"]) for variable in dashboard()["templating"]["list"]]
     used = {name for expression in expressions for name in _NAME.findall(expression)}
     assert used - EXPORTED == set()
 
@@ -79,6 +94,52 @@ def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
         assert at["x"] + at["w"] <= 24
         cells |= own
     assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_every_alert_leads_to_its_line_of_the_page() -> None:
+    places = set(re.findall(r'<span id="(\w+)"></span>', PAGE.read_text()))
+    for rule in rules():
+        page, _, place = rule["annotations"]["runbook_url"].partition("#")
+        assert page == f"https://docs.example.org/replsite/how-to/{PAGE.stem}/"
+        assert place == rule["alert"].lower() and place in places
+
+
+def test_links_of_the_dashboard_are_pages_of_the_site_and_labels_of_their_panel() -> None:
+    """A link of a panel uses a label that its queries keep."""
+    of_panels = [(panel, link) for panel in panels() for link in panel["fieldConfig"]["defaults"].get("links", ())]
+    assert len(of_panels) > 10
+    for panel, link in of_panels:
+        label = re.search(r"labels\.(\w+)}", link["url"])[1]
+        assert any(f"{{{{{label}}}}}" in target["legendFormat"] for target in panel["targets"])
+    for url in [link["url"] for _, link in of_panels] + [link["url"] for link in dashboard()["links"]]:
+        path = url.removeprefix("${site}").partition("?")[0]
+        assert resolve(path), url
+        assert set(re.findall(r"\$\{(\w+)", url)) <= {"site", "room", "__field"}
+
+
+def test_every_variable_is_used_and_no_other() -> None:
+    variables = {variable["name"] for variable in dashboard()["templating"]["list"]}
+    text = json.dumps({key: value for key, value in dashboard().items() if key != "templating"})
+    assert set(re.findall(r"\$\{?(?!__)([a-z]+)", text)) == variables
+
+
+def lost(ours: object, theirs: object, place: str = "") -> list[str]:
+    """The places of values that ``theirs`` does not have."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return [one for key in ours for one in lost(ours[key], theirs.get(key), f"{place}.{key}")]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [one for number, value in enumerate(ours) for one in lost(value, theirs[number], f"{place}.{number}")]
+    return [] if ours == theirs else [place]
+
+
+def test_grafana_knows_every_value_of_the_dashboard() -> None:
+    """Grafana's own types, made of its schema, read it and lose nothing. Annotations have fields of Prometheus besides."""
+    of_prometheus = {"step", "titleFormat", "tagKeys", "textFormat", "useValueForTime"}
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard())))
+    gone = [place for place in lost(dashboard(), read) if not place.startswith(".annotations.list.")]
+    assert gone == []
+    of_annotations = {place.rpartition(".")[2] for place in lost(dashboard()["annotations"], read["annotations"])}
+    assert of_annotations <= of_prometheus
 
 
 def test_the_page_explains_every_alert() -> None:
@@ -313,7 +374,8 @@ def test_waits_that_time_out_are_told(tmp_path: Path, monkeypatch) -> None:
     for minute in range(10):
         monkeypatch.setattr(wait, "timed_out", Counter(events=1 + (minute > 7)))
         for name, value in shown(ProcessCollector()).items():
-            counts.setdefault(name.replace("}", ',instance="a"}'), {})[minute] = value
+            own = f"{name[:-1]}," if not name.endswith("{}") else name[:-1]
+            counts.setdefault(f'{own}instance="a"}}', {})[minute] = value
     assert firing([counts], 10, tmp_path) == {"ReplsiteWaitsTimeOut"}
 
 
@@ -332,8 +394,32 @@ def test_a_job_that_never_went_well_is_overdue(tmp_path) -> None:
     assert firing([never], 10, tmp_path) == {"ReplsiteJobOverdue"}
 
 
+@needs_promtool
+@pytest.mark.parametrize(("free", "fires"), [(10_000_000, {"ReplsiteDiskFull"}), (50_000_000_000, set())])
+def test_a_disk_with_less_than_its_reserve_is_told(free, fires, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("replsite.metrics.sources.disk_free", lambda: (Path("/"), free))
+    assert firing([series(well, 10)], 10, tmp_path, only=["ReplsiteDiskFull"]) == fires
+
+
+@needs_promtool
+@pytest.mark.parametrize(("an_hour", "fires"), [(3_000_000_000, True), (500_000_000, False), (-3_000_000_000, False)])
+def test_a_disk_that_is_full_within_a_day_is_told(an_hour, fires, tmp_path, monkeypatch) -> None:
+    def scene(hour: int) -> Snapshot:
+        monkeypatch.setattr("replsite.metrics.sources.disk_free", lambda: (Path("/"), 90_000_000_000 - hour * an_hour))
+        return a_snapshot(storage=storage(1))
+
+    alert = "ReplsiteDiskFills"
+    assert firing([series(scene, 10)], 10, tmp_path, step=60, only=[alert]) == ({alert} if fires else set())
+
+
 def test_every_alert_has_a_scene() -> None:
-    elsewhere = {"ReplsitePositionsDiffer", "ReplsiteWaitsTimeOut", "ReplsiteUnreferencedGroupsGrow"}
+    elsewhere = {
+        "ReplsitePositionsDiffer",
+        "ReplsiteWaitsTimeOut",
+        "ReplsiteUnreferencedGroupsGrow",
+        "ReplsiteDiskFull",
+    }
+    elsewhere |= {"ReplsiteDiskFills"}
     assert set(SCENES) | elsewhere == {rule["alert"] for rule in rules()}
 
 

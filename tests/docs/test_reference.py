@@ -49,7 +49,8 @@ def test_packages_are_known_to_whom_the_page_says() -> None:
     assert len(told) > 10
     known = imported_by()
     assert {name: known[name] for name in told} == told
-    assert {name for name in known["psycopg2"] if name.startswith("streams/")} == {"streams/db/driver.py"}
+    outside = {name for name in known["psycopg2"] | known["psycopg"] if not name.startswith("pipeline/")}
+    assert outside == {"streams/db/driver_psycopg2.py", "streams/db/driver_psycopg3.py"}
 
 
 def test_every_pin_is_exact() -> None:
@@ -60,7 +61,7 @@ def test_every_pin_is_exact() -> None:
 
 
 def test_every_environment_variable_is_documented() -> None:
-    read = set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', (PROJECT / "replsite" / "settings.py").read_text()))
+    read = set(re.findall(r'environment\.\w+\(\s*"([A-Z_]+)"', (PROJECT / "replsite" / "settings.py").read_text()))
     assert {name for name in read if f"`{name}`" not in page("settings.md")} == set()
 
 
@@ -101,7 +102,13 @@ def test_every_documented_setting_is_read() -> None:
 
 
 def test_pages_name_settings_that_exist() -> None:
-    other = {"REPLSITE_RESYNC_NEEDED", "REPLSITE_BENCH_EVENTS", "REPLSITE_MIGRATIONS", "REPLSITE_MIGRATION_MODULES"}
+    other = {
+        "REPLSITE_RESYNC_NEEDED",
+        "REPLSITE_BENCH_EVENTS",
+        "REPLSITE_BENCH_TURNS",
+        "REPLSITE_MIGRATIONS",
+        "REPLSITE_MIGRATION_MODULES",
+    }
     pages = [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]
     named = {name for path in pages for name in re.findall(r"\bREPLSITE_[A-Z_]*[A-Z]\b", path.read_text())}
     assert {name for name in named - other if f"`{name}`" not in page("settings.md")} == set()

@@ -9,6 +9,7 @@ import pytest
 
 from replsite.metrics.table import OWN, PROCESS
 from replsite.status.verdicts import ExpectedWord, HealthWord, JobWord, ReaderWord, WriterWord
+from replsite.status.words import MEANINGS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -32,6 +33,14 @@ def first_cells(page, heading):
 )
 def test_every_status_word_is_explained(heading, words):
     assert sorted(first_cells("status-words.md", heading)) == sorted(words)
+
+
+def test_the_page_of_the_site_has_the_same_tables():
+    text = (REFERENCE / "status-words.md").read_text()
+    for heading, _, meanings in MEANINGS:
+        section = text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+        rows = re.findall(r"^\| `([^`]+)` \| (.*?)(?: \| (\w+))? \|$", section, re.MULTILINE)
+        assert rows == [(one.word, one.rule, one.severity) for one in meanings]
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,38 @@ from pathlib import Path
 
 import pytest
 
+from streams.conf import on_this_host
+
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "tutorial" / "first-stream.md"
-FILES = ("mysite/settings.py", "shop/models.py", "shop/migrations/0002_sequence.py", "append.py", "read.py")
+FILES = ("mysite/settings.py", "shop/models.py", "append.py", "read.py")
 
 
 class Newcomer:
     """Somebody who has installed the packages, and nothing else: no settings, no database server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: Path | None = None) -> None:
+        """``programs``: those of an environment with the wheel; else the checkout is used."""
         self.folder = folder
         own = {
             name: value for name, value in os.environ.items() if not name.startswith(("REPLSITE", "DATABASE", "DJANGO"))
         }
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = own | {"PATH": path, "PYTHONPATH": str(PROJECT)}
+        path = f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = own | {"PATH": path} | ({} if programs else {"PYTHONPATH": str(PROJECT)})
+        if programs:
+            self.environment.pop("PYTHONPATH", None)
+        self.is_checkout = programs is None
         self.files = list(FILES)
         self.said = ""
 
     def do(self, language: str, block: str) -> None:
         """What the page asks for with a block."""
         if language == "python":
-            (self.folder / self.files.pop(0)).write_text(block)
+            file = self.files.pop(0)  # the settings get more lines, all other files are new
+            with (self.folder / file).open("a" if file.endswith("settings.py") else "w") as opened:
+                opened.write(block)
+                if file.endswith("settings.py") and self.is_checkout:  # which has its migrations elsewhere
+                    opened.write("\nfrom migrations import MIGRATION_MODULES\n")
         elif language == "sh":
             self.said = self.run(block)
         else:
@@ -48,12 +58,17 @@ class Newcomer:
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True)
 
 
+def follow_the_page(newcomer: Newcomer) -> None:
+    """Does what the page says, up to its last block."""
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.S):
+        newcomer.do(language, block)
+
+
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
     """Has done what the page says, up to its last block."""
     made = Newcomer(tmp_path_factory.mktemp("newcomer"))
-    for language, block in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.S):
-        made.do(language, block)
+    follow_the_page(made)
     return made
 
 
@@ -72,5 +87,5 @@ def test_following_prints_what_the_page_says(newcomer: Newcomer) -> None:
             said = newcomer.run(f"python manage.py {follow}").splitlines()
         finally:
             server.terminate()
-    assert said[0] == shown
+    assert said[0] == shown.replace("laptop-1", f"{on_this_host('{host}')}-1")
     assert len(said) == 3

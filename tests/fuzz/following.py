@@ -199,6 +199,9 @@ class _Site:
         shown = {n: at.position if at.state == "active" else max(at.position, linear) for n, at in stored.items()}
         return {STREAM: Writers(linear, shown)}
 
+    async def given_out(self, streams: object) -> Mapping[str, int]:
+        return {}
+
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[list[FollowedRow], int]:

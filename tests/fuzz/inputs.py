@@ -29,7 +29,8 @@ NASTY_TEXT = (
 WORDS = (*wire.COMMANDS, "", "ping", "PING\t", "RDATA2", "GET", "POST", "\ufeffPING", "SERVER\r")
 FRAGMENTS = (
     b"\n", b"\n\n", b" ", b"\r\n", b"\x00", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xef\xbb\xbf",
-    b"PING 1\n", b"REPLICATE\n", b"REPLICATE \r\n", b"NAME x\n", b"RDATA caches w 5 []\n", b"RDATA caches w batch []\n",
+    b"PING 1\n", b"REPLICATE\n", b"REPLICATE \r\n", b"REPLICATE caches,events\n",
+    b"NAME x\n", b"RDATA caches w 5 []\n", b"RDATA caches w batch []\n",
     b"POSITION caches w 1 5\n", b"SERVER localhost\n", b"ERROR x\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"[" * 60,
     b"\x16\x03\x01\x02\x00",
 )  # fmt: skip
@@ -66,17 +67,28 @@ def command(rng: random.Random) -> wire.Command:
 
 
 def _value(rng: random.Random, kind: type[wire.Command], name: str) -> Any:
-    if name == "row":
-        return _json(rng, 3)
+    made: dict[str, Callable[[], Any]] = {
+        "row": lambda: _json(rng, 3), "streams": lambda: _names(rng), "is_syncing": lambda: rng.random() < 0.5,
+    }  # fmt: skip
+    if name in made:
+        return made[name]()
     if name in ("previous", "new") or (name == "token" and kind is not wire.RData):
         return _number(rng, 2**63 - 1)
     if name == "token":
         return rng.choice([None, _number(rng, 2**63 - 1)])
     if name in ("last_sync_ms", "last_seen_ms"):
         return _number(rng, 2**80)
-    if name == "is_syncing":
-        return rng.random() < 0.5
+    if name == "streams":  # a set of names, which commas separate
+        return tuple(
+            sorted({name for name in (_text(rng) for _ in range(rng.randint(0, 3))) if name and "," not in name})
+        )
     return _text_or_none(rng, name)
+
+
+def _names(rng: random.Random) -> tuple[str, ...]:
+    """A set of names, which commas separate. A carriage return before the end of the line is dropped."""
+    found = {_text(rng).replace(",", "").replace("\r", "") for _ in range(rng.randint(0, 3))}
+    return tuple(sorted(found - {""}))
 
 
 def _text_or_none(rng: random.Random, name: str) -> str | None:

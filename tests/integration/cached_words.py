@@ -12,6 +12,7 @@ from django.db import connection, transaction
 
 from streams import registry
 from streams.caching import cached
+from tests.support.writing import session
 
 TABLE = "CREATE TABLE IF NOT EXISTS cached_words (key text PRIMARY KEY, value text)"
 
@@ -27,6 +28,15 @@ def word(key: str) -> str | None:
 @cached("cached_words_async")
 async def word_later(key: str) -> str:
     return f"async {key}"
+
+
+def store_quietly(key: str, value: str) -> None:
+    """Change the word, and invalidate nothing."""
+    with session() as cursor:
+        cursor.execute(
+            "INSERT INTO cached_words VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [key, value],
+        )
 
 
 def set_word(key: str, value: str) -> int:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from django.db import connection
 
+from tests.support.asked_process import AskedProcess, asked_process
 from tests.support.letting_go import everything_let_go
 from tests.support.room_talker import USERS, Talker, talkers
 
@@ -39,3 +41,22 @@ def other(database_url: str) -> Iterator[Talker]:
     """Another process, the instance ``other``, that talks in rooms."""
     with talkers(database_url, "other") as (talker,):
         yield talker
+
+
+@pytest.fixture
+def words(transactional_db: None) -> Iterator[None]:
+    """The table that the cached functions of ``tests.integration.cached_words`` read."""
+    from tests.integration import cached_words
+
+    with connection.cursor() as cursor:
+        cursor.execute(cached_words.TABLE)
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE cached_words")
+
+
+@pytest.fixture
+def elsewhere(words: None, database_url: str) -> Iterator[AskedProcess]:
+    """Another process, the instance ``other``, that has the cached functions of ``tests.integration.cached_words``."""
+    with asked_process("tests.integration.cached_words", database_url, "other") as process:
+        yield process

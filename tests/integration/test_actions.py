@@ -8,25 +8,33 @@ from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
 
-import psycopg2
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
+from django.db.backends.postgresql.base import Database
+from django.db.backends.postgresql.psycopg_any import errors
 from django.db.models.functions import Now
 
 from streams.db import driver
-from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
+from streams.follow import Handler, handlers_of
+from streams.follow import handlers as declared
+from streams.follow.lease import hold_name
+from streams.models import ParkedFact, Reader, ReaderResync, StoredCursor, StreamPosition
 from streams.testing import as_instance
 from streams.writing import terminate
+from tests.support.effects import running
 from tests.support.waiting import wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, ids, stored, wait_for_linear
+from tests.support.writing import append, ids, session, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DISCONNECT, RETIRE, END = "/admin/actions/disconnect/", "/admin/actions/retire/", "/admin/actions/end/"
-FORGET = "/admin/actions/forget/"
+FORGET, RESYNC = "/admin/actions/forget/", "/admin/actions/resync/"
+PARKED, RETRY, DROP = "/admin/actions/parked/", "/admin/actions/parked/retry/", "/admin/actions/parked/drop/"
+END_HOLDER = "/admin/actions/end-lock-holder/"
+ALL = [DISCONNECT, FORGET, RESYNC, RETIRE, END, END_HOLDER, RETRY, DROP]
 
 
 @pytest.fixture
@@ -102,7 +110,7 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
             with transaction.atomic():
                 append()
                 begun.set()
-                ended.wait(30)
+                ended.wait(60)
         except DatabaseError:
             pass
         finally:
@@ -111,7 +119,7 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(60)
         client = staff("end_writer")
         page = text(client.get(f"{END}?name=master"))
         assert "transaction" in page
@@ -120,11 +128,44 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
         assert client.post(f"{END}?name=master").status_code == 302
     finally:
         ended.set()
-        thread.join(30)
+        thread.join(60)
     assert ids() == before, "it was rolled back"
     later = append()
-    wait_for_linear(later[0], 20)
+    wait_for_linear(later[0])
     assert "rolled back" in LogEntry.objects.get().change_message
+
+
+def test_the_session_whose_lock_a_writer_waits_for_is_named_and_ended(staff, monkeypatch):
+    monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.0)
+    before = append()
+    waited: list[list[int]] = []
+
+    def wait():
+        try:
+            with transaction.atomic():
+                found = append()
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT pg_advisory_xact_lock(4711)")
+            waited.append(found)
+        finally:
+            connection.close()
+
+    stranger = driver.direct_connection(application_name="another program")
+    with stranger.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(4711)")
+    thread = threading.Thread(target=wait)
+    thread.start()
+    client, address = staff("end_lock_holder"), f"{END_HOLDER}?name=master"
+    try:
+        page = wait_until(lambda: (said := text(client.get(address))) and "another program" in said and said, 20)
+        assert "The transaction of the writer goes on." in page
+        assert client.post(address).status_code == 302
+    finally:
+        stranger.close()
+        thread.join(30)
+    assert ids() == [*before, *waited[0]], "the writer's transaction went on"
+    assert "1 session ended" in LogEntry.objects.get().change_message
+    assert "waits for no lock" in text(client.get(address))
 
 
 def test_a_writer_that_holds_nothing_is_left_alone(staff):
@@ -146,15 +187,34 @@ def test_pages_of_readers_and_writers_lead_to_their_actions(staff):
     assert f"{END}?name=master" in page
 
 
-@pytest.mark.parametrize("address", [DISCONNECT, FORGET, RETIRE, END])
-@pytest.mark.parametrize("query", ["", "?name=nobody", "?name=%00"])
+@pytest.mark.parametrize("address", ALL)
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?name=nobody",
+        "?name=%00",
+        "?name=master&token=x",
+        f"?name=master&token={2**63}",
+        f"?name=master&token={'9' * 5_000}",
+    ],
+)
 def test_whom_nobody_knows_is_not_found(staff, address, query):
-    client = staff("disconnect_reader", "forget_reader", "retire_writer", "end_writer")
+    client = staff(
+        "disconnect_reader",
+        "forget_reader",
+        "resync_reader",
+        "retire_writer",
+        "end_writer",
+        "end_lock_holder",
+        "retry_parked",
+        "drop_parked",
+    )
     assert client.get(address + query).status_code == 404
     assert client.post(address + query).status_code == 404
 
 
-@pytest.mark.parametrize("address", [DISCONNECT, FORGET, RETIRE, END])
+@pytest.mark.parametrize("address", ALL)
 def test_nobody_acts_without_the_permission(staff, client, address):
     with as_instance("w"):
         append()
@@ -189,6 +249,150 @@ def test_a_reader_with_parked_facts_is_not_forgotten(staff):
     assert StoredCursor.objects.count() == 1
 
 
+def test_a_reader_is_set_to_the_present_and_the_page_says_what_it_passes_over(staff):
+    """The same as ``manage.py resync reader``, with its trace."""
+    append(5)
+    wait_for_linear(ids()[-1])
+    StoredCursor.objects.create(
+        reader="billing", stream="caches", base=2, error="ValueError: <b>no</b>", ended_at=Now()
+    )
+    client = staff("resync_reader", "view_storedcursor")
+    address = f"{RESYNC}?name=billing"
+    assert address in text(client.get(f"/admin/streams/storedcursor/{StoredCursor.objects.get().pk}/change/"))
+    page = text(client.get(address))
+    assert "caches at 2" in page
+    assert "ValueError: &lt;b&gt;no" in page
+    assert f"never handles the {len([one for one in ids() if one > 2])} facts in between" in page
+    assert StoredCursor.objects.get().base == 2, "looking does nothing"
+    assert client.post(address).status_code == 302
+    cursor = StoredCursor.objects.get()
+    assert (cursor.base, cursor.error) == (ids()[-1], "")
+    assert ReaderResync.objects.get().resynced_by == "ann"
+    assert f"caches 2 -> {ids()[-1]}" in LogEntry.objects.get().change_message
+
+
+def test_a_reader_that_runs_is_not_resynced(staff):
+    StoredCursor.objects.create(reader="billing", stream="caches", base=2)
+    with session() as held:
+        hold_name(held, "billing")
+        page = staff("resync_reader").post(f"{RESYNC}?name=billing", follow=True)
+    assert "It failed" in text(page)
+    assert StoredCursor.objects.get().base == 2
+
+
+@pytest.fixture
+def billing(monkeypatch):
+    """A reader whose handler refuses one token. Returns the tokens that it has taken."""
+    taken = []
+    append(9)
+    StoredCursor.objects.create(reader="billing", stream="caches", base=ids()[-1], ended_at=Now())
+
+    def take(chunk):
+        (fact,) = chunk
+        if fact.token == 8:
+            raise ValueError("<b>no such order</b>")
+        taken.append(fact.token)
+
+    monkeypatch.setattr(declared, "_handlers", {"billing": {"caches": Handler("caches", "billing", take)}})
+    for token in (7, 8, 9):
+        ParkedFact.objects.create(
+            reader="billing", stream="caches", token=token, instance_name="master", rows=[[None, "get_user", ["@a:b"], 0]],
+            error="ValueError: <b>no</b>", traceback="Traceback\n  <b>here</b>", attempts=1,
+        )  # fmt: skip
+    return taken
+
+
+def test_dead_letters_are_listed_with_their_errors_and_what_can_be_done(staff, billing):
+    page = text(staff("view_parkedfact", "retry_parked").get(f"{PARKED}?name=billing"))
+    for words in (
+        "caches 7",
+        "ValueError: &lt;b&gt;no",
+        "&lt;b&gt;here",
+        f"{RETRY}?name=billing&amp;stream=caches&amp;token=8",
+    ):
+        assert words in page
+    assert DROP not in page, "not allowed to this user"
+
+
+def retry_of(reader="billing"):
+    cursor = StoredCursor.objects.get(reader=reader)
+    return cursor.retry_asked_by, cursor.retry_tokens, cursor.retry_result
+
+
+def test_dead_letters_are_retried_by_the_process_of_their_reader(staff, billing):
+    """Also those of a reader whose handlers are in the site's process."""
+    client = staff("view_parkedfact", "retry_parked")
+    asks = text(client.get(f"{RETRY}?name=billing"))
+    assert "3 facts of caches: ValueError: &lt;b&gt;no" in asks
+    assert "does not run: they are retried when it starts (manage.py runhandlers billing)" in asks
+    assert retry_of() == ("", None, ""), "looking does nothing"
+    answer = client.post(f"{RETRY}?name=billing")
+    assert (answer.status_code, answer["Location"]) == (302, f"{PARKED}?name=billing")
+    assert (billing, ParkedFact.objects.count()) == ([], 3), "no process runs the reader"
+    assert "was asked to retry all dead letters of caches" in LogEntry.objects.get().change_message
+    page = text(client.get(f"{PARKED}?name=billing"))
+    assert "ann asked at" in page
+    assert "retried when it starts" in page
+    assert "data-retrying" in page
+    with running(*handlers_of("billing"), name="billing"):
+        wait_until(lambda: retry_of() == ("ann", None, "2 handled, 1 failed again, 1 left"))
+    assert billing == [7, 9]
+    assert [(one.token, one.attempts) for one in ParkedFact.objects.all()] == [(8, 2)]
+    page = text(client.get(f"{PARKED}?name=billing"))
+    assert "Result: 2 handled, 1 failed again, 1 left." in page
+    assert "data-retrying" not in page
+
+
+def test_a_retry_goes_to_the_process_that_runs(staff, billing):
+    client = staff("view_parkedfact", "retry_parked")
+    StoredCursor.objects.update(seen_at=Now(), ended_at=None)
+    assert "begins within seconds" in text(client.get(f"{RETRY}?name=billing"))
+    client.post(f"{RETRY}?name=billing")
+    assert "begins within seconds" in text(client.get(f"{PARKED}?name=billing"))
+
+
+def test_one_dead_letter_is_retried_or_dropped_alone(staff, billing):
+    client = staff("retry_parked", "drop_parked")
+    client.post(f"{RETRY}?name=billing&stream=caches&token=9")
+    client.post(f"{RETRY}?name=billing&stream=caches&token=8")
+    assert retry_of() == ("ann", [9, 8], ""), "a request that waits is not lost"
+    client.post(f"{DROP}?name=billing&stream=caches&token=8")
+    with running(*handlers_of("billing"), name="billing"):
+        wait_until(lambda: retry_of()[2])
+    assert retry_of() == ("ann", [9, 8], "1 handled, 0 failed again, 1 left")
+    assert billing == [9]
+    assert [one.token for one in ParkedFact.objects.all()] == [7]
+    assert LogEntry.objects.count() == 3
+
+
+def test_dead_letters_of_handlers_that_are_elsewhere_are_retried_there(staff, billing, monkeypatch):
+    there = handlers_of("billing")
+    monkeypatch.setattr(declared, "_handlers", {})
+    client = staff("view_parkedfact", "retry_parked")
+    assert "Retry</button>" in text(client.get(f"{RETRY}?name=billing"))
+    client.post(f"{RETRY}?name=billing")
+    with running(*there, name="billing"):
+        wait_until(lambda: billing == [7, 9])
+
+
+def test_a_refused_page_names_the_permission_that_is_missing(staff):
+    client = staff()
+    for address, permission in ((f"{RETIRE}?name=w", "streams.retire_writer"), (f"{PARKED}?name=w", "streams.view_parkedfact"),
+                                ("/admin/streams/reader/", "streams.view_reader"),
+                                ("/admin/pipeline/job/queue/", "pipeline.queue_job")):  # fmt: skip
+        answer = client.get(address, headers={"accept": "text/html"})
+        assert answer.status_code == 403
+        assert f"<code>{permission}</code>" in text(answer)
+        assert client.get(address, headers={"accept": "application/json"}).json()["permission"] == permission
+
+
+def test_what_is_not_there_has_a_page_that_says_so(staff):
+    client = staff("retire_writer")
+    assert "&lt;b&gt;" in text(client.get(f"{RETIRE}?name=<b>nobody</b>", headers={"accept": "text/html"}))
+    answer = client.get("/nothing/here", headers={"accept": "text/html"})
+    assert (answer.status_code, "There is no such page." in text(answer)) == (404, True)
+
+
 def test_a_form_of_another_site_does_nothing(staff):
     from django.test import Client
 
@@ -205,7 +409,7 @@ def test_an_action_that_failed_is_in_the_log_as_well(staff, monkeypatch):
     append()
 
     def fail(*_):
-        raise psycopg2.errors.InsufficientPrivilege("permission denied to terminate process")
+        raise errors.InsufficientPrivilege("permission denied to terminate process")
 
     monkeypatch.setattr(terminate, "ask_to_leave", fail)
     page = staff("retire_writer").post(f"{RETIRE}?name=master", follow=True)
@@ -218,7 +422,7 @@ def test_an_action_says_when_the_database_is_away(staff, monkeypatch):
     client = staff("retire_writer")
 
     def away(*_, **__):
-        raise psycopg2.OperationalError("connection refused")
+        raise Database.OperationalError("connection refused")
 
     monkeypatch.setattr(driver, "direct_connection", away)
     for method in (client.get, client.post):

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from django.core.management import CommandError, call_command
 
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from tests.support.waiting import wait_until
 from tests.support.writing import stored
 
@@ -40,7 +40,7 @@ def test_an_interrupt_ends_it_with_every_fact_whole(start_manage, rate):
     process = start_manage(*arguments, stderr=subprocess.PIPE)
     wait_until(CacheInvalidation.objects.exists)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=10)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
     count = CacheInvalidation.objects.count()

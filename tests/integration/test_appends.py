@@ -9,18 +9,33 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.db import DatabaseError, InterfaceError, ProgrammingError, connection, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.test.utils import CaptureQueriesContext
 
 from streams import registry
+from streams.catalog.models import CacheInvalidation
+from streams.db import driver
 from streams.errors import BadCount, ForeignFact, WriterFenced
-from streams.models import CacheInvalidation, Instance, Reader
+from streams.models import Instance, Reader
 from streams.writing import append as appends
+from streams.writing import append_lock
 from streams.writing.process import current_writer
 from streams.writing.writer import Condition
 from tests.support.cutting_proxy import Cut, CuttingProxy
 from tests.support.waiting import wait_until
-from tests.support.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
+from tests.support.writing import (
+    append,
+    fact,
+    ids,
+    in_thread,
+    linear,
+    session,
+    stored,
+    stream,
+    wait_for_linear,
+    waiting_sessions,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
 
@@ -148,6 +163,12 @@ def test_a_transaction_begun_by_hand_is_not_taken_for_an_append_of_its_own():
     append()
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
+    if is_psycopg3:  # Django cannot begin a block in it
+        with pytest.raises(ProgrammingError, match="INTRANS"):
+            append()
+        connection.close()
+        assert len(ids()) == 1
+        return
     taken = append()
     assert not connection.in_atomic_block
     wait_for_linear(taken[0])
@@ -311,15 +332,10 @@ def blocked_append(proxy: CuttingProxy, blocker: Any) -> threading.Thread:
         cut.set()
 
     thread = in_thread(work)
-    wait_until(lambda: waits_for_lock(blocker))
+    wait_until(waiting_sessions)
     proxy.drop_all()
-    assert cut.wait(10)
+    assert cut.wait(60)
     return thread
-
-
-def waits_for_lock(cursor: Any) -> bool:
-    cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    return bool(cursor.fetchone()[0])
 
 
 def test_a_message_that_comes_after_the_verdict_writes_nothing(monkeypatch):
@@ -328,13 +344,14 @@ def test_a_message_that_comes_after_the_verdict_writes_nothing(monkeypatch):
     before = ids()
     writer = current_writer()
     monkeypatch.setattr(writer._background, "_find_heads", lambda *_: None)  # it takes an ID
-    late = next(writer.in_doubt.lock_keys) + 1
+    late = next(writer.in_doubt.lock_keys)
+    monkeypatch.setattr(writer.in_doubt, "lock_keys", iter([late]))
     with writer.control_cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", [late])
     fetched = sequence()
     message = appends._message([fact()], connection)
     assert message is not None
-    assert appends._Appending(stream(), "default").run(message) == []
+    assert appends._Appending(stream(), connection, ()).run(message) == []
     assert ids() == before
     assert sequence() == fetched, "not even an ID was taken"
 
@@ -389,3 +406,178 @@ def test_other_streams_take_the_same_way():
         model = stream_.models[0]
         message = appends._message([model(**stream_.sample(0, 0))], connection)
         assert message is None or stream_.append(model(**stream_.sample(1, 0)))
+
+
+# --- the second append of a transaction ---------------------------------------------------------------------------
+
+
+def takes_lock(work: Any) -> bool:
+    return str(current_writer().tenure.append_key) in executed(work)
+
+
+def holds_lock() -> bool:
+    with session() as cursor:
+        return append_lock.is_held(cursor, driver.append_key(cursor, "master"))
+
+
+def test_only_the_first_append_of_a_transaction_takes_the_lock():
+    append()
+    for _ in range(3):  # later they are prepared
+        with transaction.atomic():
+            took = [takes_lock(append), takes_lock(append), takes_lock(lambda: append(3))]
+            with transaction.atomic():
+                took.append(takes_lock(append))
+            assert holds_lock()
+        assert took == [True, False, False, False]
+        assert not holds_lock()
+    wait_for_linear(ids()[-1])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_rollback_to_a_savepoint_that_released_the_lock_is_noticed(count):
+    append()
+    with transaction.atomic():
+        with pytest.raises(Oops), transaction.atomic():
+            append(count)
+            assert holds_lock()
+            raise Oops
+        assert not holds_lock()
+        taken = append(count)
+        assert holds_lock()
+        assert not takes_lock(append)
+    assert len(ids()) == 1 + count + 1
+    wait_for_linear(taken[-1] + 1)
+
+
+def test_the_lock_of_the_first_append_outlasts_a_savepoint_after_it():
+    with transaction.atomic():
+        append()
+        with pytest.raises(Oops), transaction.atomic():
+            append()
+            raise Oops
+        assert holds_lock()
+        assert not takes_lock(append)
+    assert len(ids()) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_lease_that_is_lost_between_two_appends_is_noticed(count):
+    append()
+    before = ids()
+    with pytest.raises(WriterFenced), transaction.atomic():
+        append()
+        in_thread(lambda: Instance.objects.update(lease=7)).join()
+        append(count)
+    assert ids() == before
+    wait_until(lambda: current_writer().condition is Condition.HOLDING)
+
+
+def test_transactions_by_hand_take_the_lock_each_time():
+    append()
+    connection.set_autocommit(False)
+    try:
+        for _ in range(2):
+            assert takes_lock(append)
+            assert takes_lock(append)
+            assert holds_lock()
+            connection.commit()
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+    assert len(ids()) == 5
+    wait_for_linear(ids()[-1])
+
+
+# --- texts that look like parts of an array -----------------------------------------------------------------------
+
+
+def test_any_text_comes_back_of_several_facts():
+    texts = [
+        "NULL",
+        "null",
+        "",
+        "{}",
+        "{",
+        "}",
+        ",",
+        '"',
+        "\\",
+        '\\"',
+        '","',
+        " ",
+        "\n\t",
+        "a'b",
+        "%s",
+        "%%",
+        "\u00fc\U0001f600",
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute("SET array_nulls = off")  # NULL is a text then
+    try:
+        for given in (texts, texts[:2], ["plain", "plainer"], [*texts, None]):
+            keys = [[one] * n for n, one in enumerate(given)]
+            taken = stream().append(
+                *(
+                    CacheInvalidation(cache_name=one or "", keys=None if one is None else key, invalidation_ts=-n)
+                    for n, (one, key) in enumerate(zip(given, keys, strict=True))
+                )
+            )
+            rows = CacheInvalidation.objects.filter(stream_id__in=taken).order_by("stream_id")
+            assert [(row.cache_name, row.keys, row.invalidation_ts) for row in rows] == [
+                (one or "", None if one is None else key, -n)
+                for n, (one, key) in enumerate(zip(given, keys, strict=True))
+            ]
+    finally:
+        connection.close()
+
+
+# --- what is prepared ---------------------------------------------------------------------------------------------
+
+
+def executed(work: Any) -> str:
+    with CaptureQueriesContext(connection) as queries:
+        work()
+    return " ".join(query["sql"] for query in queries)
+
+
+@pytest.mark.parametrize("count", [1, 10, 100])
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_append_is_planned_once_a_connection_and_not_for_the_first_ones(inside, count):
+    """To prepare takes two more messages, which a connection of one request does not earn back."""
+    connection.close()
+    append()  # holds the name
+    messages = []
+    for _ in range(5):
+        with transaction.atomic() if inside else contextlib.nullcontext():
+            messages.append(executed(lambda: append(count)))
+    for first in messages[: 2 if count > 1 else 1]:
+        assert "PREPARE" not in first
+        assert "INSERT" in first
+    assert "PREPARE" not in messages[4]
+    assert "INSERT" not in messages[4]
+    assert messages[4].count("EXECUTE") == 2
+    assert len(stored()) == 1
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_plan_of_several_facts_is_that_of_any_number(inside):
+    connection.close()
+    sent = []
+    for count in (2, 10, 200, 1_000, 3):
+        with transaction.atomic() if inside else contextlib.nullcontext():
+            sent.append(executed(lambda count=count: append(count)))
+    assert ["INSERT" in one for one in sent] == [True, True, True, False, False], "the third call prepares"
+    assert ids() == sorted(ids()) and len(ids()) == 1_215
+
+
+def test_values_come_back_as_they_were_given_also_prepared():
+    given = [["a", "b'%"], [], None, ["\u00e9\U0001f600", ""]]
+    for _ in range(4):
+        taken = [
+            stream().append(CacheInvalidation(cache_name="c%s", keys=keys, invalidation_ts=n))[0]
+            for n, keys in enumerate(given)
+        ]
+        rows = CacheInvalidation.objects.filter(stream_id__in=taken).order_by("stream_id")
+        assert [(row.cache_name, row.keys, row.invalidation_ts) for row in rows] == [
+            ("c%s", keys, n) for n, keys in enumerate(given)
+        ]

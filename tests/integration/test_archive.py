@@ -14,14 +14,15 @@ from django.db import connection
 from events.models import Event, EventJson, ForwardExtremity
 from pipeline.archive import parts, write
 from pipeline.archive.format import MANIFEST, PARTIAL, TABLES, digest_of, read_manifest
-from pipeline.archive.parts import ArchivePart, in_snapshot, read_batches, write_part
+from pipeline.archive.parts import ArchivePart, read_batches, write_part
 from pipeline.archive.read_parts import open_archive
 from pipeline.archive.write import partial_archives
-from pipeline.errors import ArchiveDamaged, UnusableArguments
+from pipeline.errors import ArchiveDamaged, ArchiveTooLarge, UnusableArguments
 from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import queue_job, run_job
 from pipeline.maintenance import purge as purge_kind
 from pipeline.models import Job
+from pipeline.source.shared_snapshot import in_snapshot
 from state.models import StateGroup
 from streams.db.driver import dsn
 from tests.integration.test_purging import middle, talked_room
@@ -257,6 +258,14 @@ def test_a_flipped_bit_is_found(table, tmp_path):
         open_archive(path)
 
 
+def test_an_archive_that_no_restore_would_take_is_not_begun(tmp_path, monkeypatch):
+    made = talked_room(1)
+    monkeypatch.setattr(write, "MOST_FILES", 3)
+    with pytest.raises(ArchiveTooLarge, match="at most 3 can be restored"):
+        archived(made.room_id, tmp_path)
+    assert names(tmp_path) == []
+
+
 def test_a_manifest_is_sealed(tmp_path):
     made = talked_room(1)
     path, _ = archived(made.room_id, tmp_path)
@@ -297,9 +306,10 @@ def test_digests_are_those_of_the_database(tmp_path):
     with connection.cursor() as cursor:
         cursor.execute(parts.digest_sql("delta", query))
         told = cursor.fetchone()
-        cursor.execute("BEGIN; SELECT pg_export_snapshot()")
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT pg_export_snapshot()")
         (name,) = cursor.fetchone()
-        with in_snapshot(dsn("default"), name) as snapshot:
+        with in_snapshot(dsn("default"), name, "test") as snapshot:
             file = write_part(snapshot, str(tmp_path), ArchivePart("delta", "d.parquet", query))
         cursor.execute("ROLLBACK")
     assert (file["rows"], file["digest"]) == told == digest_of("delta", read_batches(tmp_path / "d.parquet", "delta"))
@@ -318,10 +328,12 @@ def test_a_queued_archive_lies_below_the_folder_of_archives(tmp_path, settings):
     assert queue_job("restore", {"archive": f"weekly/{path.name}"}, by="ann").arguments == {"archive": str(path)}
 
 
-@pytest.mark.parametrize("folder", ["/etc", "../x", "link/x", "a\0b", 5, None])
+@pytest.mark.parametrize("folder", ["/etc", "../x", "link/x", "a\0b", 5, None, "a" * 256, "file/x", "circle/x"])
 def test_a_queued_job_does_not_leave_it(folder, tmp_path, settings):
     settings.REPLSITE_ARCHIVE_FOLDER = tmp_path
     (tmp_path / "link").symlink_to("/tmp")
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
     for kind, arguments in {
         "archive": {"room": "!x:a.test", "folder": folder},
         "restore": {"archive": folder},
@@ -332,3 +344,15 @@ def test_a_queued_job_does_not_leave_it(folder, tmp_path, settings):
         with pytest.raises(UnusableArguments):
             queue_job(kind, arguments, by="ann")
     assert not Job.objects.exists()
+
+
+def test_only_the_job_makes_the_folder_of_an_archive(tmp_path, settings):
+    """Arguments are checked before rights: a request that is refused would leave folders, of any number and names."""
+    settings.REPLSITE_ARCHIVE_FOLDER = tmp_path / "archives"
+    made = talked_room(2)
+    told = queue_job("archive", {"room": made.room_id, "folder": "deep/new"}, by="ann").arguments
+    queue_job("purge room", {"room": made.room_id, "archive": "other", "dry_run": True}, by="ann")
+    assert not (tmp_path / "archives").exists()
+    path = Path(run_job("archive", told, stream=io.StringIO())["folder"])
+    assert path.parent == tmp_path / "archives" / "deep" / "new"
+    assert mode_of(path.parent) == 0o700

@@ -12,7 +12,7 @@ WRITERS, FACTS, ROWS = 2, 60, 5
 #: A writer process: facts of several rows each, as fast as it can.
 WRITE = f"""
 from streams import registry
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 stream = registry.get("caches")
 for number in range({FACTS}):
     with stream.reserve(1) as reservation:

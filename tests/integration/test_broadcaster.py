@@ -8,11 +8,12 @@ import pytest
 from django.db import transaction
 
 from streams import registry
-from streams.models import CacheInvalidation, Reader
+from streams.catalog.models import CacheInvalidation
+from streams.models import Reader
 from streams.testing import as_instance
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, positioned, start_replication
-from tests.support.writing import append, fact, linear, session, stream
+from tests.support.writing import append, cut, fact, linear, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -185,11 +186,9 @@ def test_a_client_that_does_not_read_is_cut_after_whole_lines(start_manage, run_
 
 
 def test_clients_stay_and_miss_nothing_when_the_database_connection_breaks(port):
-    with positioned(port) as client, session() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name ~ '^replsite (broadcaster|notifications broad)'"
-        )
+    with positioned(port) as client:
+        assert cut("replsite broadcaster%")
+        assert cut("replsite notifications broad%")
         wanted = append(5)
         client.read_until(lambda line: line.startswith(f"RDATA caches master {wanted[-1]} "))
         assert [int(rdata(line)[1]) for line in client.of("RDATA caches")] == wanted

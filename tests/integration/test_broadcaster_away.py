@@ -25,14 +25,14 @@ def words() -> dict[str, str]:
 def test_connections_of_a_killed_server_are_gone_and_then_forgotten(start_manage):
     server = start_manage("runreplication", "--bind", "127.0.0.1:0")
     with positioned(ready_ports(server)["replication"], "worker"):
-        wait_until(lambda: words().get("worker") in ("current", "idle"), 30)
+        wait_until(lambda: words().get("worker") in ("current", "idle"))
         server.send_signal(signal.SIGKILL)
         server.wait()
-        wait_until(lambda: words()["worker"] == "gone", 30)
+        wait_until(lambda: words()["worker"] == "gone")
     assert "worker" in summary(take_snapshot).sentence, "health says so"
     other = start_manage("runreplication", "--bind", "127.0.0.1:0")
     with positioned(ready_ports(other)["replication"], "worker"):
-        wait_until(lambda: [r.status.word for r in take_snapshot().readers if r.status.word != "gone"], 30)
+        wait_until(lambda: [r.status.word for r in take_snapshot().readers if r.status.word != "gone"])
         Reader.objects.filter(heartbeat_at__lt=Now() - timedelta(seconds=3)).update(
             heartbeat_at=Now() - timedelta(minutes=6)
         )

@@ -15,6 +15,7 @@ from django.db import connection
 from streams.conf import stream_settings
 from streams.db.driver import OperationalError
 from streams.models import StreamPosition
+from streams.reading.position_cache import MOST_WAITING
 from streams.reading.position_notifications import PositionNotification
 from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server import broadcast_reader
@@ -96,9 +97,9 @@ def next_read_fails(monkeypatch):
     """The database goes away behind the positions, before the rows."""
     real, failed = broadcast_reader.read_lines, []
 
-    def fail_once(cursor, declaration, step, limit):
+    def fail_once(cursor, declaration, step, limit, **how):
         if failed:
-            return real(cursor, declaration, step, limit)
+            return real(cursor, declaration, step, limit, **how)
         failed.append(step)
         raise OperationalError("terminating connection due to administrator command")
 
@@ -149,6 +150,6 @@ async def test_a_round_that_fails_at_its_rows_has_told_nobody_of_a_writer(heard,
 
 def test_what_waits_to_be_taken_is_bounded(heard):
     own = heard.broadcaster._backlog
-    own.hear(COMES_BACK * broadcast_reader.MOST_WAITING)
-    assert own._waiting == [None]
+    own.hear(COMES_BACK * MOST_WAITING)
+    assert own._waiting.take() == [None]
     assert {step.writer for step in heard.broadcaster._announcer.steps(own.snapshot(), 0.0)} == {"south", "north"}

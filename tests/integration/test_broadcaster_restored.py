@@ -53,7 +53,7 @@ class Served:
         return peer
 
     def server_process(self) -> int:
-        return int(self.broadcaster._backlog._connection._connection.get_backend_pid())
+        return int(self.broadcaster._backlog._connection._connection.info.backend_pid)
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ async def test_after_a_restore_clients_begin_where_the_new_database_is(served):
         assert got(peer) == [b"POSITION caches north 7"]
         await in_thread(restore, 5)
         await in_thread(terminate, served.server_process())
-        await wait_for(lambda: not peer.is_open, 20)
+        await wait_for(lambda: not peer.is_open)
         assert peer.connection.close_reason is CloseReason.RESTORED
         served.broadcaster.leave(peer)
         again = served.client()
         assert got(again) == [b"POSITION caches north 5"]
         await in_thread(write, 6)
-        await wait_for(lambda: b"RDATA caches north 6" in got(again), 20)
+        await wait_for(lambda: b"RDATA caches north 6" in got(again))
     finally:
         await served.broadcaster.stop()
 
@@ -107,7 +107,7 @@ async def test_a_lost_connection_alone_costs_nobody_his(served):
         peer = served.client()
         await in_thread(terminate, served.server_process())
         await in_thread(write, 8)
-        await wait_for(lambda: b"RDATA caches north 8" in got(peer), 20)
+        await wait_for(lambda: b"RDATA caches north 8" in got(peer))
         assert peer.is_open
     finally:
         await served.broadcaster.stop()
@@ -116,7 +116,7 @@ async def test_a_lost_connection_alone_costs_nobody_his(served):
 async def test_what_began_on_a_standby_is_looked_at_again_when_it_is_none_any_more(served, monkeypatch):
     backlog = served.broadcaster._backlog
     answers = iter([True, True, False])
-    monkeypatch.setattr("streams.replication.server.broadcast_reader.is_standby", lambda cursor: next(answers))
+    monkeypatch.setattr("streams.epochs.is_standby", lambda cursor: next(answers))
     for sure in (False, False, True, True):
         await in_thread(backlog.snapshot)
         assert backlog._knows_epoch is sure

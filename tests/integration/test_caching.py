@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -14,38 +10,21 @@ from django.db import connection, connections, transaction
 
 from streams import epochs, registry
 from streams.caching import invalidate_room_state
+from streams.catalog.models import CacheInvalidation, Presence
 from streams.core.invalidation import Invalidation
 from streams.db.driver import OperationalError
 from streams.errors import BadCacheKey
 from streams.load_generator import generator
-from streams.models import CacheInvalidation, Presence, StreamPosition
+from streams.models import StreamPosition
 from streams.reading import cache_feed, watcher
 from streams.reading.position_notifications import PositionNotification
-from tests.integration import cached_words
-from tests.integration.cached_words import set_word, word, word_later
-from tests.support import session as test_session
+from tests.integration.cached_words import set_word, store_quietly, word, word_later
+from tests.support.asked_process import AskedProcess
 from tests.support.async_waiting import wait_for
 from tests.support.waiting import wait_until
-from tests.support.writing import cut, in_thread, linear, session
+from tests.support.writing import cut, fact_of_north, in_thread, linear, session
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _words(transactional_db: None) -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute(cached_words.TABLE)
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE cached_words")
-
-
-def store_quietly(key: str, value: str) -> None:
-    """Change the word without telling anybody."""
-    with session() as cursor:
-        cursor.execute(
-            "INSERT INTO cached_words VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = %s", [key, value, value]
-        )
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("words")]
 
 
 # --- one process --------------------------------------------------------------------------------------------------
@@ -72,7 +51,7 @@ def test_own_rollback_drops_nothing():
     with pytest.raises(RuntimeError), transaction.atomic():
         set_word("a", "2")
         raise RuntimeError
-    wait_until(lambda: word("a") == "1" and word.store.counts.hits > hits, 20.0)
+    wait_until(lambda: word("a") == "1" and word.store.counts.hits > hits)
 
 
 def test_transaction_sees_its_own_change_and_others_do_not():
@@ -95,13 +74,13 @@ def test_value_computed_before_the_commit_and_kept_after_does_not_survive():
     def slow(key: str) -> str | None:
         value = original(key)
         computing.set()
-        go_on.wait(20)
+        go_on.wait(60)
         return value
 
     word._function = slow
     try:
         thread = in_thread(lambda: word("a"))
-        assert computing.wait(20)
+        assert computing.wait(60)
         set_word("a", "2")
         go_on.set()
         thread.join()
@@ -134,7 +113,7 @@ def test_prefilled_value_is_forgotten_with_a_rollback():
         word.prefill(("a",), "filled")
         raise RuntimeError
     assert word("a") == "1"
-    wait_until(lambda: not word.store._tickets, 20.0)
+    wait_until(lambda: not word.store._tickets)
 
 
 def test_prefilled_value_that_somebody_made_old_is_not_kept():
@@ -157,13 +136,22 @@ def test_filled_value_is_kept_unless_dropped_meanwhile():
     assert word("b") == "2"
 
 
-def test_frozen_snapshot_keeps_nothing(monkeypatch):
-    store_quietly("a", "1")
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("way", ["call", "filling", "prefill"])
+def test_a_transaction_with_one_snapshot_keeps_nothing(level, way):
+    """Its level was believed to be that of Django's options, whatever the transaction, its role or its database said."""
+    set_word("a", "1")
     word("other")
-    monkeypatch.setattr(connection, "isolation_level", 2)
-    with transaction.atomic():
-        word("a")
-    store_quietly("a", "2")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}; SELECT 1")
+        in_thread(lambda: set_word("a", "2")).join()
+        if way == "call":
+            assert word("a") == "1"
+        elif way == "filling":
+            with word.filling("a") as fill:
+                fill("1")
+        else:
+            word.prefill(["a"], "1")
     assert word("a") == "2"
 
 
@@ -205,75 +193,36 @@ def test_declared_stream_drops_with_its_rows(monkeypatch):
 # --- several processes --------------------------------------------------------------------------------------------
 
 
-class Other:
-    """Another process that has the same cached function."""
-
-    def __init__(self, database_url: str, instance: str) -> None:
-        code = "import django; django.setup(); from tests.integration.cached_words import main; main()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=test_session.PROJECT,
-            env={
-                **os.environ,
-                "DATABASE_URL": database_url,
-                "REPLSITE_INSTANCE": instance,
-                "DJANGO_SETTINGS_MODULE": "replsite.settings",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, *words: str) -> str:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(" ".join(words) + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
-
-    def end(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.wait(20)
-        self.process.stdout.close()
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[Other]:
-    made = Other(database_url, "other")
-    yield made
-    made.end()
-
-
-def test_other_process_drops_before_it_sees_the_position(other):
+def test_other_process_drops_before_it_sees_the_position(elsewhere):
     """The other process only reads. It may wait for our token, and from then on never sees the old value."""
     set_word("a", "0")
-    assert other.ask("get", "a") == "0"
+    assert elsewhere.ask("get", "a") == "0"
     for number in range(1, 20):
         token = set_word("a", str(number))
-        assert other.ask("wait", str(token), "a") == str(number)
-    hits, misses = map(int, other.ask("counts").split())
+        assert elsewhere.ask("wait", str(token), "a") == str(number)
+    hits, misses = map(int, elsewhere.ask("counts").split())
     assert misses >= 20 and hits == 0
-    assert other.ask("get", "a") == "19"
-    assert int(other.ask("counts").split()[0]) == 1
+    assert elsewhere.ask("get", "a") == "19"
+    assert int(elsewhere.ask("counts").split()[0]) == 1
 
 
-def test_change_in_another_process_is_heard_here(other):
+def test_change_in_another_process_is_heard_here(elsewhere):
     set_word("a", "0")
     assert word("a") == "0"
     for number in range(1, 10):
-        token = int(other.ask("set", "a", str(number)))
+        token = int(elsewhere.ask("set", "a", str(number)))
         registry.get("caches").wait_for(token, 20.0)
         assert word("a") == str(number)
 
 
-def test_writing_process_drops_before_its_tracker_advances(other):
+def test_writing_process_drops_before_its_tracker_advances(elsewhere):
     from streams.writing.process import current_writer
 
     set_word("a", "0")
     assert word("a") == "0"
-    token = int(other.ask("set", "a", "1"))
+    token = int(elsewhere.ask("set", "a", "1"))
     tracker = current_writer().tracker(registry.get("caches"))
-    wait_until(lambda: tracker.position_of("other") >= token, 20.0)
+    wait_until(lambda: tracker.position_of("other") >= token)
     assert word("a") == "1"
 
 
@@ -281,7 +230,7 @@ def test_made_up_invalidations_of_others_drop_nothing_here():
     store_quietly("a", "1")
     assert word("a") == "1"
     ids = generator("caches", 0).append(3)
-    wait_until(lambda: linear() >= ids[-1], 20.0)
+    wait_until(lambda: linear() >= ids[-1])
     hits = word.store.counts.hits
     assert word("a") == "1" and word.store.counts.hits == hits + 1
 
@@ -308,7 +257,7 @@ def test_lost_connection_comes_back_and_catches_up():
     listener = watcher.watcher_of()
     cut("replsite notifications positions")
     store_quietly("a", "2")
-    wait_until(cache_feed.is_hearing, 20.0)
+    wait_until(cache_feed.is_hearing)
     assert watcher.watcher_of() is listener
     set_word("a", "3")
     assert word("a") == "3"
@@ -320,14 +269,7 @@ def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf
     own, real = feed().watcher, watcher.possible_positions
     assert word("a") == "0"
     store_quietly("a", "1")
-    with session() as cursor:
-        cursor.execute("SELECT nextval(%s)", [registry.get("caches").declaration.sequence])
-        token = cursor.fetchone()[0]
-        cursor.execute(
-            "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) "
-            "VALUES ('north', %s, 'cached_words', '{a}')",
-            [token],
-        )
+    token = fact_of_north("cached_words")
     StreamPosition.objects.create(stream="caches", instance_name="north", position=token)
 
     def fail(cursor, names, known):
@@ -358,12 +300,12 @@ def test_values_of_before_a_restore_are_dropped():
     assert word("a") == "0"
 
 
-def test_too_far_behind_drops_everything(monkeypatch, other):
+def test_too_far_behind_drops_everything(monkeypatch, elsewhere):
     monkeypatch.setattr(cache_feed, "MOST_ROWS", 0)
     store_quietly("b", "1")
     assert word("b") == "1"
     store_quietly("b", "2")
-    token = int(other.ask("set", "a", "1"))
+    token = int(elsewhere.ask("set", "a", "1"))
     registry.get("caches").wait_for(token, 20.0)
     assert word("b") == "2"
 
@@ -378,8 +320,8 @@ def test_own_facts_that_were_left_out_are_not_held_for_ever(monkeypatch):
     assert word("a") is None
     own = feed()
     token = set_word("a", "1")
-    wait_until(lambda: token <= max(own._cursors["caches"].positions.values(), default=0), 20.0)
-    wait_until(lambda: not unread_own(), 20.0)
+    wait_until(lambda: token <= max(own._cursors["caches"].positions.values(), default=0))
+    wait_until(lambda: not unread_own())
 
 
 def test_own_facts_whose_rows_were_compacted_are_not_held_for_ever(monkeypatch):
@@ -392,8 +334,8 @@ def test_own_facts_whose_rows_were_compacted_are_not_held_for_ever(monkeypatch):
     with transaction.atomic():
         for state in ("online", "unavailable", "offline"):
             token = stream.append(Presence(user_id="@a:x", state=state))[0]
-    wait_until(lambda: token <= max(own._cursors["presence"].positions.values(), default=0), 20.0)
-    wait_until(lambda: not unread_own(), 20.0)
+    wait_until(lambda: token <= max(own._cursors["presence"].positions.values(), default=0))
+    wait_until(lambda: not unread_own())
 
 
 def test_own_facts_of_a_former_generation_hide_none_of_the_next(monkeypatch, run_manage):
@@ -409,11 +351,11 @@ def test_own_facts_of_a_former_generation_hide_none_of_the_next(monkeypatch, run
     late.update(range(1, 10))  # of facts that are known to be committed, and not read yet
     store_quietly("a", "2")
     assert run_manage(*append, "second").returncode == 0
-    wait_until(lambda: word("a") == "2", 20.0)
+    wait_until(lambda: word("a") == "2")
     late.update(range(1, 10))  # of one that is known only now
     store_quietly("a", "3")
     assert run_manage(*append, "third").returncode == 0
-    wait_until(lambda: word("a") == "3", 20.0)
+    wait_until(lambda: word("a") == "3")
 
 
 def test_rule_that_fails_drops_everything(monkeypatch, run_manage):
@@ -423,7 +365,7 @@ def test_rule_that_fails_drops_everything(monkeypatch, run_manage):
     assert word("b") == "1"
     store_quietly("b", "2")
     assert run_manage("append", "push_rules", "--count", "1", "--instance", "other").returncode == 0
-    wait_until(lambda: word("b") == "2", 20.0)
+    wait_until(lambda: word("b") == "2")
 
 
 # --- nothing shows a position before the values that it makes old are gone ------------------------------------------
@@ -435,39 +377,39 @@ def deaf() -> None:
     feed().watcher.stop()
 
 
-def change_elsewhere(other: Other) -> int:
+def change_elsewhere(elsewhere: AskedProcess) -> int:
     set_word("a", "0")
     assert word("a") == "0"
-    return int(other.ask("set", "a", "1"))
+    return int(elsewhere.ask("set", "a", "1"))
 
 
-def test_waiting_drops_first(other):
-    token = change_elsewhere(other)
+def test_waiting_drops_first(elsewhere):
+    token = change_elsewhere(elsewhere)
     registry.get("caches").wait_for(token, 20.0)
     assert word("a") == "1"
 
 
-def test_tracker_of_a_writer_drops_first(deaf, other):
-    token = change_elsewhere(other)
+def test_tracker_of_a_writer_drops_first(deaf, elsewhere):
+    token = change_elsewhere(elsewhere)
     from streams.writing.process import current_writer
 
     tracker = current_writer().tracker(registry.get("caches"))
-    wait_until(lambda: tracker.position_of("other") >= token, 20.0)
+    wait_until(lambda: tracker.position_of("other") >= token)
     assert word("a") == "1"
 
 
-def test_named_reader_drops_first(deaf, other):
+def test_named_reader_drops_first(deaf, elsewhere):
     from streams.follow import Begin, Handler, Reader
 
     seen: list[str | None] = []
-    change_elsewhere(other)
-    wait_until(lambda: linear() >= CacheInvalidation.objects.latest("stream_id").stream_id, 20.0)
+    change_elsewhere(elsewhere)
+    wait_until(lambda: linear() >= CacheInvalidation.objects.latest("stream_id").stream_id)
     handler = Handler("caches", "r", lambda chunk: seen.append(word("a")), begin=Begin.OLDEST)
     Reader("r", [handler]).catch_up()
     assert seen[-1] == "1"
 
 
-async def test_follower_drops_first(deaf, other, start_manage):
+async def test_follower_drops_first(deaf, elsewhere, start_manage):
     import asyncio
 
     from streams.replication.client.follower import Follower, FollowerOptions
@@ -482,9 +424,9 @@ async def test_follower_drops_first(deaf, other, start_manage):
     )
     running = asyncio.create_task(follower.run())
     async with asyncio.timeout(60):
-        await wait_for(lambda: follower.positions().get("caches"), 30.0)
-        await asyncio.to_thread(lambda: in_thread(lambda: change_elsewhere(other) and None).join())
-        await wait_for(lambda: len(seen) >= 2, 30.0)
+        await wait_for(lambda: follower.positions().get("caches"))
+        await asyncio.to_thread(lambda: in_thread(lambda: change_elsewhere(elsewhere) and None).join())
+        await wait_for(lambda: len(seen) >= 2)
     follower.finish()
     await running
     assert seen[-1] == "gone"

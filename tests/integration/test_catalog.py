@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from streams import registry
+from streams.catalog import models as catalog
 from streams.errors import UnusableFact
 from streams.homeserver import append, federation_queue
 from streams.load_generator import generator
-from streams.models import FederationAcknowledgement, catalog
+from streams.models import FederationAcknowledgement
 from streams.reading.rows import rows_between
+from streams.replication.common import worker_sql
 from streams.replication.protocol.announcer import Read
 from streams.replication.protocol.commands import RData, parse_line
 from streams.replication.server.broadcast_reader import read_lines
@@ -182,7 +184,7 @@ def test_acknowledged_items_are_freed_up_to_the_slowest_sender():
     for number, sender in ((2, "sender1"), (1, "sender2")):
         FederationAcknowledgement.objects.create(instance_name=sender, token=tokens[number])
     with session() as cursor:
-        assert federation_queue.free_acknowledged(cursor) == 2
+        assert worker_sql.free_acknowledged(cursor) == 2
     assert [token for token, _ in rows("federation")] == tokens[2:]
 
 
@@ -190,9 +192,9 @@ def test_sender_that_is_long_gone_is_not_waited_for():
     token = federation_queue.send_federation([("e", {})])
     FederationAcknowledgement.objects.create(instance_name="gone", token=0, acknowledged_at="2020-01-01T00:00Z")
     with session() as cursor:
-        assert federation_queue.free_acknowledged(cursor) == 0
+        assert worker_sql.free_acknowledged(cursor) == 0
         FederationAcknowledgement.objects.create(instance_name="here", token=token)
-        assert federation_queue.free_acknowledged(cursor) == 1
+        assert worker_sql.free_acknowledged(cursor) == 1
 
 
 def test_old_rows_of_the_queues_are_freed():
@@ -213,4 +215,4 @@ def wait_for_linear_of(name: str, token: int) -> None:
     from tests.support.waiting import wait_until
     from tests.support.writing import linear
 
-    wait_until(lambda: linear(name) >= token, 20.0, f"{name} at {token}; stored: {stored(name)}")
+    wait_until(lambda: linear(name) >= token, what=f"{name} at {token}; stored: {stored(name)}")

@@ -24,7 +24,7 @@ __all__ = ["_sequences_as_after_migrate"]  # the fixture
 
 
 def announced(client: WireClient) -> list[str]:
-    client.read_until("POSITION user_signature", 30.0)
+    client.read_until("POSITION user_signature")
     return list(dict.fromkeys(line.split()[1] for line in client.of("POSITION")))
 
 
@@ -38,7 +38,7 @@ def test_federation_is_announced_only_when_somebody_else_sends(start_manage):
         assert announced(client) == [name for name in NAMES if name != "federation"]
         federation_queue.send_federation([("e", {})])
         token = append.push_rules_changed("@u:x")
-        client.read_until(f"RDATA push_rules master {token}", 30.0)
+        client.read_until(f"RDATA push_rules master {token}")
         assert client.of("RDATA federation") == []
     with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false"), "sender1") as client:
         assert announced(client) == NAMES
@@ -55,15 +55,15 @@ def test_empty_streams_are_at_one_and_those_in_memory_at_zero(start_manage):
 def test_position_of_the_other_stream_of_a_pair_moves_without_rows(start_manage):
     with positioned(start_replication(start_manage)) as client:
         token = append.set_tags("@u:x", "!r:x", {})
-        client.read_until(f"RDATA tag_account_data master {token}", 30.0)
-        client.read_until(lambda line: line.startswith("POSITION account_data") and line.endswith(f" {token}"), 30.0)
+        client.read_until(f"RDATA tag_account_data master {token}")
+        client.read_until(lambda line: line.startswith("POSITION account_data") and line.endswith(f" {token}"))
         assert client.of("RDATA account_data") == []
 
 
 def test_rows_of_one_fact_are_a_batch_for_the_client(start_manage):
     with positioned(start_replication(start_manage)) as client:
         token = append.messages_to_devices(["@a:x", "@b:x"])
-        client.read_until(f"RDATA to_device master {token}", 30.0)
+        client.read_until(f"RDATA to_device master {token}")
         assert [(command.token, command.row) for command in rdata(client, "to_device")] == [
             (None, ["@a:x"]),
             (token, ["@b:x"]),
@@ -74,10 +74,10 @@ def test_follower_is_told_of_a_new_beginning_before_its_rows(start_manage):
     typing_users.set_typing("!r:x", "@a:x", True)
     typing_users.set_typing("!r:x", "@b:x", True)
     with positioned(start_replication(start_manage)) as client:
-        client.read_until("POSITION typing master 2 2", 30.0)
+        client.read_until("POSITION typing master 2 2")
         forget_writers()
         typing_users.set_typing("!r:x", "@c:x", True)
-        client.read_until("RDATA typing master 1", 30.0)
+        client.read_until("RDATA typing master 1")
         seen = client.of("POSITION typing") + client.of("RDATA typing")
         assert "POSITION typing master 0 0" in seen
         assert [(command.token, command.row) for command in rdata(client, "typing")] == [(1, ["!r:x", ["@c:x"]])]
@@ -87,11 +87,11 @@ def test_new_beginning_that_is_further_than_the_old_end_misses_nothing(start_man
     """The broadcaster sees the generation, not only a position that fell."""
     typing_users.set_typing("!r:x", "@a:x", True)
     with positioned(start_replication(start_manage)) as client:
-        client.read_until("POSITION typing master 1 1", 30.0)
+        client.read_until("POSITION typing master 1 1")
         forget_writers()
         for user in "bcde":
             typing_users.set_typing("!r:x", f"@{user}:x", True)
-        client.read_until("RDATA typing master 4", 30.0)
+        client.read_until("RDATA typing master 4")
         assert [command.token for command in rdata(client, "typing")] == [1, 2, 3, 4]
 
 
@@ -100,15 +100,15 @@ def test_every_server_sends_what_is_in_memory(start_manage):
     with positioned(ports[0]) as first, positioned(ports[1]) as second:
         typing_users.set_typing("!r:x", "@a:x", True)
         for client in (first, second):
-            client.read_until('RDATA typing master 1 ["!r:x",["@a:x"]]', 30.0)
+            client.read_until('RDATA typing master 1 ["!r:x",["@a:x"]]')
 
 
 def test_acknowledged_items_leave_the_table(start_manage):
     tokens = [federation_queue.send_federation([("e", {"n": n})]) for n in range(3)]
-    wait_until(lambda: linear("federation") >= tokens[2], 30.0)
+    wait_until(lambda: linear("federation") >= tokens[2])
     with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false"), "sender1") as client:
         client.say(f"FEDERATION_ACK sender1 {tokens[1]}")
-        wait_until(lambda: [token for token, _ in rows("federation")] == tokens[2:], 30.0)
+        wait_until(lambda: [token for token, _ in rows("federation")] == tokens[2:])
     assert FederationAcknowledgement.objects.get().token == tokens[1]
 
 
@@ -125,7 +125,7 @@ def test_our_follower_follows_all_streams_and_through_a_new_beginning(start_mana
         "groups=2",
         stderr=subprocess.DEVNULL,
     )
-    wait_until(is_following, 30.0)
+    wait_until(is_following)
     forget_writers()
     typing_users.set_typing("!r:x", "@b:x", True)
     for name in NAMES:
@@ -133,7 +133,7 @@ def test_our_follower_follows_all_streams_and_through_a_new_beginning(start_mana
             from streams.load_generator import generator
 
             generator(name, 0).append(1)
-    wait_until(lambda: follower_has(registry.names()), 30.0)
+    wait_until(lambda: follower_has(registry.names()))
     append.group_changed("+g:x", "@u:x", {"membership": "join"})
     output, _ = follower.communicate(timeout=60)
     found = [json.loads(line) for line in output.splitlines()]

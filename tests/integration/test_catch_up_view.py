@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from django.test import Client
@@ -10,7 +11,7 @@ from django.test import Client
 from streams import registry
 from streams.models import StreamPosition
 from streams.replication.server import http_catch_up
-from streams.replication.server.http_catch_up import AnswerCache, RangeQuery
+from streams.replication.server.http_catch_up import TXN_ID_LIMIT, AnswerCache, RangeQuery
 from streams.testing import as_instance
 from tests.support import writing
 from tests.support.waiting import wait_until
@@ -34,7 +35,7 @@ def ask(name: str, after: object, upto: object, txn_id: str | None = None, **hea
 
 def complete(ids: list[int], name: str = "caches", writer: str = "master") -> list[int]:
     """The same, once their writer's position covers them: until then nobody is told of them."""
-    wait_until(lambda: writer in stored(name) and stored(name)[writer].position >= ids[-1], 20.0)
+    wait_until(lambda: writer in stored(name) and stored(name)[writer].position >= ids[-1])
     return ids
 
 
@@ -71,8 +72,9 @@ def test_the_widest_range_is_answered():
     assert (answer.status_code, tokens(answer)[-1:]) == (200, [token])
 
 
-def test_a_writer_whose_name_holds_nul_is_refused():
-    answer = ask("caches", 0, 5, query="&instance_name=a%00b")
+@pytest.mark.parametrize("name", ["a%00b", "a" * 201], ids=["NUL", "long"])
+def test_a_writer_whose_name_cannot_be_one_is_refused(name):
+    answer = ask("caches", 0, 5, query=f"&instance_name={name}")
     assert (answer.status_code, answer.json()["errcode"]) == (400, "M_INVALID_PARAM")
 
 
@@ -218,7 +220,7 @@ def test_answers_are_forgotten_after_half_an_hour():
 
 
 def test_the_cache_is_bounded_in_bytes():
-    cache = AnswerCache(limit_bytes=10_000)
+    cache = AnswerCache(limit_bytes=24_000)
     for number in range(100):
         cache.keep(f"t{number}", RangeQuery("caches", number, number + 1), b"x" * 1_000)
     kept = [number for number in range(100) if cache.get(f"t{number}", RangeQuery("caches", number, number + 1))]
@@ -294,3 +296,17 @@ def test_a_stream_in_memory_that_began_anew_is_told_from_its_beginning():
     written = complete(typing.append(*(typing.models[0](room_id=f"!{n}:a", user_ids=[]) for n in range(3))), "typing")
     assert tokens(ask("typing", 500, written[-1])) == written
     assert tokens(ask("caches", 500, 3)) == []
+
+
+def test_the_memory_of_short_answers_to_long_questions_is_bounded():
+    """Names of 16,000 characters were kept with answers of 45 bytes, and counted as nothing."""
+    longest = "\U0001f600".ljust(TXN_ID_LIMIT, "a")
+    tracemalloc.start()
+    try:
+        cache = AnswerCache(limit_bytes=1_000_000)
+        for number in range(2_000):
+            text = f"{number:06d}{longest}"[:TXN_ID_LIMIT]
+            cache.keep(text, RangeQuery("caches", 10**9 + number, 10**9, text + "x"), b"{}" + str(number).encode())
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()

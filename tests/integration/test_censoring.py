@@ -18,7 +18,7 @@ from events.models import Event, EventJson, Room
 from events.persist.room_cache import StoredEvents
 from events.reading.event_json import load_events
 from streams.caching import cached
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all

@@ -118,6 +118,7 @@ def test_rooms_must_have_a_lifetime_to_choose():
         ("REPLSITE_WORKER_SILENCE_SECONDS", float("nan"), "streams.E010"),
         ("REPLSITE_LINE_LIMIT_BYTES", 20_000, "streams.W010"),
         ("REPLSITE_PLAIN_NETWORKS", ["10.1.2.3/24"], "streams.E011"),
+        ("REPLSITE_WIRE_RIGHTS", {"w": {"streams": "events"}}, "streams.E034"),
         ("REPLSITE_RETENTION_DEFAULT_SECONDS", -1.0, "streams.E014"),
         ("REPLSITE_RETENTION_LONGEST_SECONDS", float("nan"), "streams.E014"),
         ("REPLSITE_CENSOR_AFTER_DAYS", -1.0, "streams.E014"),

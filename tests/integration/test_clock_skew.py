@@ -19,9 +19,10 @@ from pipeline.jobs import view
 from pipeline.models import Job, JobState
 from replsite.snapshot.take import take_snapshot
 from replsite.status.verdicts import Severity
+from streams.catalog.models import CacheInvalidation
 from streams.db.clock import database_now
-from streams.models import CacheInvalidation, Reader, StreamPosition, WriterResolution
-from tests.conftest import end_process
+from streams.models import Reader, StreamPosition, WriterResolution
+from tests.conftest import end_processes
 from tests.deployment.followed import Followed
 from tests.support.effects import TABLE, effects_table
 from tests.support.session import PROJECT
@@ -37,7 +38,7 @@ import sys, time
 from django.db import transaction
 from streams import registry
 from streams.writing import process as writers
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 writers.use_instance(NAME)
 with transaction.atomic():
     registry.get("caches").append(CacheInvalidation(cache_name="c", keys=None))
@@ -84,7 +85,7 @@ def go_on(process) -> None:
 
 def test_what_a_writer_has_pending_is_as_old_as_it_is(writers):
     for name in writers:
-        since = wait_until(lambda name=name: pending_since(name), 30)
+        since = wait_until(lambda name=name: pending_since(name))
         assert timedelta() <= database_now("default") - since < timedelta(minutes=5)
     views = {writer.writer: writer for writer in take_snapshot().stream("caches").writers}
     for name in writers:
@@ -94,7 +95,7 @@ def test_what_a_writer_has_pending_is_as_old_as_it_is(writers):
     first = pending_since("behind")
     go_on(writers["ahead"])
     assert writers["ahead"].stdout.readline() == "committed\n"
-    wait_until(lambda: StreamPosition.objects.get(instance_name="ahead").pending_facts == 0, 30)
+    wait_until(lambda: StreamPosition.objects.get(instance_name="ahead").pending_facts == 0)
     assert pending_since("behind") == first, "it is not told anew when something else changes on the stream"
     assert pending_since("ahead") is None
 
@@ -137,10 +138,10 @@ def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path
         for seconds in (0, HOUR, -HOUR, 40 * 24 * HOUR, 0):
             jumps.write_text(str(seconds))
             reached = linear()
-            wait_until(lambda reached=reached: linear() > reached + 10, 30, "facts come")
+            wait_until(lambda reached=reached: linear() > reached + 10, what="facts come")
             reached = linear()
-            wait_until(lambda reached=reached: followed.tokens[-1:] >= [reached], 30, "the follower has them")
-            wait_until(lambda reached=reached: effects()[-1:] >= [reached], 30, "the handler has them")
+            wait_until(lambda reached=reached: followed.tokens[-1:] >= [reached], what="the follower has them")
+            wait_until(lambda reached=reached: effects()[-1:] >= [reached], what="the handler has them")
             snapshot = take_snapshot()
             assert max(r.status.severity for r in snapshot.readers) <= Severity.NOTE, [
                 r.status for r in snapshot.readers
@@ -149,19 +150,18 @@ def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path
         assert [process.poll() for process in processes] == [None] * 4
         before = [sum(psutil.Process(process.pid).cpu_times()[:2]) for process in processes]
         began = time.monotonic()
-        wait_until(lambda: time.monotonic() - began > 1.5, 5)
+        time.sleep(1.5)
         used = [sum(psutil.Process(p.pid).cpu_times()[:2]) - was for p, was in zip(processes, before, strict=True)]
-        assert max(used) < 1.2, "a loop that does not wait takes all of a core"
+        assert max(used) < 0.8 * (time.monotonic() - began), "a loop that does not wait takes all of a core"
         assert not WriterResolution.objects.exists()
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*), max(at) < clock_timestamp() FROM streams_sample")
             samples, is_past = cursor.fetchone()
         assert samples > 0 and is_past
-        end_process(writer)
+        end_processes([writer])
         tokens = list(CacheInvalidation.objects.order_by("stream_id").values_list("stream_id", flat=True))
-        wait_until(lambda: followed.tokens == tokens and effects() == tokens, 30, "each once, in order")
-        for process in processes:
-            end_process(process)
+        wait_until(lambda: followed.tokens == tokens and effects() == tokens, what="each once, in order")
+        end_processes(processes)
 
 
 def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
@@ -185,10 +185,10 @@ def test_the_pages_of_the_past_end_where_the_database_is(monkeypatch, transactio
         monkeypatch.setattr(module, "database_now", lambda using: then)
     client = Client()
     client.force_login(User.objects.create_superuser("boss"))
-    assert f">{then:%H:%M}</text>" in client.get("/admin/history/?stream=caches").content.decode(), (
-        "the end of the axis"
+    assert f"{then:%Y-%m-%dT%H:%M}" in client.get("/admin/history/?stream=caches").content.decode(), (
+        "the end of the range"
     )
-    assert f"{then:%d %b}" in client.get("/admin/statistics/").content.decode()
+    assert {plot["end"] for plot in client.get("/admin/statistics/").context["plots"]} == {then.timestamp()}
 
 
 def test_a_staging_table_is_named_by_the_clock_that_judges_its_age():

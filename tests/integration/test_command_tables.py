@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from django.core.management import call_command
@@ -42,8 +43,10 @@ def test_a_timeline_is_a_table_with_whole_ids_and_tokens(made):
     text, status = shown("timeline", made.room_id)
     assert status == 0
     newest = made.events[-1].event_id
-    event_id, token, stream, topological = cells(text, newest)
-    assert event_id == newest and token.startswith("t") and int(stream) > int(topological) - 1
+    row = next(line for line in text.splitlines() if newest in line)
+    sent, sender, kind, value, event_id, token = (cell.strip() for cell in row.strip("│").split("│"))
+    assert (sent, sender, kind, value) == ("2023-11-14 22:13:20 UTC", ALICE, "m.room.message", "x")
+    assert event_id == newest and re.fullmatch(r"t\d+-\d+", token)
     assert [name for name in (event.event_id for event in made.events) if name not in text] == []
 
 
@@ -52,7 +55,25 @@ def test_a_state_is_a_table_that_marks_what_the_event_changed(made):
     text, status = shown("state_at", made.create.event_id)
     assert status == 0
     assert text.startswith(f"{made.create.event_id}: 1 entries after it, 1 changed by it")
-    assert cells(text, "m.room.create") == ["m.room.create", "", made.create.event_id, "(none)"]
+    sent = "2023-11-14 22:13:20 UTC"
+    assert cells(text, "m.room.create") == [
+        "m.room.create", "", ALICE, sent, "version 10", made.create.event_id, "(none)"
+    ]  # fmt: skip
+
+
+def test_values_that_would_move_the_cursor_are_escaped(made):
+    made.topic("\x1b[2J\u202e quiet")
+    store_room(made.events)
+    for text, _ in (shown("timeline", made.room_id), shown("state_at", made.events[-1].event_id)):
+        assert r"\x1b[2J\u202e quiet" in text and not {"\x1b", "\u202e"} & set(text)
+
+
+def test_a_users_timeline_shows_what_this_user_sees(made):
+    message = made.message()
+    made.redaction(message)
+    store_room(made.events)
+    text, status = shown("timeline", made.room_id, "--user", ALICE)
+    assert status == 0 and message.event_id in text
 
 
 def test_a_message_changes_nothing_of_the_state(made):

@@ -136,7 +136,7 @@ def test_a_damaged_room_does_not_hold_up_the_others():
     with pytest.raises(CommandError) as raised:
         run("--all")
     assert raised.value.returncode == 1
-    assert RoomCompaction(room_id, "default").saving() == 0
+    assert RoomCompaction(room_id, "default").planned.saving == 0
     job = Job.objects.get()
     assert job.summary["compressed"] == 1
     assert "check_room" in job.summary["failed"][broken]

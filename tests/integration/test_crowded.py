@@ -49,9 +49,9 @@ def test_the_linear_position_passes_dropped_ids_with_the_next_announcement(crowd
     found = current_writer().trackers["caches"]
     its_fact = crowd[0] - 1
     announce(silent, its_fact)
-    wait_until(lambda: found.linear >= its_fact, 10)
+    wait_until(lambda: found.linear >= its_fact)
     assert found.linear < crowd[-1]
     assert stream().current().linear < crowd[-1]
     announce(silent, crowd[-1])
-    wait_until(lambda: found.linear == crowd[-1], 10)
+    wait_until(lambda: found.linear == crowd[-1])
     assert stream().wait_for(crowd[-1]).base == crowd[-1]

@@ -7,9 +7,10 @@ import os
 import resource
 from contextlib import closing
 
-import psycopg2
 import pytest
 from django.db import connection
+from django.db.backends.postgresql.base import Database
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from streams.db import driver
 
@@ -35,7 +36,7 @@ def test_a_transaction_is_committed_at_its_end():
             cursor.execute("CREATE TEMP TABLE of_the_test ()")
         cursor.execute("SELECT to_regclass('of_the_test') IS NOT NULL")
         assert cursor.fetchone() == (True,)
-        assert direct.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+        assert direct.info.transaction_status == driver.IDLE
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -46,7 +47,7 @@ def test_any_error_rolls_a_transaction_back(error):
             raise error
         cursor.execute("SELECT to_regclass('of_the_test')")
         assert cursor.fetchone() == (None,)
-        assert direct.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+        assert direct.info.transaction_status == driver.IDLE
 
 
 def test_an_error_of_a_lost_connection_is_the_one_that_is_told():
@@ -68,20 +69,21 @@ def test_options_of_the_site_are_kept(monkeypatch):
         connection, "get_connection_params", lambda: given | {"connect_timeout": 3, "isolation_level": 2}
     )
     with closing(driver.direct_connection(application_name="test")) as direct:
-        assert direct.info.dsn_parameters["connect_timeout"] == "3"
+        found = direct.info.get_parameters() if is_psycopg3 else direct.info.dsn_parameters
+        assert found["connect_timeout"] == "3"
 
 
 def test_a_pooler_is_passed_by(monkeypatch):
     given = connection.get_connection_params()
     monkeypatch.setattr(connection, "get_connection_params", lambda: given | {"port": 1})
-    with pytest.raises(psycopg2.OperationalError):
+    with pytest.raises(Database.OperationalError):
         driver.direct_connection(application_name="test")
     monkeypatch.setitem(connection.settings_dict, "DIRECT", {"PORT": given["port"]})
     driver.direct_connection(application_name="test").close()
 
 
 def test_dsn_is_enough_to_connect():
-    with closing(psycopg2.connect(driver.dsn())) as elsewhere, elsewhere.cursor() as cursor:
+    with closing(Database.connect(driver.dsn())) as elsewhere, elsewhere.cursor() as cursor:
         cursor.execute("SELECT current_database()")
         assert cursor.fetchone() == (connection.settings_dict["NAME"],)
 

@@ -50,7 +50,7 @@ def test_refusal_comes_at_once_although_a_transaction_is_open():
     def hold_open() -> None:
         with transaction.atomic():
             append()
-            release.wait(20)
+            release.wait(60)
 
     thread = in_thread(hold_open)
     try:
@@ -124,7 +124,7 @@ def test_request_is_not_forgotten_when_the_lock_is_lost():
         wait_until(lambda: current_writer().condition is Condition.DRAINING)
         terminate(current_writer().control.info.backend_pid)
         wait_until(lambda: current_writer().condition is Condition.FENCED)
-    wait_until(retired, 20)
+    wait_until(retired)
     wait_for_linear(number)
     with pytest.raises(WriterRetired):
         append()

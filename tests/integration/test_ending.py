@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from django.core.management.base import CommandError
@@ -30,7 +31,7 @@ import time
 from django.db import transaction
 from streams import registry
 from streams.writing import process as writers
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 writers.use_instance("victim")
 with transaction.atomic():
     registry.get("caches").append(CacheInvalidation(cache_name="victim", keys=None))
@@ -184,6 +185,24 @@ def test_hanging_process_loses_its_lock_and_is_resolved_by_evidence(start_manage
         assert {row.action for row in WriterResolution.objects.all()} == {"aborted", "resolved"}
     finally:
         os.kill(victim.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("means", ["process", "lock holder"])
+def test_a_session_that_got_the_number_of_one_that_ended_stays(monkeypatch, means):
+    """An operator takes minutes to confirm. Meanwhile the session ended, and another idle one has its PID."""
+    monkeypatch.setattr(terminate, "_TERMINATE_MS", 200)
+    append()
+    with session() as cursor, session() as innocent:
+        found = terminate.holding(cursor, "master")
+        assert found.lock is not None and found.lock.transaction_since is None
+        innocent.execute("SELECT pg_backend_pid()")
+        stale = replace(found.lock, pid=innocent.fetchone()[0])
+        if means == "process":
+            assert terminate.end_process(cursor, replace(found, lock=stale), "test") == []
+        else:
+            assert terminate.end_lock_holders(cursor, found, [stale], "test") == []
+        innocent.execute("SELECT 1")
+        assert innocent.fetchone() == (1,)
 
 
 def test_stopped_process_with_nothing_pending_is_aborted_as_the_page_advises(start_manage, monkeypatch):

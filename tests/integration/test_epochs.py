@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 from django.db import connection
+from django.db.backends.postgresql.base import Database
 from django.test import override_settings
 
 from streams import epochs
@@ -19,7 +19,7 @@ from streams.errors import EpochChanged
 from streams.models import Epoch
 from tests.support.waiting import wait_until
 from tests.support.wire_client import start_replication
-from tests.support.writing import append, session
+from tests.support.writing import append, session, waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -90,18 +90,12 @@ def test_two_transactions_that_notice_at_once_agree():
         word = epochs.current_epoch(first)
         second = threading.Thread(target=lambda: found.append(now()))
         second.start()
-        wait_until(_somebody_waits)
+        wait_until(waiting_sessions)
         first.execute("COMMIT")
         second.join()
     assert found == [word]
     assert word != old
     assert now() == word
-
-
-def _somebody_waits() -> bool:
-    with session() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return bool(cursor.fetchone()[0])
 
 
 def test_token_of_the_old_epoch_is_refused_by_name():
@@ -170,7 +164,7 @@ def restored(tmp_path: Path) -> Iterator[Any]:
         with session() as cursor:
             cursor.execute(f'CREATE DATABASE "{copy}"')
         subprocess.run([programs() / "pg_restore", "-d", copy, dump], check=True, **more)
-        opened.append(psycopg2.connect(**connection.get_connection_params() | {"dbname": copy}))
+        opened.append(Database.connect(**connection.get_connection_params() | {"dbname": copy}))
         opened[0].autocommit = True
         return opened[0].cursor()
 

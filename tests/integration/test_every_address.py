@@ -26,10 +26,13 @@ from streams.testing import as_instance
 from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
-#: What anybody may ask: probes, metrics, the login, followers' catch-up (which has a secret of its own) and the way in.
-OPEN = re.compile(r"/(|metrics|health.*|_synapse/.*|admin/login/|admin/logout/|admin/jsi18n/)")
+#: What anybody may ask: probes, metrics, the login, followers' catch-up (which has a secret of its own), the way in, and the
+#: description of the HTTP API.
+OPEN = re.compile(r"/(|api/v1/openapi\.json|metrics|health.*|_synapse/.*|admin/login/|admin/logout/|admin/jsi18n/)")
 #: Asking for these ends the session.
 ENDS_SESSION = {"/admin/logout/"}
+#: The HTTP API knows tokens only: a session is no right there.
+API = "/api/v1/"
 _PARAMETER = re.compile(r"<(?:(\w+):)?(\w+)>")
 _GROUP = re.compile(r"\(\?P<(\w+)>[^()]*\)")
 #: Tables that asking may write: who is logged in.
@@ -134,7 +137,8 @@ def test_those_who_are_no_staff_see_nothing_and_change_nothing(things, who):
     for address in [*GUARDED, *ACTIONS, *of_jobs(things)]:
         for method in (client.get, client.post):
             answer = method(address)
-            assert answer.status_code in (302, 403, 405), (method.__name__, address, answer.status_code)
+            refused = (401, 404, 405) if address.startswith(API) else (302, 403, 405)
+            assert answer.status_code in refused, (method.__name__, address, answer.status_code)
             if answer.status_code == 302:
                 assert answer["Location"].startswith("/admin/login/"), address
     assert state() == before

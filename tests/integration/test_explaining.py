@@ -7,11 +7,11 @@ import pytest
 from django.core.management import call_command
 
 from events.errors import StateUnresolved, UnknownEvent
-from events.format.parsing import parse_line
 from events.models import ErasedUser
 from events.visibility.explain import Explanation, explain_visibility
+from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.support.room_data import event_lines, oracle
+from tests.support.room_data import oracle
 from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,7 @@ def explain(user_id, *events):
 @pytest.mark.parametrize("room", ["v6_membership_visibility", "v10_visibility_walk", "v11_redactions", "v10_rejected"])
 def test_answers_are_the_real_servers(room):
     """For each user in the way in which the server would read the room for them."""
-    events = [parse_line(line) for line in event_lines(room)]
+    events = parsed(room)
     store_room(events)
     compared = 0
     for row in oracle(room, "visibility"):

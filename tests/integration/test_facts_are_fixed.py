@@ -15,12 +15,12 @@ from django.db.models.manager import BaseManager
 
 from events.models import CurrentStateDelta, Event
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.checks import check_facts
 from streams.core import lookup
-from streams.declare import sequence_of, stream
+from streams.declare import stream
 from streams.errors import FactIsFixed
 from streams.facts import Fact, FactQuerySet
-from streams.models import CacheInvalidation
 from tests.support.writing import append, fact
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -202,7 +202,7 @@ def made_shop(
             app_label = "streams"
             db_table = "test_open"
 
-    stream("test_open", "word")(Open)
+    stream("test_open")(Open)
 
     class Proxied(Noted):
         objects = models.Manager()
@@ -211,22 +211,14 @@ def made_shop(
             app_label = "streams"
             proxy = True
 
-    found = Basket, stream("test_paid", "word")(Paid), stream("test_noted", "word")(Noted)
-    with django_db_blocker.unblock():
-        with connection.schema_editor() as editor:
-            for model in found:
-                editor.create_model(model)
-        with connection.cursor() as cursor:
-            for table in ("test_paid", "test_noted"):
-                cursor.execute(f"CREATE SEQUENCE {sequence_of(table)}; SELECT nextval('{sequence_of(table)}')")
+    found = Basket, stream("test_paid")(Paid), stream("test_noted")(Noted)
+    with django_db_blocker.unblock(), connection.schema_editor() as editor:
+        for model in found:
+            editor.create_model(model)
     yield found
-    with django_db_blocker.unblock():
-        with connection.schema_editor() as editor:
-            for model in reversed(found):
-                editor.delete_model(model)
-        with connection.cursor() as cursor:
-            for table in ("test_paid", "test_noted"):
-                cursor.execute(f"DROP SEQUENCE {sequence_of(table)}")
+    with django_db_blocker.unblock(), connection.schema_editor() as editor:
+        for model in reversed(found):
+            editor.delete_model(model)
     for name, before in known.items():
         getattr(lookup, name).clear()
         getattr(lookup, name).update(before)
@@ -281,6 +273,37 @@ def test_related_managers_are_refused(shop):
         with pytest.raises(FactIsFixed):
             write()
     assert (basket.paid.get().word, basket.noted.get().word) == ("x", "x")
+
+
+def test_a_related_object_that_was_not_saved_is_refused_and_not_left_out(shop):
+    Basket, _, Noted = shop
+    basket = Basket()
+    fact = Noted(word="x", basket=basket)
+    with pytest.raises(ValueError, match="unsaved related object 'basket'"):
+        Noted.stream.append(fact)
+    with pytest.raises(ValueError, match="unsaved related object 'basket'"), Noted.stream.reserve() as reserved:
+        reserved.write(fact)
+    assert not Noted.objects.exists()
+    basket.save()  # after it was assigned: the fact gets its key, as Django's own save() gives it
+    Noted.stream.append(fact)
+    with Noted.stream.reserve() as reserved:
+        late = Basket()
+        fact = Noted(word="y", basket=late)
+        late.save()
+        reserved.write(fact)
+    assert list(Noted.objects.order_by("stream_id").values_list("basket_id", flat=True)) == [basket.pk, late.pk]
+
+
+def test_errors_and_texts_speak_of_the_class(shop):
+    Basket, _, Noted = shop
+    with pytest.raises(
+        FactIsFixed, match=r"transaction that it belongs to: Noted\.stream\.append\(Noted\(\.\.\.\)\)\."
+    ):
+        Noted.objects.create(word="x")
+    fact = Noted(word="x", basket=Basket.objects.create())
+    assert str(fact) == "Noted (not appended)"
+    Noted.stream.append(fact)
+    assert str(fact) == str(Noted.objects.get()) == f"Noted {fact.stream_id}"
 
 
 def test_the_check_warns_of_both(shop):

@@ -142,6 +142,39 @@ def test_no_feed_is_ever_longer_than_the_limit(room):
             assert FeedEntry.objects.filter(user_id=feed.user_id).count() == feed.entries
 
 
+@pytest.mark.usefixtures("new_tables")
+def test_a_cut_does_not_read_what_earlier_ones_deleted(room):
+    read = []
+
+    def explained(execute, sql, params, many, context):
+        if not sql.lstrip().startswith("WITH cut"):
+            return execute(sql, params, many, context)
+        with connection.connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
+            ((plan,),) = cursor.fetchall()
+        read.append(
+            sum(count for count in entries_read((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"]))
+        )
+        return None
+
+    token = here()
+    talk(room, 60)
+    upto = here().base
+    with connection.execute_wrapper(explained):
+        for low in range(token.base, upto, 2):
+            write(low=low, upto=min(low + 2, upto), limit=5)
+    assert len(read) > 20
+    assert max(read[-5:]) <= max(read[:5])
+
+
+def entries_read(plan):
+    """The rows of the feeds' table that each scan of a plan has found, dead ones in its index included."""
+    if plan.get("Index Name") == "events_feedentry_pkey":
+        yield plan["Actual Rows"] * plan["Actual Loops"]
+    for below in plan.get("Plans", ()):
+        yield from entries_read(below)
+
+
 def test_memberships_are_listed_for_those_whom_they_concern(room):
     other = create_room(ANN, setup=RoomSetup(join_rule="invite"))
     token = here()

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 from django.db import connection
 
-from streams.models import CacheInvalidation, StreamPosition
+from streams.catalog.models import CacheInvalidation
+from streams.models import StreamPosition
 from tests.support.scripted_http import scripted_http
 from tests.support.waiting import wait_until
 from tests.support.warm_start import WARM

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from django.db import connection, transaction
 
+from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch
 from streams.errors import BadHandler, EpochChanged, HandlerFailed, ReaderNameTaken, UnknownReader, UnknownStream
@@ -25,11 +27,22 @@ from streams.follow import (
 from streams.follow import handlers as declared
 from streams.follow.handlers import handles
 from streams.follow.table_source import TableSource
-from streams.models import CacheInvalidation, ReaderResync, StoredCursor
 from streams.models import Reader as ReaderRow
+from streams.models import ReaderResync, StoredCursor
 from tests.support.effects import Running, effects, effects_table, running, take
 from tests.support.waiting import wait_until
-from tests.support.writing import append, fact, ids, server_process, session, stream, wait_for_linear
+from tests.support.writing import (
+    append,
+    cut,
+    fact,
+    ids,
+    server_process,
+    session,
+    stored,
+    stream,
+    terminate,
+    wait_for_linear,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -81,7 +94,7 @@ def test_a_reader_without_a_cursor_begins_now_unless_told_otherwise():
     wait_for_linear(ids()[-1])
     with running(handler(begin=Begin.NOW)):
         later = append(2)
-        wait_until(lambda: effects() == later, 30)
+        wait_until(lambda: effects() == later)
 
 
 @pytest.mark.parametrize("view", list(View))
@@ -89,7 +102,7 @@ def test_facts_are_handled_as_they_come(view):
     with running(handler(view=view)) as runs:
         for _ in range(20):
             append(3)
-        wait_until(lambda: len(effects()) == 60, 30)
+        wait_until(lambda: len(effects()) == 60)
         assert effects() == ids()
     assert runs.error is None
     assert runs.reader.facts_handled == 60
@@ -104,7 +117,7 @@ def test_a_fact_whose_transaction_is_open_is_not_handed_out_and_later_ones_wait_
             with session() as cursor:
                 cursor.execute("SELECT 1")
             assert held[0] not in effects()
-        wait_until(lambda: effects() == ids(), 30)
+        wait_until(lambda: effects() == ids())
 
 
 def test_rows_of_a_fact_stay_together_whatever_the_chunk():
@@ -283,28 +296,23 @@ def test_a_reader_whose_lock_connection_is_cut_goes_on_under_a_new_lease():
     append()
     with running(handler()) as runs:
         lease = StoredCursor.objects.get().lease
-        with session() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'replsite reader r'"
-                " AND pid <> pg_backend_pid()"
-            )
+        assert cut("replsite reader r")
         append(3)
-        wait_until(lambda: StoredCursor.objects.get().lease > lease, 30)
+        wait_until(lambda: StoredCursor.objects.get().lease > lease)
         append(3)
-        wait_until(lambda: effects() == ids(), 30)
+        wait_until(lambda: effects() == ids())
         assert runs.error is None
 
 
 def test_a_handler_whose_connection_is_cut_is_called_again():
     append(6)
-    cut: list[int] = []
+    ended: list[int] = []
 
     def cut_once(chunk: Chunk) -> None:
         take(chunk)
-        if not cut:
-            cut.append(server_process())
-            with session() as cursor:
-                cursor.execute("SELECT pg_terminate_backend(%s, 5000)", cut)
+        if not ended:
+            ended.append(server_process())
+            terminate(*ended)
             take(chunk)
 
     assert caught_up(handler(cut_once, attempts=1)) == 6
@@ -325,6 +333,52 @@ def test_an_error_after_the_commit_repeats_nothing():
     assert effects() == ids()
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 100])
+@pytest.mark.parametrize("on_failure", list(OnFailure))
+def test_a_commit_hook_of_the_handler_that_fails_repeats_nothing(chunk_rows, on_failure, caplog):
+    """The transaction is committed then: the facts are handled, and no one is parked or told that they are not."""
+    append(3)
+    seen: list[int] = []
+
+    def fails() -> None:
+        raise ValueError("of the hook")
+
+    def function(chunk: Chunk) -> None:
+        take(chunk)
+        seen.extend(one.token for one in chunk)
+        transaction.on_commit(fails)
+
+    assert caught_up(handler(function, chunk_rows=chunk_rows, on_failure=on_failure, attempts=1)) == 3
+    assert seen == effects() == ids()
+    assert cursor_base() == ids()[-1]
+    assert not parked_facts("r")
+    assert any(record.msg["event"] == "reader.commit_hook_failed" for record in caplog.records)
+
+
+def test_a_commit_that_fails_is_a_failure_of_the_handler():
+    """A deferred constraint, for instance; nothing of it is stored, so the facts are handled one by one."""
+    append(3)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE once (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    try:
+        second = ids()[1]
+
+        def function(chunk: Chunk) -> None:
+            take(chunk)
+            with connection.cursor() as cursor:
+                for one in chunk:
+                    cursor.execute(
+                        "INSERT INTO once SELECT %s FROM generate_series(1, %s)", [one.token, 1 + (one.token == second)]
+                    )
+
+        assert caught_up(handler(function, on_failure=OnFailure.PARK, attempts=1)) == 2
+        assert effects() == [number for number in ids() if number != second]
+        assert [one.token for one in parked_facts("r")] == [second]
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE once")
+
+
 @pytest.mark.parametrize("view", list(View))
 def test_a_writer_that_holds_the_stream_back_holds_only_the_linear_view_back(run_manage, view):
     append()
@@ -335,17 +389,17 @@ def test_a_writer_that_holds_the_stream_back_holds_only_the_linear_view_back(run
             run_manage("append", "caches", "--count", "1", "--instance", "south")
             theirs = CacheInvalidation.objects.get(instance_name="south").stream_id
             if view is View.WRITER:
-                wait_until(lambda: theirs in effects(), 30)
+                wait_until(lambda: theirs in effects())
             assert held not in effects()
             assert (theirs in effects()) is (view is View.WRITER)
-        wait_until(lambda: sorted(effects()) == ids(), 30)
+        wait_until(lambda: sorted(effects()) == ids())
 
 
 def test_the_reader_shows_in_the_table_of_readers_with_what_it_handled():
     append(3)
     with running(handler()):
-        wait_until(lambda: ReaderRow.objects.filter(name="r", kind="follower", closed_at=None).exists(), 30)
-        wait_until(lambda: ReaderRow.objects.get(name="r").positions.get("caches", {}).get("master") == ids()[-1], 30)
+        wait_until(lambda: ReaderRow.objects.filter(name="r", kind="follower", closed_at=None).exists())
+        wait_until(lambda: ReaderRow.objects.get(name="r").positions.get("caches", {}).get("master") == ids()[-1])
     assert ReaderRow.objects.get(name="r").close_reason == "stopped"
 
 
@@ -406,7 +460,10 @@ def test_who_begins_again_does_not_read_up_to_positions_of_before_a_restore(monk
         first = source.next(VectorToken(0))
         assert first.target.covers(None, ids()[-1])
         assert not first.is_last
-        monkeypatch.setattr("streams.follow.table_source._present", lambda cursor, stream: (ids()[0], {}))
+        kept = stored()["master"]
+        monkeypatch.setattr(
+            "streams.follow.table_source._present", lambda *_: ({"master": replace(kept, position=ids()[0])}, None)
+        )
         source.begin()
         assert not source.next(VectorToken(ids()[0])).cursor.covers(None, ids()[1])
     finally:
@@ -428,7 +485,7 @@ def test_handlers_of_two_streams_run_side_by_side():
     seen: list[str] = []
     other = Handler("receipts", "r", lambda chunk: seen.append(chunk.stream), begin=Begin.OLDEST)
     with running(handler(), other) as runs:
-        wait_until(lambda: effects() == ids(), 30)
+        wait_until(lambda: effects() == ids())
         assert set(runs.reader.positions()) == {"caches", "receipts"}
     assert seen == []
     assert set(StoredCursor.objects.values_list("stream", flat=True)) == {"caches", "receipts"}

@@ -15,6 +15,7 @@ import pytest
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.errors import RedisRefused
+from streams.replication.follow_command import _plain_line
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.redis import subscriber
 from streams.replication.redis.subscriber import RedisConnector
@@ -61,7 +62,7 @@ class Heard:
         if self._thread.is_alive():
             with suppress(RuntimeError):  # it ended just now
                 self._loop.call_soon_threadsafe(self.follower.finish)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def of(self, stream: str) -> list[tuple]:
@@ -82,7 +83,7 @@ def hearing(server: RedisServer, **options) -> Iterator[Heard]:
 
 
 def subscribed(server: RedisServer) -> None:
-    wait_until(lambda: server.listeners(CHANNEL) == 1, 20.0, "the follower subscribed")
+    wait_until(lambda: server.listeners(CHANNEL) == 1, what="the follower subscribed")
 
 
 def recorded() -> list[tuple[str, str]]:
@@ -116,8 +117,8 @@ def test_what_a_real_server_published_comes_out_right(server):
             server.publish(channel, message)
         wanted = rows_by_hand(messages)
         last = max(token for _, token, _ in wanted["events"])
-        wait_until(lambda: heard.position("events", "persister1") >= last, 20.0, "the last event")
-        wait_until(lambda: len(heard.rows) >= sum(map(len, wanted.values())), 20.0, "all rows")
+        wait_until(lambda: heard.position("events", "persister1") >= last, what="the last event")
+        wait_until(lambda: len(heard.rows) >= sum(map(len, wanted.values())), what="all rows")
         assert {stream: heard.of(stream) for stream in wanted} == wanted
         assert not heard.gaps
         assert not heard.error
@@ -133,7 +134,7 @@ def test_a_follower_says_replicate_and_nothing_else(server):
             server_said = []
             wait_until(lambda: server_said.append(watcher.get_message(timeout=0.1)) or any(server_said))
             server.publish(CHANNEL, "POSITION events master 5 5", 'RDATA events master 6 ["ev",[]]', "REPLICATE ")
-            wait_until(lambda: heard.position("events") == 6, 20.0)
+            wait_until(lambda: heard.position("events") == 6)
         heard_by_others = [one for one in server_said if one]
         while (message := watcher.get_message(timeout=0.5)) is not None:
             heard_by_others.append(message)
@@ -154,7 +155,7 @@ def test_writers_that_answer_late_are_known_before_any_row_counts(server):
         subscribed(server)
         server.publish(CHANNEL, "POSITION caches master 16 16", "RDATA caches master 18 [18]")
         server.publish(CHANNEL, "POSITION caches worker 16 16", "RDATA caches worker 17 [17]")
-        wait_until(lambda: len(heard.rows) == 2, 20.0)
+        wait_until(lambda: len(heard.rows) == 2)
         assert sorted(heard.of("caches")) == [("master", 18, [18]), ("worker", 17, [17])]
 
 
@@ -163,7 +164,7 @@ def test_own_echoes_are_passed_over(server):
         subscribed(server)
         server.publish(CHANNEL, "POSITION caches me 1 1", "RDATA caches me 2 []", "POSITION caches master 1 1")
         server.publish(CHANNEL, "RDATA caches master 3 [3]")
-        wait_until(lambda: heard.rows, 20.0)
+        wait_until(lambda: heard.rows)
         assert heard.of("caches") == [("master", 3, [3])]
 
 
@@ -179,9 +180,9 @@ def test_positions_by_the_rules_of_later_versions(server, position, rows, gaps):
     with hearing(server) as heard:
         subscribed(server)
         server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
-        wait_until(lambda: heard.position("events") == 6, 20.0)
+        wait_until(lambda: heard.position("events") == 6)
         server.publish(CHANNEL, position, "RDATA events master 9 [9]")
-        wait_until(lambda: heard.position("events") == 9, 20.0)
+        wait_until(lambda: heard.position("events") == 9)
         assert [row.token for row in heard.rows] == rows
         assert [(gap.after, gap.upto) for gap in heard.gaps] == gaps
 
@@ -191,11 +192,11 @@ def test_a_stream_in_memory_begins_anew_and_a_stored_one_does_not(server):
         subscribed(server)
         for stream in ("typing", "events"):
             server.publish(CHANNEL, f"POSITION {stream} master 5 5", f"RDATA {stream} master 6 [6]")
-        wait_until(lambda: len(heard.rows) == 2, 20.0)
+        wait_until(lambda: len(heard.rows) == 2)
         for stream in ("typing", "events"):
             server.publish(CHANNEL, f"POSITION {stream} master 0 0", f"RDATA {stream} master 1 [1]")
         server.publish(CHANNEL, "RDATA events master 7 [7]")
-        wait_until(lambda: heard.position("events") == 7, 20.0)
+        wait_until(lambda: heard.position("events") == 7)
         assert [token for _, token, _ in heard.of("typing")] == [6, 1]
         assert [token for _, token, _ in heard.of("events")] == [6, 7]
 
@@ -208,25 +209,40 @@ def test_what_a_stream_holds_since_it_began_anew_is_fetched(server, view):
         with hearing(server, catch_up=catch_up, view=view) as heard:
             subscribed(server)
             server.publish(CHANNEL, "POSITION typing master 5 5", "RDATA typing master 6 [6]")
-            wait_until(lambda: len(heard.rows) == 1, 20.0)
+            wait_until(lambda: len(heard.rows) == 1)
             server.publish(CHANNEL, "POSITION typing master 3 3", "RDATA typing master 4 [4]")
-            wait_until(lambda: len(heard.rows) == 4, 20.0)
+            wait_until(lambda: len(heard.rows) == 4)
             assert [token for _, token, _ in heard.of("typing")] == [6, 1, 3, 4]
             assert heard.position("typing") == 4
         asyncio.run(catch_up.close())
     assert "from_token=0&upto_token=3" in http.paths[0]
 
 
+def test_a_name_or_an_error_that_any_program_may_publish_does_not_end_a_follower(server):
+    """One message ``SERVER evil`` ended all of them, with an error that blamed the address."""
+    with hearing(server) as heard:
+        subscribed(server)
+        server.publish(CHANNEL, "POSITION events master 5 5", "SERVER evil", "ERROR lie", "RDATA events master 6 [6]")
+        wait_until(lambda: heard.position("events") == 6)
+        assert heard.error is None
+        assert heard.follower.link.ignored == 2
+
+
+def test_names_are_printed_without_what_a_terminal_obeys():
+    row = FollowedRow("caches", "a\x1b[31m\u202e", 5, ["\x1b"])
+    assert _plain_line(row) == 'caches a\ufffd[31m\ufffd 5 ["\\u001b"]\n'.encode()
+
+
 def test_after_a_restart_of_redis_nothing_is_missed_in_silence(server):
     with hearing(server) as heard:
         subscribed(server)
         server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
-        wait_until(lambda: heard.position("events") == 6, 20.0)
+        wait_until(lambda: heard.position("events") == 6)
         server.kill()
         server.start()
         subscribed(server)
         server.publish(CHANNEL, "POSITION events master 9 9", "RDATA events master 10 [10]")
-        wait_until(lambda: heard.position("events") == 10, 20.0)
+        wait_until(lambda: heard.position("events") == 10)
         assert [row.token for row in heard.rows] == [6, 10]
         assert [(gap.after, gap.upto) for gap in heard.gaps] == [(6, 9)]
         assert heard.follower.connects == 2
@@ -236,7 +252,7 @@ def test_a_connection_that_is_cut_is_noticed_and_made_anew(server):
     with hearing(server) as heard:
         subscribed(server)
         server.command("CLIENT", "KILL", "TYPE", "pubsub")
-        wait_until(lambda: heard.follower.connects == 2, 20.0)
+        wait_until(lambda: heard.follower.connects == 2)
         subscribed(server)
 
 
@@ -247,11 +263,12 @@ def test_a_redis_that_hangs_is_noticed(server, monkeypatch):
         subscribed(server)
         first = wait_until(lambda: heard.follower.link)
         server.command("CLIENT", "PAUSE", "4000")
-        wait_until(lambda: "nothing was received" in str(first._error), 20.0)
+        wait_until(lambda: "nothing was received" in str(first._error))
 
 
-def test_a_slow_handler_bounds_what_waits(server, monkeypatch):
-    monkeypatch.setattr(subscriber, "WAITING_LIMIT", 100)
+@pytest.mark.parametrize(("limit", "most"), [("WAITING_LIMIT", 100), ("WAITING_LIMIT_BYTES", 2_800)])
+def test_a_slow_handler_bounds_what_waits(server, monkeypatch, limit, most):
+    monkeypatch.setattr(subscriber, limit, most)
     go_on = threading.Event()
     with hearing(server) as heard:
 
@@ -262,21 +279,21 @@ def test_a_slow_handler_bounds_what_waits(server, monkeypatch):
         heard.follower._handle = slowly
         try:
             subscribed(server)
-            link = wait_until(lambda: heard.follower.link, 20.0)
+            link = wait_until(lambda: heard.follower.link)
             server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
-            wait_until(lambda: link._is_settled, 20.0)
-            server.publish(CHANNEL, *(f"RDATA events master {token} [0]" for token in range(7, 1_000)))
-            wait_until(lambda: len(link._waiting) >= 100, 20.0)
+            wait_until(lambda: link._is_settled)
+            server.publish(CHANNEL, *(f"RDATA events master {token:04} [0]" for token in range(7, 1_000)))
+            wait_until(lambda: not link._has_room.is_set())
             assert len(link._waiting) == 100
         finally:
             go_on.set()
-        wait_until(lambda: heard.position("events") == 999, 20.0)
+        wait_until(lambda: heard.position("events") == 999)
         assert [row.token for row in heard.rows] == list(range(6, 1_000))
 
 
 def test_a_wrong_password_ends_the_follower(tmp_path, free_port):
     with redis_server(tmp_path, free_port, "--requirepass", "s3cret") as server:
         with hearing(server, url=f"redis://:wrong@127.0.0.1:{free_port}") as heard:
-            wait_until(lambda: heard.error, 20.0)
+            wait_until(lambda: heard.error)
         assert isinstance(heard.error, RedisRefused)
         assert "wrong" not in str(heard.error).replace("WRONGPASS", "")

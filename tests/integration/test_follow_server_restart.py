@@ -81,3 +81,89 @@ def test_server_killed_between_effect_and_cursor(tmp_path: Path):
     assert (found["alive"], found["errors"]) == (False, [])
     assert found["effects"] == found["ids"], "nothing missing, nothing twice, in order"
     assert found["base"] == found["ids"][-1]
+
+
+_LISTENING = """
+import asyncio, json, os, signal, threading, time
+from pathlib import Path
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import DatabaseError, InterfaceError, connection, connections
+from streams.errors import StreamError
+from streams.writing.process import retire_all
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, stream
+
+call_command("migrate", verbosity=0)
+found, beats, errors, done = [[], []], [0, 0], [], threading.Event()
+
+def listen():
+    try:
+        for one in stream().listen(after=1, beat=0.2):
+            if one is not None:
+                found[0].append(one.stream_id)
+            elif done.is_set():
+                return
+            else:
+                beats[0] += 1
+    except Exception as error:
+        errors.append(repr(error))
+    finally:
+        connections.close_all()
+
+async def alisten():
+    try:
+        async for one in stream().listen(after=1, beat=0.2):
+            if one is not None:
+                found[1].append(one.stream_id)
+            elif done.is_set():
+                return
+            else:
+                beats[1] += 1
+    except Exception as error:
+        errors.append(repr(error))
+
+def kill():
+    pid = int((Path(os.environ["REPLSITE_DATA_DIR"]) / "postgres/data/postmaster.pid").read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)
+
+def works():
+    try:
+        append(3)
+        return True
+    except (StreamError, DatabaseError, InterfaceError):
+        connection.close()
+
+def read():
+    try:
+        return ids()
+    except (DatabaseError, InterfaceError):
+        connection.close()
+
+append(40)
+threads = [threading.Thread(target=listen), threading.Thread(target=lambda: asyncio.run(alisten()))]
+for thread in threads:
+    thread.start()
+wait_until(lambda: all(len(one) == 40 for one in found), 60)
+for _ in range(2):
+    kill()
+    before = list(beats)
+    wait_until(works, 60)
+    wait_until(lambda: all(now > then for now, then in zip(beats, before)), 60)
+    wait_until(works, 60)
+expected = wait_until(read, 60)
+wait_until(lambda: errors or all(len(one) >= len(expected) for one in found), 60)
+done.set()
+for thread in threads:
+    thread.join(60)
+print(json.dumps({"errors": errors, "found": found, "ids": expected, "retired": retire_all()}))
+connection.close()
+"""
+
+
+def test_listeners_go_on_after_the_server_was_killed(tmp_path: Path):
+    """With their beats meanwhile, and with every fact once."""
+    found = run_on_own_server(_LISTENING, tmp_path)
+    assert found["errors"] == []
+    assert found["found"] == [found["ids"]] * 2

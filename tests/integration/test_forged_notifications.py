@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
+from streams import registry
 from streams.errors import WaitTimedOut
 from streams.reading.trust import OneTimeWords
 from streams.replication.server.relay import parts_of
@@ -78,9 +80,10 @@ def test_no_fact_is_lost_between_positions_that_somebody_made_up(liar, port):
                 forge(liar, f"caches master {number + 1}")
             append()
         last = append()[0]
-        client.read_until(f"RDATA caches master {last} ", 20)
+        client.read_until(f"RDATA caches master {last} ")
         tokens = [int(line.split()[3]) for line in client.of("RDATA caches master")]
-    assert tokens == [number for number in ids() if number >= tokens[0]] and len(tokens) == 201
+    # The fact before the first may come, too: the server may read its position before it hears of it.
+    assert tokens == [number for number in ids() if number >= tokens[0]] and len(tokens) in (201, 202)
 
 
 def test_nobody_waits_in_vain_for_a_position_that_somebody_made_up(liar):
@@ -89,7 +92,7 @@ def test_nobody_waits_in_vain_for_a_position_that_somebody_made_up(liar):
     forge(liar, f"caches master {number + 10}")
     with pytest.raises(WaitTimedOut):
         stream().wait_for(number + 10, 0.5)
-    assert wait._views.get().seen("caches").linear == number
+    assert wait.views.get().seen("caches").linear == number
 
 
 def test_a_writer_speaks_for_itself_alone(port):
@@ -103,6 +106,27 @@ def test_a_writer_speaks_for_itself_alone(port):
         head = append()[0]
         wait_for_linear(head)
         assert {at.position for at in stored().values()} == {head}
+    finally:
+        north.close()
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 1_000_000])
+def test_what_came_from_the_number_of_our_session_before_it_was_ours(beyond):
+    """Such notifications may still be on their way. We know best where we are: nothing above that is ours."""
+    wait_for_linear(append()[0])
+    lease = current_writer().lease
+    north = WriterProcess("default", "north", ControlLoop)
+    try:
+        with transaction.atomic():
+            held = append()[0]
+            with current_writer().control_cursor() as cursor:
+                forge(cursor, f"caches master {held + beyond}")
+            north.enter(stream())
+            wait_until(lambda: "north" in current_writer().trackers["caches"].raw_positions)
+            assert current_writer().trackers["caches"].announceable < held
+            assert stored()["master"].position < held
+        wait_for_linear(held)
+        assert current_writer().lease == lease
     finally:
         north.close()
 
@@ -135,8 +159,8 @@ def test_who_got_the_number_of_a_killed_writer_is_not_believed_for_a_moment(liar
     liar.execute("SELECT pg_backend_pid(), current_user")
     number, role = liar.fetchone()
     append()
-    stream().wait_for(head, 10)
-    view = wait._views.get()
+    stream().wait_for(head, 60)
+    view = wait.views.get()
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE streams_instance SET lock_backend_pid = %s, state = 'active' WHERE name = 'north'", [number]
@@ -195,6 +219,25 @@ def test_a_stored_position_above_the_sequence_moves_nobody(port):
         north.close()
 
 
+def test_an_echo_of_stored_positions_leaves_out_what_is_above_the_sequence(port):
+    """Also if the server took no notification for a moment, so that the table is what is sent."""
+    append(3)
+    north = WriterProcess("default", "north", ControlLoop)
+    try:
+        north.enter(stream())
+        wait_for_linear(sequence_value())
+        with positioned(port) as client, session() as cursor:
+            cursor.execute("UPDATE streams_streamposition SET position = 1000000 WHERE instance_name = 'north'")
+            loop = north._background
+            with north.control_cursor() as own:
+                loop._echo(own, {"caches"})
+            head = append()[0]
+            client.read_until(f"RDATA caches master {head} ")
+            assert not [line for line in client.lines if line.endswith(" 1000000")]
+    finally:
+        north.close()
+
+
 def test_a_flood_costs_few_looks(liar, monkeypatch):
     """Whoever says much is heard little: looks at the table are bounded, and so is what is remembered."""
     from streams.writing import control_loop
@@ -217,10 +260,11 @@ def test_a_flood_costs_few_looks(liar, monkeypatch):
         liar.execute("SELECT pg_notify('replsite_streams', 'stream' || n || ' w 1') FROM generate_series(1, 500) AS n")
     number = append()[0]
     wait_for_linear(number)
-    assert stream().wait_for(number, 10)
+    assert stream().wait_for(number, 60)
     assert len(looked) <= 60 * (time.monotonic() - began)
-    view = wait._views.get()
-    assert set(view._trackers) <= {"caches"}
+    view = wait.views.get()
+    # What was lost in the flood is read from the table, which has the other streams, too; made-up names are nowhere.
+    assert set(view._trackers) <= set(registry.names())
     assert set(view.seen("caches").heard.raw_positions) == {"master"}
 
 
@@ -258,6 +302,26 @@ def test_only_what_may_be_relayed_is_relayed_also_from_a_server(port, line):
         assert line not in client.lines
 
 
+def test_who_got_the_number_of_a_killed_server_relays_nothing(liar, port):
+    """It has that number a moment after the server spoke; so the test takes its role's right to write away instead."""
+    liar.execute("SELECT current_user")
+    role = liar.fetchone()[0]
+
+    def say(cursor: Any, line: str) -> None:
+        for payload in parts_of("elsewhere", f"{line}\n".encode()):
+            forge(cursor, payload, "replsite_relay")
+
+    with positioned(port) as client, session() as cursor:
+        cursor.execute(f"GRANT UPDATE ON streams_streamposition TO {role}")
+        say(liar, "REMOTE_SERVER_UP server.example")
+        client.read_until("REMOTE_SERVER_UP server.example")
+        cursor.execute(f"REVOKE UPDATE ON streams_streamposition FROM {role}")
+        say(liar, "REMOTE_SERVER_UP lie.example")
+        say(cursor, "REMOTE_SERVER_UP truth.example")
+        client.read_until("REMOTE_SERVER_UP truth.example")
+        assert "REMOTE_SERVER_UP lie.example" not in client.lines
+
+
 def test_strange_parts_end_no_connection(liar, port):
     """A number of thousands of digits cannot be read, and parts that never end are not kept."""
     with positioned(port) as client, session() as cursor:
@@ -269,6 +333,13 @@ def test_strange_parts_end_no_connection(liar, port):
                 "SELECT pg_notify('replsite_relay', 'a m' || n || repeat('x', 5000) || ' 0 2 ')"
                 " FROM generate_series(1, 500) AS n"
             )
-        for payload in parts_of("elsewhere", b"REMOTE_SERVER_UP truth.example\n"):
-            forge(cursor, payload, "replsite_relay")
-        client.read_until("REMOTE_SERVER_UP truth.example")
+
+        def is_heard() -> bool:  # what is relayed while much waits in the server's queue is dropped
+            for payload in parts_of("elsewhere", b"REMOTE_SERVER_UP truth.example\n"):
+                forge(cursor, payload, "replsite_relay")
+            with suppress(AssertionError):
+                client.read_until("REMOTE_SERVER_UP truth.example", 1)
+                return True
+            return False
+
+        wait_until(is_heard)

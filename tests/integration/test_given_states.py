@@ -153,9 +153,9 @@ def by_eve(made, parts, named, prev):
     return made.send({"state_key": "", "sender": EVE, "auth_events": listed, **own, **parts}, [prev])
 
 
-def joined_on(made, state, chain=()):
-    """The batch of BOB's join on a state, as Eve's server tells it."""
-    made._states["$hidden"] = state
+def joined_on(made, state, chain=(), named=None):
+    """The batch of BOB's join on a state, as Eve's server tells it; its auth events are those of ``named``, if given."""
+    made._states["$hidden"] = named or state
     join = made.member(BOB, "join", prev=["$hidden"])
     texts = {event.event_id: event.json for event in made.events}
     return join, with_state(
@@ -184,7 +184,9 @@ def test_levels_that_nothing_vouches_for_do_not_count_at_a_join(version, how):
         persist([incoming(lie, outlier=True)])
         assert verdicts(made.room_id) == {lie.event_id: (False, False)}
     told_state = {**state, LEVELS: lie.event_id}
-    join, batch = joined_on(made, told_state, chain)
+    refused = persist(joined_on(made, told_state, chain)[1]).refused
+    assert [one.error.reason for one in refused] == [Reason.MISSING_AUTH_EVENTS]  # the join names the lie itself
+    join, batch = joined_on(made, told_state, chain, state)
     outcome = persist(batch)
     assert outcome.refused == [] and verdict(outcome, join).rejected_reason is None
     del state[LEVELS]

@@ -105,6 +105,22 @@ def test_a_second_process_of_a_reader_ends_with_status_1_and_names_the_first(sta
     assert f"process {first.pid} on host" in err
 
 
+def test_a_reader_without_a_cursor_says_where_it_begins(start):
+    """It said "0 facts handled" of a stream full of facts, and not that it begins behind them."""
+    append(3)
+    wait_for_linear(ids()[-1])
+    status, out, err = ended(start("never", "runhandlers", "r", "late", "--once"))
+    assert status == 0, err
+    assert "r: reads" not in out, "it begins at the first fact"
+    assert "late: reads caches for the first time, and begins now" in out
+    command = "resync reader late --from caches=0"
+    assert f"manage.py {command} " in out
+    assert "late: 0 facts handled" in out and "r: 3 facts handled" in out
+    assert ended(start("never", *command.split()))[0] == 0
+    status, out, _ = ended(start("never", "runhandlers", "late", "--once"))
+    assert (status, out.splitlines()) == (0, ["ready readers=late", "late: 3 facts handled, 0 parked"])
+
+
 def test_parked_facts_are_listed_retried_and_dropped_by_command(start, tmp_path):
     append(3)
     wait_for_linear(ids()[-1])
@@ -141,6 +157,6 @@ def test_unusable_arguments(start, command, words):
 
 def test_without_handlers_runhandlers_says_how_to_declare_one(monkeypatch):
     monkeypatch.setattr("streams.management.commands.runhandlers.readers", list)
-    with pytest.raises(CommandError, match=r"streams\.follow\.handles") as raised:
+    with pytest.raises(CommandError, match=r"streams\.handles") as raised:
         call_command("runhandlers")
     assert raised.value.returncode == 2

@@ -29,7 +29,7 @@ class Site:
         self.cookie = session_cookie(User.objects.create_superuser("boss"))
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             return answer.read().decode()
 
     def memory(self) -> int:
@@ -49,7 +49,7 @@ def large_page(transactional_db):
 
 
 def counted(site: Site, reason: str) -> None:
-    wait_until(lambda: f'replsite_live_closed_total{{reason="{reason}"}} 1.0' in site.metrics(), 20, reason)
+    wait_until(lambda: f'replsite_live_closed_total{{reason="{reason}"}} 1.0' in site.metrics(), what=reason)
 
 
 async def answers(site: Site) -> bool:
@@ -99,4 +99,4 @@ async def test_a_viewer_that_asks_and_never_reads_is_cut_off_and_counted(site, l
         deaf.say({"have": 0})
         await asyncio.sleep(0.2)
     assert await answers(site), "with as large a page"
-    wait_until(lambda: "WebSocket client too slow" in site.metrics(), 20)
+    wait_until(lambda: "WebSocket client too slow" in site.metrics())

@@ -90,7 +90,7 @@ def test_two_writers_and_this_process_against_the_slow_version(database_url):
             for talker in found:
                 talker.answer()
     high = registry.get("events").current().linear
-    wait_until(lambda: notifier.now().covers(None, high), 30)
+    wait_until(lambda: notifier.now().covers(None, high))
     for user in USERS:
         for since in tokens[::10]:
             check(user, since)
@@ -236,7 +236,7 @@ def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch)
     assert found.rooms == frozenset()
     monkeypatch.undo()
     notifier.stop_feeds()
-    wait_until(lambda: notifier.rooms_of(BOB) == {room.room_id}, 20)
+    wait_until(lambda: notifier.rooms_of(BOB) == {room.room_id})
 
 
 def test_rooms_of_users_that_somebody_names_are_read_again(room):
@@ -262,7 +262,7 @@ def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
     for _ in range(50):
         found = notifier.look(ALICE, since)
         assert found.changed is None or not found.now.covers("other", position) or found.changed == {room.room_id}
-    wait_until(lambda: notifier.now() is not None and notifier.now().covers("other", position), 20)
+    wait_until(lambda: notifier.now() is not None and notifier.now().covers("other", position))
     assert notifier.look(ALICE, since).changed in ({room.room_id}, None)
 
 
@@ -279,7 +279,7 @@ def test_connections_that_are_cut_make_no_answer_wrong(database_url):
                 chatter(f"own {turn} {step}", 2)
                 tokens.append(check(chance.choice(USERS), chance.choice(tokens[-6:])).now)
             talker.answer()
-    wait_until(lambda: notifier.now() is not None, 20)
+    wait_until(lambda: notifier.now() is not None)
     for user in USERS:
         for since in tokens[::5]:
             check(user, since)
@@ -310,12 +310,12 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
     since = notifier.look(ALICE, START).now
     feed = notifier._feeds.obtain()
     registry.get("events").wait_for(since, 20.0)
-    wait_until(lambda: registry.get("events").current().linear >= since.base, 20)
+    wait_until(lambda: registry.get("events").current().linear >= since.base)
     before = feed.memory.streams
     with session() as cursor:
         cursor.execute("UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'")
         cursor.execute("SELECT pg_notify('replsite_streams', 'events master')")
-    wait_until(lambda: feed.memory.is_kept and feed.memory.streams is not before, 20)
+    wait_until(lambda: feed.memory.is_kept and feed.memory.streams is not before)
 
 
 def test_trimmed_rows_are_answered_with_maybe(room):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import threading
 import time
 
@@ -22,62 +21,53 @@ from tests.support.writing import cut, in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
-WAKES = 40
+WAKES = 20
 
 
 class Waiting:
     """A caller that waits in a thread."""
 
-    def __init__(self, user: str, seconds: float = 30.0) -> None:
+    def __init__(self, user: str, seconds: float = 60.0) -> None:
         self.woken: list[bool] = []
-        self.ended = 0.0
         at, before = notifier.positions(), notifier.waiting()
 
         def run() -> None:
             self.woken.append(notifier.wait(user, at, seconds))
-            self.ended = time.monotonic()
 
         self.thread = in_thread(run)
         wait_until(lambda: notifier.waiting() > before or self.woken)
 
     def end(self) -> bool:
-        self.thread.join(40)
+        self.thread.join(90)
         return self.woken[0]
 
 
-def test_half_of_all_wakes_come_within_50_ms(room, other):
-    delays: dict[str, list[float]] = {"there": [], "here": []}
+def test_every_commit_wakes_who_waits(room, other, settings):
+    """Nobody looks at the table now and then. How soon they wake is measured in ``script/benchmarks/hot.py``."""
+    settings.REPLSITE_HEARTBEAT_SECONDS = 600
     for _ in range(WAKES):
         caller = Waiting(ALICE)
-        _, committed = other.do("send", room.room_id, ALICE)
+        other.do("send", room.room_id, ALICE)
         assert caller.end()
-        delays["there"].append(caller.ended - committed)
         caller = Waiting(ALICE)
         room.send(ALICE, "m.room.message", {"body": "x"})
-        committed = time.monotonic()
         assert caller.end()
-        delays["here"].append(caller.ended - committed)
-    for found in delays.values():  # measured in script/benchmarks/hot.py; others may work on this machine
-        assert statistics.median(found) < 0.05
-        assert sorted(found)[WAKES * 95 // 100] < 0.5
 
 
 def test_a_thousand_tasks_wake_by_one_commit(room, other):
     many = 1000
 
-    async def talk() -> tuple[int, float]:
+    async def talk() -> int:
         at = await asyncio.to_thread(notifier.positions)
         tasks = [asyncio.create_task(notifier.await_news(ALICE, at, 60.0)) for _ in range(many)]
-        await wait_for(lambda: notifier.waiting() == many, 40)
+        await wait_for(lambda: notifier.waiting() == many)
         threads = threading.active_count()
-        _, committed = await asyncio.to_thread(other.do, "send", room.room_id, ALICE)
+        await asyncio.to_thread(other.do, "send", room.room_id, ALICE)
         woken = await asyncio.gather(*tasks)
         assert threads < 60
-        return sum(woken), time.monotonic() - committed
+        return sum(woken)
 
-    woken, seconds = asyncio.run(talk())
-    assert woken == many
-    assert seconds < 5.0
+    assert asyncio.run(talk()) == many
     assert notifier.waiting() == 0
 
 
@@ -104,9 +94,7 @@ def test_whoever_shares_a_room_is_woken_by_a_contact(room):
 def test_a_commit_between_the_question_and_the_wait_is_not_missed(room):
     at = notifier.positions()
     room.send(ALICE, "m.room.message", {"body": "x"})
-    begun = time.monotonic()
-    assert notifier.wait(ALICE, at, 30.0)
-    assert time.monotonic() - begun < 10.0
+    assert notifier.wait(ALICE, at, 60.0)
 
 
 def test_an_open_transaction_wakes_nobody_until_it_ends(room):
@@ -120,7 +108,7 @@ def test_an_open_transaction_wakes_nobody_until_it_ends(room):
 def test_the_time_is_kept(room):
     begun = time.monotonic()
     assert not notifier.wait(ALICE, notifier.positions(), 0.25)
-    assert 0.25 <= time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun >= 0.25
     assert not notifier.wait(ALICE, notifier.positions(), 0.0)
     assert notifier.waiting() == 0
 

@@ -14,31 +14,13 @@ from streams.replication.protocol.ordering import View
 from streams.replication.server.http_catch_up import RangeQuery, stream_updates
 from streams.waiting import wait
 from tests.integration.cached_words import word
-from tests.support.writing import session, stream
+from tests.support.effects import running
+from tests.support.lying_server import lying_server
+from tests.support.waiting import wait_until
+from tests.support.writing import append, fact_of_north, session, store_position, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FAR = 1_000_000
-
-
-def store(position: int) -> None:
-    with session() as cursor:
-        cursor.execute(
-            "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('caches', 'north', %s) "
-            "ON CONFLICT (stream, instance_name) DO UPDATE SET position = excluded.position",
-            [position],
-        )
-
-
-def fact_of_north() -> int:
-    with session() as cursor:
-        cursor.execute("SELECT nextval(%s)", [stream().declaration.sequence])
-        token: int = cursor.fetchone()[0]
-        cursor.execute(
-            "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) "
-            "VALUES ('north', %s, 'x', '{a}')",
-            [token],
-        )
-    return token
 
 
 @pytest.mark.parametrize("view", list(View))
@@ -51,12 +33,12 @@ def test_a_named_reader_misses_nothing(view, begin):
 
     reader = [Handler("caches", "r", handle, begin=begin, view=view)]
     first = fact_of_north()
-    store(first)
+    store_position(first)
     Reader("r", reader).catch_up()
-    store(FAR)
+    store_position(FAR)
     Reader("r", reader).catch_up()
     second = fact_of_north()
-    store(second)
+    store_position(second)
     Reader("r", reader).catch_up()
     assert seen == ([first, second] if begin is Begin.OLDEST else [second])
 
@@ -64,50 +46,78 @@ def test_a_named_reader_misses_nothing(view, begin):
 def test_a_new_reader_begins_where_facts_can_be():
     seen: list[int] = []
     first = fact_of_north()
-    store(FAR)
+    store_position(FAR)
     handler = Handler("caches", "r", lambda chunk: seen.extend(fact.token for fact in chunk), begin=Begin.NOW)
     Reader("r", [handler]).catch_up()
     second = fact_of_north()
-    store(second)
+    store_position(second)
     Reader("r", [handler]).catch_up()
     assert seen in ([second], [first, second])
 
 
 def test_current_and_waiting():
     first = fact_of_north()
-    store(FAR)
+    store_position(FAR)
     assert stream().current().linear <= first
     assert stream().current().maximum("north") <= first
     with pytest.raises(WaitTimedOut):
         stream().wait_for(first + 1, 0.5)
-    assert wait._views.get().seen("caches").linear <= first
+    assert wait.views.get().seen("caches").linear <= first
     second = fact_of_north()
-    store(second)
+    store_position(second)
     assert second == first + 1
 
 
 def test_who_asks_over_http_gets_what_there_is():
     """It asks up to where it was told; a position that is held lower must not hide facts up to there."""
     first = fact_of_north()
-    store(FAR)
+    store_position(FAR)
     told = json.loads(stream_updates(RangeQuery("caches", 0, first, "north")))
     assert [update[0] for update in told["updates"]] == [first]
 
 
 def test_a_cache_that_is_filled_meanwhile():
     word.store.drop_all()
-    store(FAR)
+    store_position(FAR)
     assert cache_feed.is_hearing()
     word.store._values["a",] = "old"
     token = fact_of_north()
     with session() as cursor:
         cursor.execute("UPDATE streams_cacheinvalidation SET cache_name = 'cached_words' WHERE stream_id = %s", [token])
-    store(token)
+    store_position(token)
     assert stream().current().linear == token
     assert word.store._values == {}
 
 
 def test_hot():
     first = fact_of_north()
-    store(FAR)
+    store_position(FAR)
     assert notifier.positions("default")["caches"].token.base <= first
+
+
+LIES = [
+    f"POSITION caches master 1 {FAR}\n",
+    f"POSITION caches master 1 {2**63 - 1}\n",
+    f'POSITION caches master 1 2\nRDATA caches master {FAR} ["x",["y"],1]\n',
+    f"POSITION caches ghost 1 {FAR}\n",
+]
+
+
+@pytest.mark.parametrize("view", list(View))
+@pytest.mark.parametrize("said", LIES)
+def test_a_server_that_names_one_loses_its_followers_no_fact(view, said):
+    """The reader stored the cursor, and passed over the facts that got these IDs later."""
+    first = append(3)
+    wait_for_linear(first[-1])
+    seen: list[int] = []
+    reader = Handler(
+        "caches", "r", lambda chunk: seen.extend(one.token for one in chunk), begin=Begin.OLDEST, view=view
+    )
+    with lying_server(said) as server, running(reader, server=server.connector):
+        wait_until(lambda: server.connects >= 2, what="the follower has left the server")
+        assert set(seen) <= set(first)
+        second = append(3)
+        wait_for_linear(second[-1])
+        server.said = f"POSITION caches master {second[-1]} {second[-1]}\n"
+        wait_until(lambda: seen and seen[-1] == second[-1])
+    assert seen == [*first, *second]

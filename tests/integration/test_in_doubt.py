@@ -16,7 +16,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def begun(cursor: Any) -> int:
     """Begins a transaction; its number."""
-    cursor.execute("BEGIN; SELECT pg_current_xact_id()::text::bigint")
+    cursor.execute("BEGIN")
+    cursor.execute("SELECT pg_current_xact_id()::text::bigint")
     return int(cursor.fetchone()[0])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from streams.writing import insert
 from streams.writing.insert import insert_facts
 

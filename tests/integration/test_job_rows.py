@@ -83,11 +83,95 @@ def test_the_worst_come_first_and_the_list_is_bounded():
     assert len(found) == MOST_OPEN_JOBS + MOST_OVER_JOBS
 
 
+def resynced(left, rooms=("!r:a.test",), what="state", *, dry_run=True):
+    rooms = None if rooms is None else list(rooms)
+    arguments = {"what": what, "rooms": rooms, "dry_run": dry_run, "master": None}
+    return over("resync", JobState.DONE, arguments=arguments, summary={"left": left})
+
+
+def test_a_check_that_found_differences_is_a_trouble_with_its_repair():
+    check = resynced(3)
+    (found,) = jobs()
+    assert (str(found.status.word), found.status.actions) == ("done with differences", ("repair",))
+    assert found.status.sentence == ("3 differences in !r:a.test. Repair them: manage.py resync state '!r:a.test'.")
+    (problem,) = take_snapshot().health.problems
+    assert (problem.about, problem.verdict) == (str(check.pk), found.status)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"rooms": None}, "3 differences in all rooms. Repair them: manage.py resync state --all."),
+        ({"rooms": ["!a", "!b"]}, "3 differences in 2 rooms. Repair them: manage.py resync state '!a' '!b'."),
+        ({"rooms": ["!a"] * 9}, "3 differences in 9 rooms. Repair them: manage.py resync state --all."),
+        (
+            {"rooms": None, "what": "positions"},
+            "3 differences in the streams. Repair them: manage.py resync positions.",
+        ),
+        ({"dry_run": False}, "3 differences in !r:a.test cannot be recomputed and are left. Its page lists them."),
+    ],
+)
+def test_differences_are_told_with_their_place_and_command(arguments, sentence):
+    resynced(3, **arguments)
+    (found,) = jobs()
+    assert found.status.sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("later", "counts"),
+    [
+        ({}, True),
+        ({"dry_run": False}, True),
+        ({"rooms": None}, True),
+        ({"rooms": ("!other:a.test", "!r:a.test")}, True),
+        ({"what": "rooms"}, True),
+        ({"rooms": ("!other:a.test",)}, False),
+        ({"what": "visibility"}, False),
+        ({"what": "caches"}, False),
+    ],
+)
+def test_a_later_resync_of_the_same_rooms_is_what_counts(later, counts):
+    first = resynced(3)
+    resynced(0, **later)
+    assert [job.id for job in jobs() if "differences" in job.status.word] == ([] if counts else [first.pk])
+    last = resynced(2, **later)
+    assert {job.id for job in jobs() if "differences" in job.status.word} == (
+        {last.pk} if counts else {first.pk, last.pk}
+    )
+
+
+def test_a_check_of_all_rooms_or_of_others_is_not_ended_by_one_of_a_room():
+    check = resynced(3, None, "feeds")
+    resynced(0, ("!r:a.test",), "feeds")
+    resynced(0, None, "rooms")
+    assert [job.id for job in jobs() if "differences" in job.status.word] == [check.pk]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"summary": None}, {"summary": [1]}, {"summary": {"left": "3"}}, {"arguments": [1]}, {"arguments": "x"},
+        {"state": JobState.FAILED}, {"kind": "walk"},
+    ],
+)  # fmt: skip
+def test_rows_of_any_form_are_no_differences(row):
+    columns = {"arguments": {"what": "state", "rooms": None}, "summary": {"left": 3}, "kind": "resync", **row}
+    over(columns.pop("kind"), columns.pop("state", JobState.DONE), **columns)
+    assert [job.status.word for job in jobs()] == [row.get("state", "done")]
+
+
+def test_jobs_that_came_later_do_not_hide_differences():
+    check = resynced(3)
+    for _ in range(MOST_OVER_JOBS + 5):
+        over("done", JobState.DONE)
+    assert jobs()[0].id == check.pk
+
+
 def test_killed_jobs_do_not_hide_one_that_is_at_work():
     Job.objects.bulk_create(Job(kind="killed", state=JobState.RUNNING) for _ in range(MOST_OPEN_JOBS + 5))
     with hold_lock("default") as lock:
         at_work = begin_job(lock, "walk", {}, "default")
-        wait_until(lambda: at_work.pk in {job.id for job in jobs()}, 5)
+        wait_until(lambda: at_work.pk in {job.id for job in jobs()})
         assert words()["walk"] == "running"
 
 

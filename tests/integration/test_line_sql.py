@@ -17,7 +17,15 @@ from streams.core.row_format import IsSet, Literal, RowFormat
 from streams.db import driver
 from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Lines, Read, encode_rows
-from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
+from streams.replication.protocol.rdata_sql import (
+    can_write_lines,
+    few_lines,
+    few_rows_sql,
+    lines_sql,
+    plain_lines,
+    plain_lines_sql,
+    take_lines,
+)
 from streams.replication.server import broadcast_reader
 from tests.support.effort import examples
 
@@ -36,6 +44,14 @@ UNION = StreamDeclaration("union", (FLAT, NESTED), "s")
 BACK = StreamDeclaration("back", (FLAT,), "s", backward=True)
 MERGED = StreamDeclaration("merged", (FLAT,), "s", announced_as="w")
 LIMIT = 16384
+GIVEN = {
+    "prefix": "RDATA caches w ",
+    "between": "\nRDATA caches w ",
+    "writer": "w",
+    "after": 1,
+    "upto": 99_999,
+    "limit": 1_000,
+}
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 values = st.tuples(
@@ -65,12 +81,32 @@ def insert(table: str, token: int, row: Any = ("x", 1, True, []), writer: str = 
 
 
 def both(declaration: StreamDeclaration, after: int, upto: int, limit: int = 100) -> tuple[Any, tuple[Lines, int]]:
-    """(what the database wrote, what Python wrote) for one step."""
+    """(what the database wrote, what Python wrote) for one step.
+
+    The plain statement has to write the same, or to show that a fact has several rows.
+    """
     step = Read(declaration.name, "w", after, upto)
     given = {"prefix": f"RDATA {step.stream} w ", "writer": "w", "after": after, "upto": upto, "limit": limit}
     with connection.cursor() as cursor:
         cursor.execute(lines_sql(declaration), given)
-        written = take_lines(step, cursor.fetchone(), LIMIT)
+        result = cursor.fetchone()
+        written = take_lines(step, result, LIMIT)
+        if (plain := plain_lines_sql(declaration)) is not None:
+            between = f"\n{given['prefix']}"
+            cursor.execute(plain, given | {"between": between})
+            found = plain_lines(cursor.fetchone(), between, upto, limit)
+            if result[1] != result[2]:
+                assert found[1] != found[2]
+            if found[1] == found[2]:
+                assert (*found[:4], found[5]) == (*result[:4], result[5])
+                assert take_lines(step, found, LIMIT) == written
+            cursor.execute(few_rows_sql(declaration), given)
+            few = few_lines(cursor.fetchall(), given["prefix"], upto)
+            if upto - after < limit:
+                assert (few[1] == few[2]) == (found[1] == found[2])
+                if few[1] == few[2]:
+                    assert few[:4] == found[:4] and few[5] == found[5]
+                    assert take_lines(step, few, LIMIT) == written
         rows, reached = rows_between(cursor, declaration, "w", after, upto, limit)
     return written, (encode_rows(step, rows, reached, LIMIT), reached)
 
@@ -81,17 +117,55 @@ def both(declaration: StreamDeclaration, after: int, upto: int, limit: int = 100
     deadline=None,
 )
 @given(
-    rows=st.lists(st.tuples(st.sampled_from(["first_facts", "second_facts"]), st.integers(2, 6), values), max_size=8)
+    rows=st.lists(st.tuples(st.sampled_from(["first_facts", "second_facts"]), st.integers(2, 6), values), max_size=8),
+    declaration=st.sampled_from([ONE, UNION, MERGED]),
+    limit=st.integers(1, 9),
 )
-def test_both_write_the_same_bytes(tables, rows):
+def test_both_write_the_same_bytes(tables, rows, declaration, limit):
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE first_facts, second_facts")
     for table, token, row in rows:
         insert(table, token, row)
-    written, expected = both(UNION, 1, 6)
-    assert written == expected
-    for line in written[0].data.splitlines():
-        assert line.isascii()
+    written, expected = both(declaration, 1, 6, limit)
+    if written is not None:  # else a fact has more rows than the limit
+        assert written == expected
+        for line in written[0].data.splitlines():
+            assert line.isascii()
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=examples(60),
+    deadline=None,
+)
+@given(
+    rows=st.lists(st.tuples(st.integers(2, 12), values), max_size=8, unique_by=lambda row: row[0]),
+    after=st.integers(1, 4),
+    limit=st.integers(1, 9),
+    backward=st.booleans(),
+)
+def test_facts_of_one_row_are_the_same_bytes_however_they_are_read(tables, rows, after, limit, backward):
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE first_facts")
+    declaration = BACK if backward else ONE
+    for token, row in rows:
+        insert("first_facts", -token if backward else token, row)
+    step = Read(declaration.name, "w", after, 12)
+    written, expected = both(declaration, after, 12, limit)
+    with connection.cursor() as cursor:
+        read, reached = broadcast_reader.read_lines(cursor, declaration, step, LIMIT)
+    assert (read.data, reached) == (b"".join(expected_lines(declaration, step, rows)), 12)
+    if written is not None:
+        assert written == expected
+
+
+def expected_lines(declaration: StreamDeclaration, step: Read, rows: Any) -> list[bytes]:
+    """The lines of the protocol, built with json.dumps alone."""
+    due = sorted((token, list(row)) for token, row in rows if token > step.after)
+    lines = [f"RDATA {declaration.name} w {token} {json.dumps(row, separators=(',', ':'))}\n" for token, row in due]
+    last = due[-1][0] if due else step.after
+    lines += [f"POSITION {declaration.name} w {last} {step.upto}\n"] if step.upto > last else []
+    return [line.replace("\x7f", "\\u007f").encode() for line in lines]
 
 
 def test_nothing_to_say_is_a_position(tables):
@@ -136,6 +210,9 @@ def test_non_ascii_text_counts_as_long_as_it_becomes(tables):
     written, (lines, _) = both(ONE, 1, 2)
     assert written is None
     assert lines.oversize == 1
+    insert("first_facts", 3, ("☕" * 2000, 1, True, []))
+    written, expected = both(ONE, 2, 3)
+    assert written == expected
 
 
 def test_a_backward_stream_ascends(tables):
@@ -170,8 +247,33 @@ def test_the_broadcaster_reads_over_a_large_fact(tables, monkeypatch):
     assert json.loads(lines.data.splitlines()[-1].split(maxsplit=4)[4])[0] == "é"
 
 
-def test_a_table_that_was_just_filled_is_walked_along_its_index(django_db_setup, django_db_blocker):
-    given = {"prefix": "RDATA caches w ", "writer": "w", "after": 1, "upto": 99_999, "limit": 1_000}
+def test_a_fact_of_several_rows_is_read_by_the_statement_for_them(tables):
+    with connection.cursor() as cursor:
+        for token, expected in ((2, ["2"]), (3, ["2", "3"]), (3, ["2", "batch", "3"])):
+            insert("first_facts", token)
+            for plain in (True, False):
+                lines, reached = broadcast_reader.read_lines(cursor, ONE, Read("one", "w", 1, 3), LIMIT, plain=plain)
+                assert [line.split()[3].decode() for line in lines.data.splitlines() if b"RDATA" in line] == expected
+                assert (lines.facts, lines.rows, reached) == (min(len(expected), 2), len(expected), 3)
+
+
+@pytest.mark.usefixtures("new_tables")
+def test_lines_of_one_row_each_need_neither_windows_nor_a_join(tables):
+    """The plain statement goes over the rows once. The general one finds out which rows belong together."""
+    plans = {}
+    with connection.cursor() as cursor:
+        for sql in (lines_sql, plain_lines_sql):
+            cursor.execute("EXPLAIN " + sql(ONE), GIVEN | {"prefix": "RDATA one w "})
+            plans[sql] = "\n".join(line for (line,) in cursor.fetchall())
+    assert "WindowAgg" in plans[lines_sql]
+    assert "WindowAgg" not in plans[plain_lines_sql]
+    assert not any(word in plans[plain_lines_sql] for word in ("Join", "CTE", "SubPlan"))
+    assert plain_lines_sql(UNION) is None
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("sql", [lines_sql, plain_lines_sql])
+def test_a_table_that_was_just_filled_is_walked_along_its_index(new_tables, sql):
     kept = driver.KeptConnection(None, "test", reads_in_order=True)
     try:
         with kept.cursor() as cursor:
@@ -180,9 +282,10 @@ def test_a_table_that_was_just_filled_is_walked_along_its_index(django_db_setup,
                 "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name) "
                 "SELECT n, 'w', 'c' FROM generate_series(2, 50000) AS n"
             )
-            cursor.execute(cursor.mogrify("EXPLAIN " + lines_sql(CACHES), given))  # EXPLAIN cannot be prepared
+            cursor.execute(cursor.mogrify("EXPLAIN " + sql(CACHES), GIVEN))  # EXPLAIN cannot be prepared
             plan = "\n".join(line for (line,) in cursor.fetchall())
     finally:
         kept.close()
     assert "Index Scan using streams_cacheinvalidation" in plan
     assert "Bitmap" not in plan
+    assert sql is lines_sql or "Sort" not in plan

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import time
 import zlib
 
 import pytest
@@ -26,6 +27,9 @@ from tests.support.writing import append
 
 STAFF = User(username="staff", is_staff=True, is_superuser=True)
 SEES_ALL = frozenset(fragments._RIGHTS)
+
+
+TICK_SECONDS = 0.02
 
 
 class Source:
@@ -49,7 +53,7 @@ def source(monkeypatch, db):
     found = []
 
     def of_this_loop():
-        found.extend([] if found else [LiveFeed(source, tick_seconds=0.02)])
+        found.extend([] if found else [LiveFeed(source, tick_seconds=TICK_SECONDS)])
         return found[0]
 
     monkeypatch.setattr(consumer, "feed_of_this_loop", of_this_loop)
@@ -146,13 +150,15 @@ async def test_a_viewer_that_comes_back_gets_everything_and_no_old_page(source):
 
 async def test_many_viewers_share_one_look_per_tick(source):
     viewers = [await connected() for _ in range(20)]
+    begun = time.monotonic()
     for ws in viewers:
         await ws.send_json_to({"have": 0})
     numbers = {(await answer_of(ws))["number"] for ws in viewers}
     for ws in viewers:
         await ws.disconnect()
-    assert len(numbers) <= 2
-    assert source.looks <= 3
+    ticks = (time.monotonic() - begun) / TICK_SECONDS
+    assert len(numbers) <= ticks + 2
+    assert source.looks <= ticks + 3
 
 
 async def test_database_away_is_said_and_then_everything_comes_again(source):
@@ -206,7 +212,7 @@ async def test_the_feed_rests_when_nobody_waits():
     source = Source()
     live = LiveFeed(source, tick_seconds=0.01)
     await live.after(0)
-    await asyncio.wait_for(live._task, 5)
+    await asyncio.wait_for(live._task, 60)
     looks = source.looks
     await asyncio.sleep(0.1)  # ten ticks: an absence cannot be waited for otherwise
     assert source.looks == looks
@@ -275,7 +281,7 @@ async def test_staff_session_sees_the_real_page(committed):
     await ws.send_json_to({"have": 0})
     answer = await answer_of(ws, 10)
     await ws.disconnect()
-    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 10)
+    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 60)
     assert {key for key, _ in answer["streams"]} >= {"events", "caches"}
 
 
@@ -304,7 +310,7 @@ async def test_losing_the_staff_mark_shuts_out(committed, monkeypatch):
     assert accepted
     await database_sync_to_async(User.objects.update)(is_staff=False)
     await ws.send_json_to({"have": 0})
-    assert (await ws.receive_output(timeout=10))["code"] == 4403
+    assert (await ws.receive_output(timeout=60))["code"] == 4403
 
 
 async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkeypatch):
@@ -315,7 +321,7 @@ async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkey
     assert accepted
     await ws.send_json_to({"have": 0})
     first = await answer_of(ws, 10)
-    assert first["rooms"] == [] and "href=" not in json.dumps(first)
+    assert first["rooms"] == [] and "/admin/streams/" not in json.dumps(first)
     await ws.send_json_to({"have": first["number"]})
     second = await answer_of(ws, 10)
     assert not is_whole(second.get("streams", [["", [["", None]]]]))
@@ -323,7 +329,7 @@ async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkey
     await ws.send_json_to({"have": second["number"]})
     third = await answer_of(ws, 10)
     await ws.disconnect()
-    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 10)
+    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 60)
     assert is_whole(third["streams"])
     assert {"state", "summary", "rooms", "workers"} <= third.keys()
     assert "/admin/streams/streamposition/" in json.dumps(third["streams"])
@@ -340,7 +346,7 @@ async def test_logging_out_shuts_out(committed, monkeypatch):
     assert accepted
     await database_sync_to_async(Session.objects.all().delete)()
     await ws.send_json_to({"have": 0})
-    assert (await ws.receive_output(timeout=10))["code"] == 4401
+    assert (await ws.receive_output(timeout=60))["code"] == 4401
 
 
 async def test_a_page_that_cannot_be_made_is_said_and_logged_instead_of_waited_for(source, caplog):
@@ -359,7 +365,7 @@ async def test_a_database_that_does_not_answer_is_said_while_it_is_waited_for():
     go_on = threading.Event()
 
     def look():
-        go_on.wait(30)
+        go_on.wait(60)
         return a_snapshot()
 
     live = LiveFeed(look, tick_seconds=0.01, patience_seconds=0.05)
@@ -368,7 +374,7 @@ async def test_a_database_that_does_not_answer_is_said_while_it_is_waited_for():
     go_on.set()
     while (tick := await live.after(tick.number)).page is None:
         pass
-    await asyncio.wait_for(live._task, 10)
+    await asyncio.wait_for(live._task, 60)
 
 
 async def test_only_the_last_pages_are_kept_and_the_others_come_whole():
@@ -379,7 +385,7 @@ async def test_only_the_last_pages_are_kept_and_the_others_come_whole():
         tick = await live.after(number)
         texts.append([unpacked(live.message(have, tick, SEES_ALL)) for have in (number, max(0, number - 1), 1)])
         number = tick.number
-    await asyncio.wait_for(live._task, 10)
+    await asyncio.wait_for(live._task, 60)
     last, before, first = texts[-1]
     assert not is_whole(last["streams"]) and not is_whole(before["streams"])
     assert is_whole(first["streams"]), "page 1 is long gone"
@@ -393,7 +399,7 @@ async def test_what_viewers_of_one_page_are_sent_is_written_once(monkeypatch):
     assert live.message(0, tick, SEES_ALL) is live.message(0, tick, SEES_ALL)
     assert live.message(0, tick, SEES_ALL) is not live.message(0, tick, frozenset())
     assert tick.fragments(SEES_ALL) is tick.fragments(SEES_ALL)
-    await asyncio.wait_for(live._task, 10)
+    await asyncio.wait_for(live._task, 60)
 
 
 async def test_a_feed_that_is_cancelled_does_not_hold_up_the_loop_for_a_read(db):
@@ -402,7 +408,7 @@ async def test_a_feed_that_is_cancelled_does_not_hold_up_the_loop_for_a_read(db)
 
     def hang():
         reading.set()
-        answered.wait(20)
+        answered.wait(60)
         return a_snapshot()
 
     feed = LiveFeed(hang)

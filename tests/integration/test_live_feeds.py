@@ -54,7 +54,7 @@ def begin(table):
 def there():
     """The vector of what is stored, once all that was written is."""
     upto = here().highest
-    wait_until(lambda: upto in stored_vector().values(), 20)
+    wait_until(lambda: upto in stored_vector().values())
     return stored_vector()
 
 
@@ -228,7 +228,7 @@ def test_its_place_shows_on_the_live_page(room, feeds):
     talk(room, 1)
     batch(feeds)
     at = here().base
-    wait_until(lambda: at in shown().positions.get("events", {}).values(), 20)
+    wait_until(lambda: at in shown().positions.get("events", {}).values())
     assert shown().closed_at is None
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import html
 import json
 import re
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from django.contrib.auth.models import Permission
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.urls import reverse
 
 from events.admin.links import room_url
 from replsite.dashboard import views
 from replsite.dashboard.fragments import _RIGHTS, changes, render
-from replsite.dashboard.page import live_page_data
+from replsite.dashboard.page import FINE_READERS_SHOWN, live_page_data
+from replsite.dashboard.tables import TABLES
 from replsite.snapshot.types import JobsView
 from tests.support.snapshots import a_job, a_reader, a_snapshot, a_stream, a_writer, some_storage
+from tests.support.writing import append, wait_for_linear
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
@@ -125,7 +130,9 @@ def test_page_says_what_the_viewer_may_do(client, django_user_model, shown):
     user = django_user_model.objects.create_user("mate", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="disconnect_reader"))
     client.force_login(user)
-    assert 'data-may="disconnect"' in client.get(reverse("live")).content.decode()
+    page = client.get(reverse("live")).content.decode()
+    assert 'data-disconnect-page="/admin/actions/disconnect/?name=~"' in page
+    assert "data-retire-page" not in page
 
 
 def test_rows_lead_to_their_objects(admin_client, monkeypatch):
@@ -155,3 +162,46 @@ def test_nobody_is_led_where_they_may_not_go(client, django_user_model, monkeypa
 
 def test_words_that_say_all_stand_alone(admin_client, shown):
     assert "Keeps up." not in admin_client.get(reverse("live")).content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("path", "kind"), [("/admin/live/", "text/html"), ("/admin/live/data/", "application/json")])
+def test_a_stream_without_its_table_is_named_with_what_to_do(admin_client, path, kind):
+    """A declared stream whose migration was not run yet: no page may answer 500 for it."""
+    wait_for_linear(append()[-1])
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE streams_cacheinvalidation RENAME TO elsewhere")
+    try:
+        views.SHARED._latest = None
+        answer = admin_client.get(path, headers={"accept": kind})
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO streams_cacheinvalidation")
+    assert answer.status_code == 503
+    said = html.unescape(answer.content.decode())
+    assert "streams_cacheinvalidation" in said
+    assert "put it back" in said, "all migrations are applied here, so this is what helps"
+    assert admin_client.get(path).status_code == 200
+
+
+def test_each_table_is_served_as_csv(admin_client, shown):
+    for name in TABLES:
+        answer = admin_client.get(reverse("live-csv", args=[name]))
+        assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    titles, *rows = csv.reader(StringIO(admin_client.get(reverse("live-csv", args=["streams"])).content.decode()))
+    assert titles[:3] == ["group", "row", "Stream and writer"]
+    assert [row[:2] for row in rows] == [["events", ""], ["events", "web-1"]]
+    assert admin_client.get("/admin/live/nothing.csv").status_code == 404
+
+
+def test_the_csv_of_readers_has_those_that_the_page_leaves_out(admin_client, monkeypatch):
+    snapshot = a_snapshot(a_stream(a_writer()), *(a_reader(f"f{n}") for n in range(FINE_READERS_SHOWN + 7)))
+    monkeypatch.setattr(views.SHARED, "get", lambda: snapshot)
+    rows = admin_client.get(reverse("live-csv", args=["readers"])).content.decode().splitlines()
+    assert len(rows) == 1 + 2 * (FINE_READERS_SHOWN + 7), "a line for each reader, and one for its stream"
+
+
+def test_the_page_of_status_words_explains_each(admin_client):
+    page = admin_client.get(reverse("status-words")).content.decode()
+    assert 'id="writer-blocked"' in page
+    assert "<code>streams abort</code>" in page

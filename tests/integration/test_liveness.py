@@ -28,7 +28,7 @@ import sys, time
 from django.db import transaction
 from streams import registry
 from streams.writing import process as writers
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 writers.use_instance("victim")
 fact = lambda: CacheInvalidation(cache_name="victim", keys=None)
 first = registry.get("caches").append(fact())
@@ -126,7 +126,7 @@ def test_a_dead_writer_is_found_although_the_databases_clock_was_set_back(ghost)
     ghost.execute("COMMIT")
     Instance.objects.filter(name="dead").update(heartbeat_at=database_now("default") + timedelta(hours=1))
     append()
-    wait_until(lambda: stored()["dead"].state == "retired", 5)
+    wait_until(lambda: stored()["dead"].state == "retired")
     wait_for_linear(max(ids()))
 
 
@@ -150,7 +150,7 @@ def test_other_writers_notice_and_pass_the_dead_ones_facts_on(ghost):
     """Heartbeats of a living writer look for dead ones; what those had committed becomes visible without a new fact."""
     ghost.execute("COMMIT")
     append()
-    wait_until(lambda: stored()["dead"].state == "retired", 5)
+    wait_until(lambda: stored()["dead"].state == "retired")
     wait_for_linear(max(ids()))
 
 
@@ -160,7 +160,7 @@ def test_last_writer_that_is_resolved_leaves_nothing_unseen():
     with connection.cursor() as cursor:
         cursor.execute("UPDATE streams_streamposition SET position = 1")
     with session() as cursor:  # the writer's own session may hold its locks for a moment after its connection is closed
-        wait_until(lambda: resolve_writer(cursor, "master", "test"), 20, "the writer is retired")
+        wait_until(lambda: resolve_writer(cursor, "master", "test"), what="the writer is retired")
     assert linear() == ids()[-1]
 
 
@@ -175,6 +175,6 @@ def test_stopped_process_is_not_taken_for_dead_and_a_killed_one_is(start_manage)
         assert resolve_dead_writers(cursor, "test") == []
     assert linear() == before, "its open fact still holds the position back"
     os.kill(victim.pid, signal.SIGKILL)
-    wait_until(lambda: stored()["victim"].state == "retired", 15)
+    wait_until(lambda: stored()["victim"].state == "retired")
     wait_for_linear(before + 2)
     assert ids() == [before, before + 2]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import psycopg2
 import pytest
 from django.db import DatabaseError, connection, transaction
+from django.db.backends.postgresql.base import Database
 
-from events.integrity import repair
+from events.integrity import repair, room_mending
 from events.models import EventVisibility
 from pipeline.archive import restore as restore_kind
 from pipeline.archive import write
-from pipeline.importing.sources import inputs
+from pipeline.frames.sources import inputs
 from pipeline.importing.staging_tables import connect, staging_connection
 from pipeline.maintenance import resync_executor
 from pipeline.maintenance.resync_executor import RoomsWork
@@ -25,6 +25,7 @@ from tests.integration.test_source_writing import CACHES, batch, options
 from tests.support.impatient_server import LIMIT_SECONDS, impatient, wait_for_the_limit
 from tests.support.synapse_database import postgresql_database
 from tests.support.waiting import wait_until
+from tests.support.writing import is_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMITS = ("idle_in_transaction_session_timeout", "statement_timeout", "transaction_timeout")
@@ -59,7 +60,7 @@ def test_the_server_ends_a_forgotten_transaction(impatience):
 def test_the_snapshot_of_an_archive_and_its_readers_outlast_it(impatience, monkeypatch, tmp_path):
     room_id = stored("v10_gap")
     written = waiting_before(monkeypatch, write, "write_part")
-    monkeypatch.setattr(write, "_SINGLE", {})
+    monkeypatch.setattr(write, "ONE_FILE", ())
     purge("history", room_id, "--before-token", f"t{middle(room_id, 0.7)}-0", "--archive", str(tmp_path))
     assert written
 
@@ -82,18 +83,18 @@ def test_a_restore_outlasts_it(impatience, monkeypatch, tmp_path):
 
 def test_checking_and_mending_a_room_in_a_process_outlasts_it(impatience, monkeypatch):
     room_id = without_ranges()
-    looked = waiting_before_queries(monkeypatch, repair)
+    looked = waiting_before_queries(monkeypatch, room_mending)
     assert repair.check_room(room_id).events > 0
     with monkeypatch.context() as mending:
-        mended = waiting_before_queries(mending, repair, "repair_room")
+        mended = waiting_before_queries(mending, room_mending, "repair_room")
         assert repair.resync_room(room_id, "visibility").before.of("visibility") > 0
     assert (len(looked), len(mended)) == (3, 1)
 
 
 def test_checking_rooms_on_executors_outlasts_it(impatience, monkeypatch):
     room_id = without_ranges()
-    looked = waiting_before_queries(monkeypatch, resync_executor)
-    mended = waiting_before_queries(monkeypatch, resync_executor, "repair_room")
+    looked = waiting_before_queries(monkeypatch, room_mending)
+    mended = waiting_before_queries(monkeypatch, room_mending, "repair_room")
     (answer,) = resync_executor.resync_rooms(RoomsWork(dsn(), "visibility", mend=True), [room_id])
     assert answer.before.of("visibility") > 0 and (len(looked), len(mended)) == (2, 1)
 
@@ -209,16 +210,9 @@ def test_a_transaction_of_a_job_goes_on_beyond_the_servers_limit_for_all_transac
 def test_a_session_that_waits_for_notifications_or_holds_a_lock_may_be_silent():
     with impatient(idle_session_timeout=f"{LIMIT_SECONDS}s"):
         held = driver.direct_connection(application_name="replsite held")
-        other = psycopg2.connect(dsn())
+        other = Database.connect(dsn())
         other.autocommit = True
-        with connection.cursor() as watching:
-            watching.execute("SET idle_session_timeout = 0")
-
-            def is_there(process):
-                watching.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [process.info.backend_pid])
-                return watching.fetchone()[0] == 1
-
-            wait_until(lambda: not is_there(other))
-            assert is_there(held)
+        wait_until(lambda: not is_open(other.info.backend_pid))
+        assert is_open(held.info.backend_pid)
         held.close()
         other.close()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from http.cookies import SimpleCookie
+
 import pytest
 from django.contrib.auth.models import User
+from psutil import Process
 
-from tests.support.floods import connect, head, status_of
+from tests.support.floods import Probe, connect, head, memory, status_of
+from tests.support.waiting import wait_until
 from tests.support.websocket_client import session_cookie
 from tests.support.wire_client import ready_ports
 
@@ -38,7 +43,7 @@ def test_a_made_up_cookie_is_nobodys_session(client, django_assert_num_queries, 
 def test_a_real_session_is_found_as_before(client, port):
     cookie = session_cookie(User.objects.create_superuser("boss"))
     assert client.get("/admin/", headers={"cookie": cookie}).status_code == 200
-    assert status_of(port, "/admin/", 20, f"Cookie: {cookie}\r\n") == 200
+    assert status_of(port, "/admin/", more=f"Cookie: {cookie}\r\n") == 200
     assert upgrade(port, "/ws/live/", f"Cookie: {cookie}\r\n").startswith(b"HTTP/1.1 101 ")
 
 
@@ -47,12 +52,94 @@ def test_a_websocket_to_no_address_of_ours_is_refused(port, path):
     assert upgrade(port, path).startswith(b"HTTP/1.1 403 ")
 
 
+def test_a_client_moves_no_page(port):
+    """A proxy that forbids a path to strangers let this pass, and the page was answered."""
+    for root in ("/x", "/static"):
+        for path in ("/metrics", "/health", "/health/live", "/admin/login/", "/_synapse/replication/x"):
+            assert status_of(port, f"{root}{path}", more=f"Daphne-Root-Path: {root}\r\n") == 404
+
+
+def test_a_header_that_is_no_text_is_no_error(port):
+    for name in ("Daphne-Root-Path", "Sec-WebSocket-Protocol"):
+        assert status_of(port, "/health/live", more=f"{name}: \u00ff\r\n") == 200
+        assert upgrade(port, "/ws/live/", f"{name}: \u00ff\r\n").startswith(b"HTTP/1.1 403 ")
+
+
 @pytest.mark.parametrize("value", COOKIES)
 def test_a_websocket_with_a_made_up_cookie_is_refused(port, value):
     assert upgrade(port, "/ws/live/", f"Cookie: sessionid={value}\r\n").startswith(b"HTTP/1.1 403 ")
 
 
+ESCAPES = ['"' + "\\" * 15_000 + '"', '"' + "\\1" * 7_500 + '"']
+
+
+@pytest.mark.parametrize("value", ESCAPES, ids=["backslashes", "digits"])
+def test_escapes_in_a_cookie_stop_nobody(start_manage, value):
+    """Each request took Python's ``http.cookies`` most of a second, a WebSocket's on the event loop."""
+    process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
+    port = ready_ports(process)["http"]
+    assert status_of(port) == 200
+
+    def cpu_of(cookie: str) -> float:
+        before = sum(Process(process.pid).cpu_times()[:2])
+        for _ in range(5):
+            assert upgrade(port, "/ws/live/", f"Cookie: a={cookie}\r\n").startswith(b"HTTP/1.1 403 ")
+            assert status_of(port, "/admin/", more=f"Cookie: a={cookie}\r\n") == 302
+        return sum(Process(process.pid).cpu_times()[:2]) - before
+
+    plain = cpu_of("x" * len(value))
+    assert cpu_of(value) < 5 * plain + 0.5, "little more than another cookie of that length"
+
+
+def test_the_cookie_of_messages_is_read(port):
+    """Django stores them as JSON with quotes, in a cookie of 2,048 characters at most; each quote is escaped."""
+    cookie = session_cookie(User.objects.create_superuser("boss"))
+    text = SimpleCookie({"messages": json.dumps([["x", 0, "y"]] * 100)[:1_000]}).output(header="").strip()
+    assert status_of(port, "/admin/", more=f"Cookie: {text}; {cookie}\r\n") == 200
+    assert upgrade(port, "/ws/live/", f"Cookie: {text}; {cookie}\r\n").startswith(b"HTTP/1.1 101 ")
+
+
+FORM = "Content-Type: application/x-www-form-urlencoded"
+TOKEN = "Cookie: csrftoken={}\r\n".format("A" * 32)
+"""With it the form is read, to compare the secret in it."""
+
+
+def form(body: bytes, more: str = "") -> bytes:
+    """A form of somebody who is not logged in."""
+    return head("/admin/", f"{FORM}{more}\r\n{TOKEN}Content-Length: {len(body)}\r\n", "POST") + body
+
+
+def test_a_long_form_of_a_stranger_is_not_read(start_manage):
+    """Percent signs took 190 bytes of memory each, and three microseconds in which nobody else was answered."""
+    process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
+    port = ready_ports(process)["http"]
+    assert status_of(port) == 200
+    before = memory(process.pid)
+    with Probe(port, process.pid) as seen:
+        for _ in range(3):
+            with connect(port, form(b"a=" + b"%" * 2_400_000)) as made:
+                assert made.recv(200).startswith(b"HTTP/1.1 413 ")
+        wait_until(lambda: seen.statuses)
+    assert set(seen.statuses) == {200}
+    assert seen.memory - before < 60_000_000
+
+
+def test_a_form_without_a_length_is_not_read(port):
+    """It may be as long as a body may be at all."""
+    more = f"{FORM}\r\n{TOKEN}Transfer-Encoding: chunked\r\n"
+    with connect(port, head("/admin/", more, "POST") + b"5\r\na=bcd\r\n0\r\n\r\n") as made:
+        assert made.recv(200).startswith(b"HTTP/1.1 411 ")
+
+
+def test_the_form_of_a_user_may_be_longer(port):
+    cookie = session_cookie(User.objects.create_superuser("boss"))
+    for size, status in ((20_000, b"403"), (300_000, b"413")):
+        with connect(port, form(b"a" * size).replace(b"Cookie: ", f"Cookie: {cookie}; ".encode(), 1)) as made:
+            assert made.recv(200).startswith(b"HTTP/1.1 %s " % status)
+
+
 ERRORS_OF_CLIENTS = {
+    "a form in another encoding": form(b"a=b", "; charset=utf-16"),
     "many fields": head("/admin/login/?" + "a&" * 1_001),
     "many fields of catch-up": head("/_synapse/replication/get_repl_stream_updates/events/x?" + "a&" * 1_001),
     "no such page": head("/" + "x%0a" * 2_000),

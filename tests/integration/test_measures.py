@@ -18,9 +18,10 @@ from replsite.metrics.table import OWN, PROCESS
 from replsite.snapshot.shared import SharedSnapshot
 from state.models import StateGroup
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.follow import lag_histogram
 from streams.follow.lag_histogram import DelaySamples, age_sql
-from streams.models import CacheInvalidation, Reader, WireCount
+from streams.models import Reader, WireCount
 from tests.support.made_rooms import BOB, public_room
 from tests.support.persisted_rooms import incoming, persist
 from tests.support.writing import append
@@ -153,6 +154,7 @@ def test_a_database_that_is_away_is_the_readers_business(monkeypatch):
 
 
 @pytest.mark.parametrize("stream", registry.all_streams(), ids=lambda stream: stream.name)
+@pytest.mark.usefixtures("new_tables")
 def test_the_age_can_be_asked_of_every_stream(stream):
     with connection.cursor() as cursor:
         cursor.execute(age_sql(stream.declaration), {"id": 1})

@@ -16,7 +16,7 @@ from events.persist.room_cache import clear_caches
 from events.reading.event_json import load_events
 from events.stored_states import parsed_events
 from state.rules.room_versions import room_version
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from tests.integration.test_archive import purge
 from tests.integration.test_restore import restore
 from tests.support.made_rooms import ALICE, BOB, public_room

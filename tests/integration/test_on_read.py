@@ -1,9 +1,11 @@
 """What is decided on reading: access, forgotten rooms, ignored users, retention."""
 
 import json
+import threading
 import time
 
 import pytest
+from django.db import transaction
 from django.test import override_settings
 
 from events.errors import CannotForget, EventRefused, InvalidQuery, NotReadable, UnknownEvent, UnknownRoom
@@ -23,12 +25,14 @@ from events.visibility.access import (
     unforget_room,
 )
 from events.visibility.explain import explain_visibility
+from streams.catalog.models import AccountDataChange
 from streams.conf import stream_settings
-from streams.models.catalog import AccountDataChange
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import persist_all
 from tests.support.reading_rooms import readable_room
 from tests.support.stored_rooms import store_room
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, waiting_sessions
 
 pytestmark = pytest.mark.django_db
 
@@ -196,6 +200,23 @@ def test_list_of_ignored_users_is_replaced_and_told_in_the_stream():
     assert facts.count() == 2
 
 
+@pytest.mark.django_db(transaction=True)
+def test_two_lists_at_the_same_time_leave_one_of_them():
+    second = threading.Event()
+
+    def replace() -> None:
+        set_ignored_users(BOB, [EVE])
+        second.set()
+
+    with transaction.atomic():
+        set_ignored_users(BOB, [ALICE])
+        thread = in_thread(replace)
+        wait_until(lambda: second.is_set() or waiting_sessions())
+    thread.join(60)
+    assert second.is_set()
+    assert [row.ignored_user_id for row in IgnoredUser.objects.filter(user_id=BOB)] == [EVE]
+
+
 def test_ignored_users_are_bounded_and_checked():
     with pytest.raises(ValueError, match="limit"):
         set_ignored_users(BOB, [f"@{number}:a.test" for number in range(IGNORED_USERS_LIMIT + 1)])
@@ -278,6 +299,9 @@ def test_redacted_policy_is_none():
         (5_000, {"LONGEST": 2}, 2_000),
         (None, {"LONGEST": 2}, None),
         (2**53 - 1, {}, 2**53 - 1),
+        pytest.param(10**400, {}, 10**400, id="large"),
+        pytest.param(10**400, {"LONGEST": 2}, 2_000, id="large and bounded"),
+        pytest.param([10**4000], {"DEFAULT": 60}, 60_000, id="a large number within"),
     ],
 )
 def test_lifetime_is_the_rooms_within_the_sites_limits(wanted, settings, lifetime_ms):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from streams import registry
-from streams.models.catalog import Presence
+from streams.catalog.models import Presence
 from streams.testing import as_instance
 from tests.support.wire_client import start_replication
 

@@ -9,7 +9,7 @@ from events.reading import page_sql
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.stored_rooms import store_room
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("new_tables")]
 
 
 def generic_plan(statement):

@@ -42,7 +42,9 @@ def figures() -> dict[str, dict[str, object]]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("call", "begin"), [("append", "streams/stream.py"), ("persist", "events/persist/batch.py")])
+@pytest.mark.parametrize(
+    ("call", "begin"), [("append", "streams/stream_object.py"), ("persist", "events/persist/batch.py")]
+)
 def test_a_path_begins_at_the_call_and_is_counted(figures, call, begin) -> None:
     found = figures[call]
     assert found["files"][0] == begin and "streams/writing/append.py" in found["files"]
@@ -54,7 +56,7 @@ def test_text_names_the_functions_of_each_file() -> None:
     assert done.returncode == 0, done.stderr
     first, *files = done.stdout.splitlines()
     assert first.startswith("append: ") and first.endswith(" calls") and "changes of file" in first
-    assert files[0].startswith("  streams/stream.py: Stream.append")
+    assert files[0].startswith("  streams/stream_object.py: Stream.append")
 
 
 def test_an_unknown_call_is_refused() -> None:

@@ -5,13 +5,14 @@ import random
 import threading
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 
 from events.errors import Reason
 from events.models import Event, EventJson, EventVisibility, Room
 from events.persist import batch as storing
 from events.persist.batch import Incoming
 from events.reading.timeline import state_at
+from streams.errors import InTransaction
 from tests.support.made_rooms import ALICE, BOB, EVE, public_room
 from tests.support.persisted_rooms import (
     current_state,
@@ -23,6 +24,8 @@ from tests.support.persisted_rooms import (
     ranges,
     replayed_state,
 )
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, server_process, waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -368,3 +371,44 @@ def test_backfilled_outlier_is_below_all_live_events():
     (stored,) = persist([incoming(old, outlier=True, backfilled=True)]).stored
     assert stored.stream_ordering < 0
     assert Event.objects.get(pk=stored.stream_ordering).outlier
+
+
+# --- isolation --------------------------------------------------------------------------------------------------------
+
+
+def redaction_and_target():
+    """Of a stored room: a redaction, and its target, which is not stored and is on another branch."""
+    made = public_room()
+    first = made.message()
+    made.message(prev=[first])
+    persist_all(made.events)
+    target = made.message(prev=[first])
+    return made.redaction(target, prev=[made.events[-2]]), target
+
+
+def test_a_batch_sees_what_it_waited_for_whatever_isolation_is_the_default():
+    """A redaction was stored while its target waited for the room. At REPEATABLE READ the target was stored without it."""
+    redaction, target = redaction_and_target()
+    waiting = []
+
+    def store_target() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+        waiting.append(server_process())
+        persist([incoming(target)])
+
+    with transaction.atomic():
+        persist([incoming(redaction)])
+        thread = in_thread(store_target)
+        wait_until(lambda: waiting and waiting[0] in waiting_sessions())
+    thread.join()
+    assert Event.objects.get(event_id=target.event_id).redacted_by == redaction.event_id
+
+
+def test_a_transaction_that_cannot_see_what_others_store_is_refused():
+    made = public_room()
+    with pytest.raises(InTransaction, match="at READ COMMITTED"), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        persist([incoming(event) for event in made.events])
+    assert not Event.objects.exists()

@@ -29,6 +29,8 @@ def test_the_defaults_are_well():
         ("REPLSITE_JOB_HISTORY_DAYS", float("nan"), "pipeline.E004"),
         ("REPLSITE_JOB_HISTORY_COUNT", -1, "pipeline.E004"),
         ("REPLSITE_JOB_HISTORY_COUNT", 10**9, "pipeline.E004"),
+        ("REPLSITE_SPARK_PAGE_PORT", 80, "pipeline.E005"),
+        ("REPLSITE_SPARK_PAGE_PORT", 65_536, "pipeline.E005"),
     ],
 )
 def test_what_spark_would_refuse_is_refused_before(settings, name, value, expected):
@@ -39,6 +41,7 @@ def test_what_spark_would_refuse_is_refused_before(settings, name, value, expect
 def test_a_cluster_and_its_settings_are_well(settings):
     settings.REPLSITE_SPARK_MASTER = "spark://10.0.0.1:7077"
     settings.REPLSITE_SPARK_CONF = {"spark.executor.memory": "4g"}
+    settings.REPLSITE_SPARK_PAGE_PORT = 4040
     assert told() == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from streams.reading.position_notifications import PositionListener, PositionNotification
 from tests.support.waiting import wait_until
-from tests.support.writing import append, session, terminate
+from tests.support.writing import append, is_open, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,7 +44,7 @@ def test_announcements_are_heard(ear):
 
 def test_a_lost_connection_comes_back_with_a_look_at_everything(ear):
     wait_until(lambda: ear.heard)
-    terminate(ear.listener._connection.info.backend_pid)
+    terminate(ear.listener._connection.session)
     wait_until(lambda: ear.heard.count([]) == 2)
     taken = append()
     wait_until(lambda: PositionNotification("caches", "master", taken[0]) in ear.all())
@@ -70,16 +70,10 @@ def test_a_callback_that_fails_does_not_end_the_listening():
 def test_stopping_leaves_neither_thread_nor_session():
     ear = Ear()
     wait_until(lambda: ear.heard)
-    pid = ear.listener._connection.info.backend_pid
+    pid = ear.listener._connection.session
     ear.listener.stop()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("replsite-notifications")]
-    with session() as cursor:
-
-        def gone() -> bool:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
-            return bool(cursor.fetchone()[0] == 0)
-
-        wait_until(gone)
+    wait_until(lambda: not is_open(pid))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +120,7 @@ def test_a_nudge_comes_to_the_listeners_thread_and_many_at_once_are_one():
 def test_a_nudge_while_the_connection_is_lost_keeps_nobody_busy():
     listener = NudgedListener()
     listener.start()
-    terminate(listener._connection.info.backend_pid)
+    terminate(listener._connection.session)
     for _ in range(100):
         listener.nudge()
     wait_until(lambda: not listener._connection.closed)

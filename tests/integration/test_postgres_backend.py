@@ -13,7 +13,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from replsite.postgres.backend.base import DatabaseWrapper
+from replsite.postgres.backend.base import DatabaseWrapper, launch_settings
 from replsite.postgres.errors import StartFailed
 from replsite.postgres.folder import Folder
 from replsite.postgres.launcher import LaunchSettings, ensure_running, release
@@ -42,7 +42,7 @@ def data_dir() -> Iterator[Path]:
         ensure_running(LaunchSettings(folder, fsync=False))
         yield folder
         release(folder)
-        wait_until(lambda: not Folder(folder / "postgres").has_keeper(), 30)
+        wait_until(lambda: not Folder(folder / "postgres").has_keeper())
 
 
 @pytest.fixture
@@ -81,6 +81,39 @@ def test_two_that_migrate_an_empty_database_at_once_come_one_after_the_other(dat
     assert [err for _, err in said] == ["", ""]
     (waited,) = [out for out, _ in said if "Another migrate is at work on this database (database session " in out]
     assert "No migrations to apply." in waited
+
+
+def served_once(environment: dict[str, str]) -> tuple[str, str, int]:
+    """Starts ``serve``, ends it as soon as it accepts, and returns what it said and its exit status."""
+    command = [sys.executable, "manage.py", "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=PROJECT, env=environment, **pipes) as server:
+        first = server.stdout.readline()
+        server.terminate()
+        return first, server.communicate(timeout=60)[1], server.returncode
+
+
+def test_serve_makes_the_tables_of_an_empty_embedded_database(data_dir):
+    environment = {
+        **os.environ,
+        "REPLSITE_DATA_DIR": str(data_dir),
+        "DJANGO_SETTINGS_MODULE": "tests.support.slow_migrations",
+        "SLOW_DATABASE": "served_at_once",
+    }
+    environment.pop("DATABASE_URL", None)
+    ready, told, _ = served_once(environment)
+    assert ready.startswith("ready http=")
+    assert told.splitlines()[0] == "The embedded database is empty: making its tables."
+    ready, told, _ = served_once(environment)
+    assert ready.startswith("ready http=")
+    assert "making its tables" not in told
+
+
+def test_serve_leaves_the_tables_of_any_other_server_to_its_operator(tmp_path, debian_url):
+    environment = {**os.environ, "REPLSITE_DATA_DIR": str(tmp_path), "DATABASE_URL": debian_url}
+    ready, told, status = served_once(environment)
+    assert (ready, status) == ("", 1)
+    assert "has not got the tables: run `manage.py migrate` first." in told
 
 
 def test_first_connections_at_once_create_one_database(data_dir):
@@ -127,7 +160,7 @@ def debian_url() -> Iterator[str]:
         server = ensure_running(LaunchSettings(folder, DEBIAN[0].parent, fsync=False))
         yield "postgres://{user}:{password}@{host}:{port}/postgres".format(**server)
         release(folder)
-        wait_until(lambda: not Folder(folder / "postgres").has_keeper(), 30)
+        wait_until(lambda: not Folder(folder / "postgres").has_keeper())
 
 
 def test_the_same_code_runs_on_the_server_of_database_url(tmp_path, debian_url):
@@ -138,3 +171,10 @@ def test_the_same_code_runs_on_the_server_of_database_url(tmp_path, debian_url):
     done = manage_in(tmp_path, "dbshell", "--", "-Atc", "SHOW server_version", DATABASE_URL=debian_url)
     assert not (tmp_path / "postgres").exists(), "no embedded server was started beside it"
     assert done.returncode != 0 or done.stdout.startswith(major)
+
+
+def test_without_a_folder_the_error_says_what_to_set(settings):
+    """It was an AttributeError with a traceback, from the first command of a new project."""
+    del settings.REPLSITE_DATA_DIR
+    with pytest.raises(ImproperlyConfigured, match="Set, for instance: REPLSITE_DATA_DIR"):
+        launch_settings()

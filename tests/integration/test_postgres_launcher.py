@@ -17,16 +17,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
-import psycopg2
 import pytest
+from django.db.backends.postgresql.base import Database
 
 from replsite.postgres import cluster as cluster_module
 from replsite.postgres import launcher
 from replsite.postgres.errors import (
     BinariesMissing,
+    DiskFull,
     EmbeddedPostgresError,
     FolderClosed,
     OtherMajorVersion,
@@ -34,6 +36,7 @@ from replsite.postgres.errors import (
 )
 from replsite.postgres.folder import Folder, is_postgres_of, try_lock
 from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs, release
+from tests.support.full_disk import fill_disk, small_file_system
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
 
@@ -91,7 +94,7 @@ class Place:
     def query(self, sql: str) -> list[tuple]:
         parameters = {"port": self.folder.server().port, "password": self.folder.password_file.read_text()}
         with closing(
-            psycopg2.connect(host="127.0.0.1", user="postgres", dbname="postgres", **parameters)
+            Database.connect(host="127.0.0.1", user="postgres", dbname="postgres", **parameters)
         ) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
@@ -141,7 +144,7 @@ def place(data_dir: Path) -> Iterator[Place]:
         user.kill()
     release(data_dir)
     if place.folder.path.exists():
-        wait_until(place.is_stopped, 30, "the server stopped after the test")
+        wait_until(place.is_stopped, what="the server stopped after the test")
 
 
 @pytest.fixture(scope="session")
@@ -151,7 +154,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         place = Place(Path(name) / "data")
         place.user().port()
         place.users[0].end()
-        wait_until(place.is_stopped, 30)
+        wait_until(place.is_stopped)
         yield place.data_dir
 
 
@@ -181,8 +184,15 @@ def test_importing_the_settings_starts_nothing(data_dir):
 
 def test_without_the_password_nobody_gets_in(ready):
     port = ready.user().port()
-    with pytest.raises(psycopg2.OperationalError, match="password"):
-        psycopg2.connect(host="127.0.0.1", port=port, user="postgres", password="guess", dbname="postgres")
+    with pytest.raises(Database.OperationalError, match="password"):
+        Database.connect(host="127.0.0.1", port=port, user="postgres", password="guess", dbname="postgres")
+
+
+def test_only_the_random_password_has_a_quick_hash(ready):
+    ready.user().port()
+    ready.query("CREATE ROLE somebody PASSWORD 'of a person'")
+    found = dict(ready.query("SELECT rolname, split_part(split_part(rolpassword, '$', 2), ':', 1) FROM pg_authid"))
+    assert (found["postgres"], found["somebody"]) == ("1", "4096")
 
 
 def test_the_password_is_closed_to_others(ready):
@@ -201,14 +211,14 @@ def test_server_stops_after_its_last_user(ready):
     first.end()
     assert ready.query("SELECT 1") == [(1,)]
     second.end()
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
 
 
 def test_clean_stop_leaves_no_recovery_to_do(ready):
     user = ready.user()
     user.port()
     user.end()
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
     assert "database system is shut down" in ready.folder.log_tail(2)
 
 
@@ -218,7 +228,7 @@ def test_port_is_kept_across_restarts(ready):
         user = ready.user()
         ports.append(user.port())
         user.end()
-        wait_until(ready.is_stopped, 15)
+        wait_until(ready.is_stopped)
     assert ports[0] == ports[1]
 
 
@@ -235,7 +245,7 @@ def test_port_in_use_is_replaced_by_a_free_one(ready, free_port):
 def test_user_that_comes_while_the_server_stops_gets_a_new_one(ready):
     ready.user().port()
     ready.users[0].end()
-    wait_until(lambda: not ready.folder.running_server(), 15, "the stop has begun")
+    wait_until(lambda: not ready.folder.running_server(), what="the stop has begun")
     assert ready.user().port()
     assert ready.query("SELECT 1") == [(1,)]
 
@@ -247,34 +257,34 @@ def test_forked_child_keeps_the_server_that_its_parent_started(ready):
         cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     process.stdout.readline()
-    process.wait(10)  # the parent; its child lives until standard input ends
+    process.wait(60)  # the parent; its child lives until standard input ends
     time.sleep(2 * 1.5)  # longer than the keeper lingers: the absence of a stop cannot be waited for otherwise
     assert ready.serves()
     process.stdin.close()
     process.stdout.close()
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
 
 
 def test_program_that_a_user_started_does_not_keep_the_server(ready):
     code = USER.replace("sys.stdin.read()", "import subprocess; subprocess.Popen(['sleep', '30'], close_fds=False)")
     command = [sys.executable, "-c", code, str(ready.data_dir), ""]
     user = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL, start_new_session=True)
-    assert user.wait(30) == 0
-    wait_until(ready.is_stopped, 15)
+    assert user.wait(60) == 0
+    wait_until(ready.is_stopped)
     os.killpg(user.pid, signal.SIGKILL)  # the program
 
 
 def test_released_server_stops_while_the_process_lives(ready):
     ensure_running(ready.settings())
     release(ready.data_dir)
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
 
 
 def test_folder_that_was_removed_takes_its_server_along(ready):
     ready.user().port()
     # The server takes files of its own away as it stops: before Python 3.13 that ends the walk with an error.
     wait_until(lambda: shutil.rmtree(ready.data_dir, ignore_errors=True) or not ready.data_dir.exists())
-    wait_until(lambda: not ready.keeper_pid(), 15)
+    wait_until(lambda: not ready.keeper_pid())
 
 
 # --- being killed -------------------------------------------------------------------------------------------------
@@ -286,7 +296,7 @@ def test_killed_users_count_no_more(ready):
         user.port()
     for user in users:
         user.kill()
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
 
 
 def test_killed_server_comes_back_on_its_port_with_its_data(ready):
@@ -294,7 +304,7 @@ def test_killed_server_comes_back_on_its_port_with_its_data(ready):
     ready.query("CREATE TABLE kept AS SELECT 7 AS n")
     killed = ready.postgres_pid()
     kill(killed)
-    wait_until(lambda: ready.serves(other_than=killed), 30)
+    wait_until(lambda: ready.serves(other_than=killed))
     assert ready.folder.server().port == port
     assert ready.query("SELECT n FROM kept") == [(7,)]
 
@@ -314,7 +324,7 @@ def test_adopted_server_stops_after_its_last_user(ready):
     ready.user().port()
     for user in ready.users:
         user.end()
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
 
 
 def test_everything_killed_at_once_comes_back_with_its_data(ready):
@@ -335,7 +345,7 @@ def test_everything_killed_at_once_comes_back_with_its_data(ready):
 def test_keeper_told_to_end_stops_the_server(ready):
     ready.user().port()
     os.kill(ready.keeper_pid(), signal.SIGTERM)
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), 1, 4_194_300], ids=["of this process", "of init", "of nobody"])
@@ -362,7 +372,7 @@ def test_every_process_of_the_server_holds_its_lock(ready):
     ready.user().port()
     assert try_lock(ready.folder.server_lock, fcntl.LOCK_SH) is None
     ready.users[0].end()
-    wait_until(ready.is_stopped, 15)
+    wait_until(ready.is_stopped)
     lock = try_lock(ready.folder.server_lock, fcntl.LOCK_SH)
     assert lock is not None
     os.close(lock)
@@ -385,16 +395,16 @@ def test_initdb_that_was_killed_is_swept_and_done_again(place):
 
 def test_keeper_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way(place):
     first = place.user()
-    wait_until(lambda: list(place.folder.path.glob("data.new*")) if place.folder.path.exists() else [], 15)
+    wait_until(lambda: list(place.folder.path.glob("data.new*")) if place.folder.path.exists() else [])
     kill(place.keeper_pid())
-    first.process.wait(30)
+    first.process.wait(60)
     assert place.user().port()
     assert place.query("SELECT 1") == [(1,)]
 
 
 def test_a_user_killed_while_it_starts_the_server_leaves_nothing_in_the_way(place):
     first = place.user()
-    wait_until(lambda: list(place.folder.path.glob("data.new*")) if place.folder.path.exists() else [], 15)
+    wait_until(lambda: list(place.folder.path.glob("data.new*")) if place.folder.path.exists() else [])
     first.kill()
     assert place.user().port()
     assert place.query("SELECT 1") == [(1,)]
@@ -413,7 +423,7 @@ def test_a_child_forked_while_a_keeper_starts_does_not_hold_its_lock(place, monk
     with pytest.raises(StartFailed, match="no keeper"):
         ensure_running(place.settings())
     try:
-        wait_until(lambda: not place.folder.has_keeper(), 15)
+        wait_until(lambda: not place.folder.has_keeper())
     finally:
         os.kill(children[0], signal.SIGKILL)
         os.waitpid(children[0], 0)
@@ -437,6 +447,52 @@ def test_server_that_cannot_start_is_told_with_the_end_of_its_log(ready):
     with pytest.raises(StartFailed, match="shared_buffers") as caught:
         ensure_running(ready.settings())
     assert str(ready.folder.log) in str(caught.value)
+
+
+def test_a_start_that_failed_is_not_tried_again_at_once_except_by_another_process(ready, monkeypatch):
+    """It was tried about once a second for as long as the disk was full."""
+
+    def starts() -> int:
+        return ready.folder.log.read_text().count("FATAL:  configuration file")
+
+    good = (ready.folder.cluster / "postgresql.conf").read_text()
+    (ready.folder.cluster / "postgresql.conf").write_text(f"{good}\nshared_buffers = 'lots'\n")
+    monkeypatch.setattr(launcher, "RETRY_SECONDS", 600.0)
+    with pytest.raises(StartFailed) as first:
+        ensure_running(ready.settings())
+    assert starts() == 1
+    with pytest.raises(StartFailed) as second:
+        ensure_running(ready.settings())
+    assert (starts(), str(second.value)) == (1, str(first.value))
+    (ready.folder.cluster / "postgresql.conf").write_text(good)
+    port = ready.user().port()  # a command has no pause of its own
+    assert ensure_running(ready.settings())["port"] == port, "and what it started is found at once"
+    assert ready.folder.path not in launcher._failures
+
+
+def test_each_pause_after_a_failed_start_is_twice_the_last_up_to_a_limit(ready, monkeypatch):
+    with (ready.folder.cluster / "postgresql.conf").open("a") as file:
+        file.write("shared_buffers = 'lots'\n")
+    monkeypatch.setattr(launcher, "RETRY_SECONDS", 1000.0)
+    monkeypatch.setattr(launcher, "MOST_RETRY_SECONDS", 3000.0)
+    pauses = []
+    for _ in range(3):
+        with pytest.raises(StartFailed):
+            ensure_running(ready.settings())
+        failure = launcher._failures.pop(ready.folder.path)
+        pauses.append(failure.seconds)
+        launcher._failures[ready.folder.path] = replace(failure, due=0.0)
+    assert pauses == [1000, 2000, 3000]
+
+
+def test_a_full_disk_is_named_as_the_cause(tmp_path):
+    tmp_path.chmod(0o755)
+    with small_file_system(tmp_path / "data", 20):
+        fill_disk(tmp_path / "data")
+        with pytest.raises(DiskFull, match=r"is full\. Free space there, and it starts again by itself") as caught:
+            ensure_running(LaunchSettings(tmp_path / "data", fsync=False))
+        assert str(tmp_path / "data" / "postgres" / "postgres.log") in str(caught.value).splitlines()[0]
+        release(tmp_path / "data")
 
 
 def test_programs_that_are_not_there_are_named(tmp_path):
@@ -520,22 +576,12 @@ def test_a_log_that_cannot_be_cut_either_is_left_alone(tmp_path, monkeypatch):
 @pytest.fixture
 def small_disk(data_dir: Path) -> Iterator[Place]:
     """A server whose folder is a file system of its own, of 200 MB."""
-    data_dir.mkdir(exist_ok=True)
-    data_dir.chmod(0o711)
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200m,mode=711", "tmpfs", data_dir], check=False, capture_output=True
-    ).returncode:
-        pytest.skip("making a small file system needs the right to mount one")
-    place = Place(data_dir)
-    try:
+    with small_file_system(data_dir, 200):
+        place = Place(data_dir)
         yield place
-    finally:
-        try:
-            for user in place.users:
-                user.end()
-            wait_until(place.is_stopped, 30)
-        finally:
-            subprocess.run(["umount", "--lazy", data_dir], check=True)
+        for user in place.users:
+            user.end()
+        wait_until(place.is_stopped)
 
 
 LAST_WORDS = b"the last words\n"
@@ -545,9 +591,7 @@ def fill_with_log(place: Place) -> None:
     """A log that is too long, and beside it not a byte free."""
     with place.folder.log.open("ab") as log:
         log.write(b"a line of the log\n" * (cluster_module.LOG_BYTES // 18 + 10) + LAST_WORDS)
-    with (place.data_dir / "filler").open("ab", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
+    fill_disk(place.data_dir)
 
 
 @contextmanager
@@ -587,7 +631,7 @@ def test_a_server_starts_where_there_is_no_room_for_a_copy_of_its_log(small_disk
     place = small_disk
     place.user().port()
     place.users[0].end()
-    wait_until(place.is_stopped, 30)
+    wait_until(place.is_stopped)
     fill_with_log(place)
     with (place.data_dir / "filler").open("ab") as file:
         file.truncate(file.tell() - cluster_module.LOG_BYTES // 8)
@@ -611,7 +655,7 @@ def closed(data_dir: Path) -> Iterator[Place]:
     for user in place.users:
         user.kill()
     if place.folder.path.exists():
-        wait_until(place.is_stopped, 30)
+        wait_until(place.is_stopped)
 
 
 def programs_of(place: Place) -> Path:

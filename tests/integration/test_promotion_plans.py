@@ -30,7 +30,7 @@ JOINED = (
 
 
 @pytest.fixture
-def job(transactional_db):
+def job(transactional_db, new_tables):
     """The number of a job that has its staging tables; no statement may take long."""
     job = Job.objects.create(kind="import_events").pk
     with connection.cursor() as cursor, transaction.atomic():

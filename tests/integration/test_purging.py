@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from contextlib import closing
@@ -55,8 +52,8 @@ from pipeline.maintenance import purge as purge_job
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from state.store import StateDigest, full_states
+from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
-from streams.models import CacheInvalidation
 from tests.oracle.answers import parsed
 from tests.oracles.purge_plan import PurgedEvent, purge_plan
 from tests.support.effort import examples
@@ -551,20 +548,16 @@ run_job("purge history", {"room": sys.argv[1], "before_token": sys.argv[2]})
 """
 
 
-def test_kill_nine_within_a_transaction(database_url):
+def test_kill_nine_within_a_transaction(run_manage):
     made = talked_room(20)
     cut = made.events[-1].depth
     foreseen = purge(made.room_id, cut, "--dry-run")
-    environment = {
-        **os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "replsite.settings",
-        "REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed",
-    }  # fmt: skip
-    command = [sys.executable, "-c", _KILLED, made.room_id, f"t{cut}-0"]
-    killed = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
+    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
+    killed = run_manage("-c", _KILLED, made.room_id, f"t{cut}-0", env=environment, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     outliers = Event.objects.filter(outlier=True).count()
     assert (outliers, room_figures(made.room_id, "default")["events_event"]) == (4, len(made.events) - 2)
-    wait_until(lambda: killed_jobs("default"), 20)
+    wait_until(lambda: killed_jobs("default"))
     outcome = purge(made.room_id, cut)
     assert outcome["deleted"] == foreseen["deleted"] - 2
     assert {t: after for t, (_, after) in outcome["tables"].items()} == {

@@ -141,6 +141,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+@pytest.mark.usefixtures("new_tables")
 def test_every_question_walks_an_index(question):
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")

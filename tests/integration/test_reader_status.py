@@ -12,7 +12,8 @@ from replsite.metrics.cluster import families
 from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
 from replsite.status.verdicts import HealthWord
-from streams.errors import FactsParked, HandlerFailed, ReaderNameTaken, ResyncNeeded, UnknownReader
+from streams.catalog.models import CacheInvalidation
+from streams.errors import EpochChanged, FactsParked, HandlerFailed, ReaderNameTaken, ResyncNeeded, UnknownReader
 from streams.follow import (
     Begin,
     Chunk,
@@ -25,11 +26,12 @@ from streams.follow import (
     resync_reader,
 )
 from streams.maintenance.trim import Keep, TrimRequest, trim
-from streams.models import CacheInvalidation, Instance, StoredCursor, StreamPosition
+from streams.models import Instance, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.reading.reader_table import forget_readers
+from streams.testing import forget_writers
 from tests.integration.test_snapshot import Held
-from tests.support.effects import effects_table, running, take
+from tests.support.effects import Running, effects_table, running, take
 from tests.support.waiting import wait_until
 from tests.support.writing import append, ids, session, stream, wait_for_linear
 
@@ -135,7 +137,7 @@ def test_resumed_it_is_well():
     assert status().word == "stopped"
     assert take_snapshot().health.word == HealthWord.WELL
     with running(handler()):
-        wait_until(lambda: status().word in ("current", "idle"), 30)
+        wait_until(lambda: status().word in ("current", "idle"))
 
 
 def test_a_reader_whose_facts_were_trimmed_is_told_to_be_set_anew():
@@ -152,6 +154,19 @@ def test_a_reader_whose_facts_were_trimmed_is_told_to_be_set_anew():
     assert take_snapshot().health.word == HealthWord.WELL
 
 
+def test_one_that_a_timer_runs_is_left_behind_after_its_period(settings):
+    """Health gave 503 between any two runs of a reader that runs every five minutes."""
+    settings.REPLSITE_READER_PERIODS = {"r": 300}
+    append(2)
+    run(handler())
+    append(7)
+    wait_for_linear(ids()[-1])
+    long_ago(ended_at=310)
+    assert (status().word, status().severity.name) == ("stopped", "NOTE")
+    long_ago(ended_at=400)
+    assert (status().word, status().severity.name) == ("left behind", "WRONG")
+
+
 def test_one_that_nobody_runs_is_left_behind():
     append(2)
     run(handler())
@@ -164,7 +179,7 @@ def test_one_that_nobody_runs_is_left_behind():
     assert (found.status.word, found.status.severity.name, found.lag_facts) == ("left behind", "WRONG", 7)
     assert "manage.py streams forget r" in found.status.sentence
     with running(handler()):
-        wait_until(lambda: status().word in ("current", "idle"), 30)
+        wait_until(lambda: status().word in ("current", "idle"))
 
 
 @pytest.mark.parametrize("sign", [-1, 1], ids=["before", "ahead, since the clock was set back"])
@@ -200,7 +215,7 @@ def test_a_stream_that_the_running_reader_does_not_follow_any_more_is_left_behin
     append(3)
     wait_for_linear(ids()[-1])
     with running(Handler("events", "r", take)):
-        wait_until(lambda: reader().runs and ReaderRow.objects.get(name="r").positions.keys() == {"events"}, 30)
+        wait_until(lambda: reader().runs and ReaderRow.objects.get(name="r").positions.keys() == {"events"})
         long_ago(moved_at=100)
         words = {view.stream: view.status.word for view in reader().streams}
     assert words["caches"] == "left behind"
@@ -237,14 +252,14 @@ def test_a_linear_reader_waits_for_a_blocked_writer_and_is_not_called_stuck(view
         CacheInvalidation.objects.writable().filter(stream_id__in=later).update(
             received_at=timezone.now() - timedelta(minutes=1)
         )
-        wait_until(lambda: take_snapshot().stream("caches").writers[0].status.word == "blocked", 30)
+        wait_until(lambda: take_snapshot().stream("caches").writers[0].status.word == "blocked")
         history = History()
 
         def judged():
             (found,) = [one for one in take_snapshot(history).readers if one.name == "r"]
             return found.status.word in (word, "idle") and (found.streams[0].unmoved_seconds or 0) > 0.5 and found
 
-        found = wait_until(judged, 30)
+        found = wait_until(judged)
         snapshot = take_snapshot(history)
         assert held.ids
     if view is View.LINEAR:
@@ -289,3 +304,45 @@ def test_a_reader_with_parked_facts_is_not_forgotten():
         forget_reader("r")
     drop_parked("r")
     assert len(forget_reader("r")) == 1
+
+
+def set_back(to: int) -> None:
+    """The stream is as it was, by hand: facts, positions and the sequence; the epoch stays."""
+    forget_writers()
+    with session() as cursor:
+        cursor.execute("DELETE FROM streams_cacheinvalidation WHERE stream_id > %s", [to])
+        cursor.execute("UPDATE streams_streamposition SET position = %s", [to])
+        cursor.execute("SELECT setval(%s, %s)", [stream().declaration.sequence, to])
+
+
+def test_a_reader_above_the_sequence_is_wrong_and_told_what_to_do():
+    """It would pass over the facts that get the IDs up to its cursor, and was called idle."""
+    append(5)
+    run(handler())
+    old, kept = ids()[-1], ids()[1]
+    set_back(kept)
+    found = status()
+    assert (found.word, found.command) == ("failed", "manage.py resync reader r")
+    assert f"cursor is at {old}" in found.sentence and "check_streams" in found.sentence
+    append()
+    with pytest.raises(EpochChanged, match=f"cursor is at {old}, .*manage.py resync reader r"):
+        run(handler())
+    assert status().word == "failed"
+    set_back(kept)
+    resync_reader("r")
+    append(2)
+    assert run(handler()) == 2
+    assert take_snapshot().health.word == HealthWord.WELL
+
+
+def test_a_reader_that_runs_when_its_stream_is_set_back_ends():
+    append(5)
+    runs = Running(handler(), name="r")
+    runs.thread.start()
+    runs.wait_for_positions()
+    wait_until(lambda: StoredCursor.objects.get(reader="r").base == ids()[-1])
+    set_back(ids()[1])
+    runs.thread.join(60)
+    runs.reader.stop()
+    assert isinstance(runs.error, EpochChanged)
+    assert status().word == "failed"

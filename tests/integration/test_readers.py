@@ -177,6 +177,7 @@ def plan_of(name: str, **more: Any) -> str:
     return json.dumps(plan)
 
 
+@pytest.mark.usefixtures("new_tables")
 def test_reading_the_tail_uses_the_index():
     with connection.cursor() as cursor:
         cursor.execute(

@@ -8,10 +8,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.errors import BadToken, InvalidQuery, StateUnresolved, UnknownEvent, UnknownRoom
-from events.format.parsing import parse_line
 from events.reading.timeline import state_at, timeline
+from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, MadeRoom
-from tests.support.room_data import event_lines, oracle
+from tests.support.room_data import oracle
 from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
@@ -123,7 +123,7 @@ def test_pages_join_without_gap_or_repetition(made):
 
 @pytest.mark.parametrize("room", ["v9_restricted", "v10_rejected", "v10_gap", "v12_power_fork"])
 def test_real_servers_pages_are_in_the_order_of_the_timeline(room):
-    events = [parse_line(line) for line in event_lines(room)]
+    events = parsed(room)
     store_room(events)
     place = {entry.event_id: n for n, entry in enumerate(timeline(events[-1].room_id, 1000))}
     walks = [row for row in oracle(room, "pagination") if row["kind"] == "messages" and row["dir"] == "b"]
@@ -135,7 +135,7 @@ def test_real_servers_pages_are_in_the_order_of_the_timeline(room):
 
 @pytest.mark.parametrize("room", ["v9_restricted", "v10_rejected"])
 def test_every_known_state_of_a_real_room_reads_back_as_the_real_servers(room):
-    result = store_room([parse_line(line) for line in event_lines(room)])
+    result = store_room(parsed(room))
     rows = oracle(room, "state_groups")
     groups, states = {row["state_group"]: row for row in rows if row["kind"] == "group"}, {None: {}}
     for number in sorted(groups):
@@ -199,6 +199,7 @@ def test_timeline_command_says_what_is_wrong(arguments, status):
     assert caught.value.returncode == status
 
 
+@pytest.mark.usefixtures("new_tables")
 def test_timeline_is_one_index_range():
     made = MadeRoom()
     store_room(made.events)

@@ -2,11 +2,8 @@
 
 import io
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -40,9 +37,9 @@ from pipeline.models import Job
 from state.models import StateGroup
 from state.rules.room_versions import room_version
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.db.sequences import move_forward
-from streams.models import CacheInvalidation
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import (
     assert_it_is_well,
@@ -327,6 +324,37 @@ def test_a_damaged_archive_changes_nothing(tmp_path):
     assert restore(copy)["placed"] == outcome["became_outliers"]
 
 
+def of_events(**changes):
+    """A change of the manifest: other values in the entries of the files of events."""
+    return lambda found: {"files": tuple(replace(f, **changes) if f.table == "event" else f for f in found.files)}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        lambda _: {"room_id": "!a\0:a.test"},
+        lambda _: {"room_version": "99"},
+        lambda _: {"room_version": "9"},
+        lambda _: {"positions": ("a", "b")},
+        lambda _: {"files": ()},
+        of_events(rows=-1),
+        of_events(rows=10**12),
+        of_events(rows="many"),
+        of_events(digest="0" * 64),
+    ],
+)
+def test_a_forged_manifest_is_refused_before_anything_changes(forged, tmp_path):
+    made = talked_room(2)
+    outcome = purge("history", made.room_id, "--before", made.events[-1].event_id, "--archive", str(tmp_path))
+    before, folder = everything(made.room_id), Path(outcome["archive"]["folder"])
+    manifest = read_manifest(folder)
+    write_manifest(folder, replace(manifest, **forged(manifest)))
+    with pytest.raises(CommandError, match="Take another copy of the archive") as raised:
+        restore(folder)
+    assert raised.value.returncode == 1 and str(folder) in str(raised.value)
+    assert_same(everything(made.room_id), before)
+
+
 @pytest.mark.parametrize("stop_after", [1, 2, 5])
 def test_stopped_anywhere_and_run_again_gives_the_same_end(stop_after, tmp_path, small_steps, monkeypatch):
     monkeypatch.setattr(restore_kind, "EVENTS_PER_TRANSACTION", 5)
@@ -376,18 +404,18 @@ with any_folder():
 """
 
 
-def test_kill_nine_while_archiving_and_while_restoring(tmp_path, database_url, monkeypatch):
+def test_kill_nine_while_archiving_and_while_restoring(tmp_path, run_manage, monkeypatch):
     monkeypatch.setattr(throttle, "_REST", 0)
     made = talked_room(30)
     before = everything(made.room_id)
-    kill("archive", made.room_id, tmp_path, database_url)
+    kill(run_manage, "archive", made.room_id, tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
     outcome = purge(
         "history", made.room_id, "--before", made.events[-1].event_id, "--delete-local", "--archive", str(tmp_path)
     )
     folder = outcome["archive"]["folder"]
     assert [str(path) for path in tmp_path.iterdir()] == [folder]
-    kill("restore", made.room_id, folder, database_url)
+    kill(run_manage, "restore", made.room_id, folder)
     half = Event.objects.filter(outlier=False).count()
     assert 1 < half < len(made.events)
     assert found_wrong(made.room_id) == []
@@ -400,15 +428,11 @@ def test_kill_nine_while_archiving_and_while_restoring(tmp_path, database_url, m
         assert cursor.fetchone() == (0,)
 
 
-def kill(kind, room_id, folder, database_url):
-    environment = {
-        **os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "replsite.settings",
-        "REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed",
-    }  # fmt: skip
-    command = [sys.executable, "-c", _KILLED, kind, room_id, str(folder)]
-    killed = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
+def kill(run_manage, kind, room_id, folder):
+    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
+    killed = run_manage("-c", _KILLED, kind, room_id, str(folder), env=environment, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    wait_until(lambda: killed_jobs("default"), 20)
+    wait_until(lambda: killed_jobs("default"))
 
 
 def test_positions_that_are_taken_are_refused(tmp_path):

@@ -16,7 +16,7 @@ from events.persist.room_cache import clear_caches
 from events.sending.send import create_room
 from pipeline.feeds.write import StreamRange, write_feeds
 from pipeline.models import Job
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from tests.integration.test_live_is_bulk import generated
 from tests.integration.test_room_repair import (
     answers,

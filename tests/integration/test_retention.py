@@ -10,8 +10,10 @@ from django.core.management import call_command
 from events.maintenance.purge_history import purge_lock
 from events.models import Event
 from events.persist.room_cache import clear_caches
+from events.reading.user_timeline import timeline_of
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
+from tests.support.syncing import first
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DAY = 86_400_000
@@ -29,9 +31,9 @@ def run(*more):
     return json.loads(out.getvalue())
 
 
-def room_of(room_id, lifetime=None):
+def room_of(room_id, lifetime=None, version="10"):
     """Five messages of 10, 9, 8, 2 and 0 days ago."""
-    made = MadeRoom("10", room_id, ruled=True)
+    made = MadeRoom(version, room_id, ruled=True)
     made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
     if lifetime is not None:
         made.state("m.room.retention", "", {"max_lifetime": lifetime})
@@ -79,3 +81,14 @@ def test_a_room_that_is_being_purged_is_left_for_the_next_time():
     out = io.StringIO()
     call_command("purge", "retention", stdout=out, stderr=io.StringIO())
     assert "1 rooms: 2 events deleted" in out.getvalue()
+
+
+@pytest.mark.parametrize("version", ["1", "5"])
+@pytest.mark.parametrize("number", [10**400, -(10**4000)], ids=["large", "low"])
+def test_a_policy_with_a_number_of_any_size_keeps_nothing_from_anybody(version, number):
+    """Before room version 6 it is an event like others. No member could sync, and no room was purged any more."""
+    odd, week = room_of("!a:a.test", number, version), room_of("!week:a.test", 7 * DAY)
+    assert len(timeline_of(ALICE, "!a:a.test")) == len(odd) + 4
+    assert {room.room_id for room in first(ALICE).rooms} == {"!a:a.test", "!week:a.test"}
+    assert run()["rooms"] == 1
+    assert (left(odd), left(week)) == ([True] * 5, [False, False, True, True, True])

@@ -13,6 +13,7 @@ from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import arrive_with_gaps, generated, states_of
 from tests.oracle.answers import parsed
 from tests.oracle.test_live_path import SMALL_ROOMS, arriving
+from tests.support.made_rooms import public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all, purge_half
 from tests.support.ranges import stored_ranges
 from tests.support.stored_rooms import store_room
@@ -63,6 +64,14 @@ def test_generated_room_with_gaps_is_clean_while_they_are_filled(seed):
 def test_room_with_a_gap_is_clean():
     made, gap, _ = with_gap()
     backfill(gap[3])
+    assert found(made.room_id) == ({}, [], [])
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_room_of_outliers_only_is_clean(number):
+    """Any server can give events of a room that nobody here has joined, as a part of some state."""
+    made = public_room()
+    persist([incoming(event, outlier=True) for event in made.events[:number]])
     assert found(made.room_id) == ({}, [], [])
 
 

@@ -1,10 +1,7 @@
 """Deleting rooms whole: nothing of them is left in any table, nobody else is touched, and an archive brings them back."""
 
 import io
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +17,7 @@ from pipeline.archive import restore as restore_kind
 from pipeline.archive.format import read_manifest
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
-from streams.models import CacheInvalidation
-from streams.models.catalog import Receipt
+from streams.catalog.models import CacheInvalidation, Receipt
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, states, talked_room
 from tests.integration.test_restore import assert_same, everything, found_wrong, restore, stored
@@ -172,14 +168,10 @@ run_job("purge room", {"room": sys.argv[1]})
 """
 
 
-def test_killed_and_run_again(database_url, tmp_path):
+def test_killed_and_run_again(run_manage, tmp_path):
     made = talked_room(15)
-    environment = {
-        **os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "replsite.settings",
-        "REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed",
-    }  # fmt: skip
-    command = [sys.executable, "-c", _KILLED, made.room_id]
-    killed = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
+    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
+    killed = run_manage("-c", _KILLED, made.room_id, env=environment, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 0 < Event.objects.count() < len(made.events) and not Room.objects.exists()
     refused = persist([incoming(event) for event in made.events]).refused

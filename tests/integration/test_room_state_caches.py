@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,16 +12,16 @@ from events.integrity.repair import resync_room
 from events.models import Event, EventJson, Room
 from events.persist.batch import Persisted, with_state
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.core import invalidation
 from streams.core.invalidation import any_depends_on_room_state
-from streams.models import CacheInvalidation
 from streams.reading import cache_feed
 from streams.writing.process import current_writer
 from tests.integration.cached_topics import membership_of, reason_of, topic_of
 from tests.integration.test_given_states import told
 from tests.integration.test_misfits import tampered
 from tests.integration.test_purging import purge
-from tests.support import session as test_session
+from tests.support.asked_process import AskedProcess, asked_process
 from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.waiting import wait_until
@@ -67,7 +64,7 @@ def test_own_topic_and_join_drop_them(made):
 
 def test_message_drops_nothing(made):
     topic_of(made.room_id)
-    wait_until(cache_feed.is_hearing, 30.0)
+    wait_until(cache_feed.is_hearing)
     assert topic_of(made.room_id) == "first"
     hits = topic_of.store.counts.hits
     position = put(made.message()).stream_ordering
@@ -201,46 +198,11 @@ def test_purge_of_a_leaf_drops_what_it_changed():
 # --- several processes --------------------------------------------------------------------------------------------
 
 
-class Other:
-    """Another process that has the same cached functions."""
-
-    def __init__(self, database_url: str) -> None:
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import django; django.setup(); from tests.integration.cached_topics import main; main()",
-            ],
-            cwd=test_session.PROJECT,
-            env={
-                **os.environ,
-                "DATABASE_URL": database_url,
-                "REPLSITE_INSTANCE": "other",
-                "DJANGO_SETTINGS_MODULE": "replsite.settings",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, *words: object) -> str:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
-
-    def end(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.wait(30)
-        self.process.stdout.close()
-
-
 @pytest.fixture
-def other(database_url: str) -> Iterator[Other]:
-    found = Other(database_url)
-    yield found
-    found.end()
+def other(database_url: str) -> Iterator[AskedProcess]:
+    """Another process that has the same cached functions."""
+    with asked_process("tests.integration.cached_topics", database_url, "other") as process:
+        yield process
 
 
 def test_other_process_drops_before_the_position_shows(made, other):
@@ -268,7 +230,7 @@ def test_other_process_drops_for_a_redaction_before_the_position_shows(made, oth
     assert other.ask("topic", made.room_id) == "None"
 
 
-def test_writing_process_drops_what_another_one_changed(made, database_url):
+def test_writing_process_drops_what_another_one_changed(made, run_manage):
     """This process writes too; its tracker shows the other's position only when its values are dropped."""
     assert topic_of(made.room_id) == "first"
     events = made.topic("from afar")
@@ -278,23 +240,11 @@ def test_writing_process_drops_what_another_one_changed(made, database_url):
         "found = persist([Incoming(sys.stdin.buffer.read())], verified=True);"
         "print(found.stored[0].stream_ordering); retire_all()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=test_session.PROJECT,
-        env={
-            **os.environ,
-            "DATABASE_URL": database_url,
-            "REPLSITE_INSTANCE": "afar",
-            "DJANGO_SETTINGS_MODULE": "replsite.settings",
-        },
-        input=events.json,
-        capture_output=True,
-        check=True,
-        timeout=120,
-    )
+    done = run_manage("-c", code, env={"REPLSITE_INSTANCE": "afar"}, input=events.json.decode(), timeout=120)
+    assert done.returncode == 0, done.stderr
     position = int(done.stdout)
     tracker = current_writer().tracker(registry.get("events"))
-    wait_until(lambda: tracker.position_of("afar") >= position, 30.0)
+    wait_until(lambda: tracker.position_of("afar") >= position)
     assert topic_of(made.room_id) == "from afar"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
@@ -23,7 +22,7 @@ from streams.writing.process import current_writer, retire_all
 from streams.writing.writer import Condition
 from tests.support.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream
 from tests.support.waiting import wait_until
-from tests.support.writing import append, session, terminate
+from tests.support.writing import append, cut, session, terminate
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it: manage.py streams abort master")
 HOUR, DAY, MONTH = (SPANS[name].step_seconds for name in ("hour", "day", "month"))
@@ -123,12 +122,7 @@ class TestSampler:
         running.start()
         try:
             wait_until(lambda: len(steps) > 2)
-            with closing(driver.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
-                cursor.execute(
-                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s",
-                    ["replsite history"],
-                )
-                assert cursor.fetchone()[0] == 1
+            assert cut("replsite history") == 1
             before = len(steps)
             wait_until(lambda: len(steps) > before + 3)
         finally:
@@ -156,6 +150,64 @@ class TestSampler:
             "history.paused",
             "history.goes_on",
         ]
+
+    def test_a_version_is_recorded_once_and_a_new_one_as_a_change(self, monkeypatch):
+        versions = ["1.1", "1.1", "1.2"]
+        for version in versions:
+            monkeypatch.setattr(sampler, "program_version", lambda version=version: version)
+            running = Sampler(lambda: snapshot_at(0, a_stream(a_writer())), 0.02)
+            running.start()
+            wait_until(lambda running=running: running._version_is_recorded)
+            running.stop()
+        found = StatusChange.objects.filter(stream="").order_by("id").values_list("was", "word")
+        assert list(found) == [("", "version 1.1"), ("version 1.1", "version 1.2")]
+
+    def test_an_outage_is_recorded_when_the_database_is_back_and_a_lost_connection_is_none(self, monkeypatch):
+        steps, is_away = [], []
+        connect = driver.direct_connection
+
+        def get():
+            steps.append(1)
+            return replace(snapshot_at(0, a_stream(a_writer())), as_of=timezone.now())
+
+        def direct_connection(*args, **kwargs):
+            if is_away and kwargs.get("application_name") == "replsite history":
+                is_away.append(1)
+                raise driver.OperationalError("connection refused")
+            return connect(*args, **kwargs)
+
+        def told():
+            return list(StatusChange.objects.filter(stream="", word__startswith="database").order_by("id"))
+
+        monkeypatch.setattr(driver, "direct_connection", direct_connection)
+        running = Sampler(get, 0.02)
+        running.start()
+        try:
+            wait_until(lambda: len(steps) > 2)
+            cut("replsite history")
+            before = len(steps)
+            wait_until(lambda: len(steps) > before + 2)
+            assert told() == []
+            is_away.append(1)
+            cut("replsite history")
+            wait_until(lambda: len(is_away) > 4)
+            is_away.clear()
+            wait_until(lambda: len(told()) == 2)
+            before = len(steps)
+            wait_until(lambda: len(steps) > before + 3)
+        finally:
+            running.stop()
+        away, back = told()
+        assert (away.word, back.was, back.word) == ("database away", "database away", "database back")
+        assert away.at < back.at
+
+    def test_a_restart_between_two_steps_is_recorded(self, monkeypatch):
+        running = Sampler(lambda: snapshot_at(0, a_stream(a_writer())), 0.02)
+        running._server_started_at = NOW
+        running.start()
+        wait_until(lambda: StatusChange.objects.filter(stream="", word="database restarted").exists())
+        running.stop()
+        assert StatusChange.objects.filter(word="database restarted").count() == 1
 
     def test_one_that_was_never_begun_can_be_stopped(self):
         Sampler().stop()
@@ -190,7 +242,7 @@ class TestPage:
     def test_it_shows_the_stream_and_its_readers_worst_first(self, page, recorded):
         text = page(stream="events").content.decode()
         assert text.index(">late<") < text.index(">fine<")
-        assert text.count("<svg") == 4 + 3 * 3
+        assert text.count('class="plot"') == 4 + 3 * 3
         assert "stuck" in text
         assert "<b>late" not in text
 
@@ -213,14 +265,14 @@ class TestPage:
         StatusChange.objects.create(
             at=now, stream="caches", reader="other", word="stuck", severity=3, sentence="Not this."
         )
-        text = page(who="sender").content.decode()
+        answer = page(who="sender")
+        text = answer.content.decode()
         assert "sender on events" in text
         assert "sender on caches" in text
         assert "Restart it." in text
         assert "Not this." not in text
-        assert (
-            text.count('class="plot-mark plot-wrong"') == 3
-        )  # in each plot of that reader on that stream, in no other
+        marked = [plot["title"] for plot in answer.context["plots"] if plot["marks"]]
+        assert marked == [f"{title} of sender on caches" for title in ("Lag in facts", "Lag in time", "Position")]
 
     def test_a_writer_has_no_figures_of_its_own_and_the_page_says_where_they_are(self, page):
         sentence = "Figures are kept of streams and of readers"
@@ -235,7 +287,45 @@ class TestPage:
                                   seconds=0, severity=0, word="")  # fmt: skip
         text = page(stream="").content.decode()
         assert text.index("Database") < text.index("events_&lt;b&gt;")
-        assert "Now 5.0 MB" in text
+        assert "Last 5.0 MB" in text
+
+    def test_any_range_is_shown_with_the_finest_steps_that_are_kept(self, page):
+        now = timezone.now()
+        for step_seconds, ago, waiting in ((HOUR, 600, 7), (DAY, 600, 8), (DAY, 7_200, 9), (MONTH, 7_200, 10)):
+            Sample.objects.create(step_seconds=step_seconds, stream="caches", reader="", at=now - timedelta(seconds=ago),
+                                  position=5, waiting=waiting, seconds=1, severity=0, word="")  # fmt: skip
+
+        def shown(begin, end):
+            times = {
+                name: (now - timedelta(seconds=ago)).isoformat() for name, ago in (("from", begin), ("until", end))
+            }
+            answer = page(stream="caches", **times)
+            (plot,) = [one for one in answer.context["plots"] if one["title"] == "Pending facts"]
+            return plot["values"], answer.content.decode()
+
+        assert shown(1_200, 60)[0] == [7.0]
+        values, text = shown(10_000, 5_000)
+        assert values == [9.0]
+        assert "better or worse in this time" in text
+        assert shown(900_000, 5_000)[0] == [10.0]
+
+    def test_changes_of_the_site_are_marked_in_all_plots_and_an_outage_is_shaded(self, page, recorded):
+        now = timezone.now()
+        for ago, was, word in (
+            (120, "", "database away"),
+            (60, "database away", "database back"),
+            (30, "version 1", "version 2"),
+        ):
+            StatusChange.objects.create(at=now - timedelta(seconds=ago), stream="", was=was, word=word, severity=0,
+                                        sentence="<b>Why</b>.")  # fmt: skip
+        answer = page(stream="events")
+        assert len(answer.context["plots"]) == 4 + 3 * 3
+        for plot in answer.context["plots"]:
+            site = [mark for mark in plot["marks"] if "became" not in mark["text"]]
+            assert [(mark["word"], mark["until"] is not None) for mark in site] == [("site", False), ("wrong", True)]
+        text = answer.content.decode()
+        assert "the site" in text and "<b>Why" not in text
+        assert "version 2" in page(who="late").content.decode()
 
     def test_the_worst_reader_of_hundreds_is_shown(self, page):
         """Samples were cut by the reader's name: readers late in the alphabet were never shown."""
@@ -248,14 +338,25 @@ class TestPage:
             )
         text = page(stream="events").content.decode()
         assert ">zoe<" in text
-        assert text.count("<svg") == 4 + 3 * 12
+        assert text.count('class="plot"') == 4 + 3 * 12
 
     def test_a_stream_without_history_says_so(self, page):
         text = page(stream="caches").content.decode()
         assert "Nothing was recorded" in text
         assert "No writer or reader" in text
 
-    @pytest.mark.parametrize("query", [{"stream": "clouds"}, {"span": "year"}, {"stream": "\x00"}])
+    @pytest.mark.parametrize(
+        "query",
+        [
+            {"stream": "clouds"},
+            {"span": "year"},
+            {"stream": "\x00"},
+            {"from": "yesterday"},
+            {"from": "9999-99-99"},
+            {"from": "2026-11-21T12:00", "until": "2026-11-21T11:00"},
+            {"from": "0001-01-01T00:00+14:00"},
+        ],
+    )
     def test_what_is_not_there_is_not_found(self, page, query):
         assert page(**query).status_code == 404
 

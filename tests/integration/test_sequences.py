@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, transaction
 
+from streams.catalog.models import CacheInvalidation
 from streams.db import sequences
-from streams.errors import SequenceBusy
+from streams.errors import SequenceBehind, SequenceBusy
 from streams.maintenance import check
-from streams.models import CacheInvalidation, StreamPosition
+from streams.models import StreamPosition
 from streams.testing import forget_writers
 from tests.support.waiting import wait_until
-from tests.support.writing import append, ids, in_thread, linear, session, stored, stream, wait_for_linear
+from tests.support.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "streams_cacheinvalidation_seq"
@@ -194,6 +195,46 @@ def test_sequence_behind_a_stored_position_is_found_and_repaired():
         assert check.repair(cursor, stream()) == before
     assert StreamPosition.objects.get().position == before
     assert append()[0] == before + 1
+
+
+def _append_in_a_transaction() -> None:
+    """It catches the error and commits what else it did."""
+    with transaction.atomic():
+        try:
+            append()
+        except SequenceBehind as error:
+            caught = error
+    raise caught
+
+
+def _append_reserved() -> None:
+    with stream().reserve(2) as reservation:
+        reservation.write(fact(), fact())
+
+
+@pytest.mark.parametrize(
+    "attempt", [append, lambda: append(3), lambda: append(1_001), _append_in_a_transaction, _append_reserved],
+    ids=["one", "many", "more than a message", "in a transaction", "reserved"],
+)  # fmt: skip
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_what_a_sequence_gives_out_again_under_a_living_writer_is_not_used(attempt, trimmed):
+    """Its followers are past these IDs, so they would never read the facts, which the caller takes for stored."""
+    wait_for_linear(head := append(2_000)[-1])
+    if trimmed:
+        CacheInvalidation._base_manager.writable().all()._raw_delete("default")
+    before = ids()
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER SEQUENCE {NAME} RESTART WITH 5")
+    with pytest.raises(SequenceBehind, match=f"gave out ID .* but {head} was given out before.*check_streams --repair"):
+        attempt()
+    assert ids() == before
+    with session() as cursor:
+        assert check.repair(cursor, stream()) >= head
+    after = append()[0]
+    wait_until(
+        lambda: linear() >= after
+    )  # and one more, if the control loop has taken an ID to find the head of the sequence
+    assert after > head and [number for number in ids() if number not in before] == [after]
 
 
 def inspect() -> list[check.Finding]:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 import urllib.request
 
 import pytest
@@ -37,7 +36,7 @@ def test_serve_offers_pages_and_replication_in_one_process(start_manage):
     ports = ready_ports(start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
     assert list(ports) == ["http", "replication"]
     with positioned(ports["replication"]) as client:
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/admin/login/", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/admin/login/", timeout=60) as page:
             assert page.status == 200
         append()
         client.read_until("RDATA caches")
@@ -48,7 +47,7 @@ def test_serve_offers_pages_and_replication_in_one_process(start_manage):
 )
 def test_a_request_of_any_size_is_not_kept_in_memory(start_manage, head):
     ports = ready_ports(start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
-    with socket.create_connection(("127.0.0.1", ports["http"]), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", ports["http"]), timeout=60) as client:
         client.sendall(b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\n" + head)
         client.sendall(b"x" * 4_200_000)
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
@@ -57,32 +56,30 @@ def test_a_request_of_any_size_is_not_kept_in_memory(start_manage, head):
                 client.sendall(b"x" * 1_000_000)
 
 
+#: What a server gives a client that takes nothing, or says nothing: longer than a test waits for the end of the process.
+PATIENT = {
+    "REPLSITE_CLOSE_LIMIT_SECONDS": "400", "REPLSITE_SEND_STALL_LIMIT_SECONDS": "400", "REPLSITE_PING_TIMEOUT_SECONDS": "400",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_orderly_stop_says_so_and_takes_less_than_two_seconds(start_manage, number):
-    assert any(seconds_of_a_stop(start_manage, number) < 2.0 for _ in range(5)), "not once"  # the machine may be busy
-
-
-def seconds_of_a_stop(start_manage, number: int) -> float:
-    process = start_manage("runreplication", "--bind", "127.0.0.1:0")
+def test_an_orderly_stop_says_so_and_waits_for_nobody(start_manage, number):
+    """A client that reads is gone when it was told, not when the limit of closing is over: that is set beyond the deadline."""
+    process = start_manage("runreplication", "--bind", "127.0.0.1:0", env=PATIENT)
     with positioned(ready_ports(process)["replication"], "last") as client:
-        asked_at = time.monotonic()
         process.send_signal(number)
         assert client.read_to_end()[-1] == "ERROR server stopping"
-        assert process.wait(30) == 0
-        seconds = time.monotonic() - asked_at
+        assert process.wait(60) == 0
     assert set(Reader.objects.filter(name="last").values_list("close_reason", flat=True)) == {"stopping"}
-    return seconds
 
 
 def test_stop_does_not_wait_for_a_client_that_reads_nothing(start_manage):
-    process = start_manage("runreplication", "--bind", "127.0.0.1:0")
+    process = start_manage("runreplication", "--bind", "127.0.0.1:0", env=PATIENT)
     with positioned(ready_ports(process)["replication"]):
         for _ in range(8):
             stream().append(*(fact("x" * 10_000) for _ in range(100)))
-        asked_at = time.monotonic()
         process.terminate()
-        assert process.wait(10) == 0
-        assert time.monotonic() - asked_at < 3.0
+        assert process.wait(60) == 0
 
 
 def test_a_taken_port_is_refused_with_its_holder(run_manage):
@@ -244,6 +241,12 @@ def test_unusable_arguments_end_the_process_with_status_two(run_manage):
         assert "Traceback" not in done.stderr
 
 
+#: What a server gives a client that takes nothing, or says nothing: longer than a test waits for the end of the process.
+PATIENT = {
+    "REPLSITE_CLOSE_LIMIT_SECONDS": "400", "REPLSITE_SEND_STALL_LIMIT_SECONDS": "400", "REPLSITE_PING_TIMEOUT_SECONDS": "400",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_follow_ends_cleanly_when_told_to(port, start_manage, number):
     process = start_manage("follow", f"tcp://127.0.0.1:{port}", "--json", "--name", "told")
@@ -253,7 +256,7 @@ def test_follow_ends_cleanly_when_told_to(port, start_manage, number):
     row = Reader.objects.filter(kind="follower", name="told", positions__caches__master=last)
     wait_until(row.exists)
     process.send_signal(number)
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
     assert Reader.objects.get(kind="follower", name="told").closed_at is not None
 
 
@@ -275,6 +278,6 @@ def test_follow_ends_quietly_when_nobody_reads_its_output(port, start_manage):
     wait_until(lambda: Reader.objects.filter(name="unread", kind="follower", positions__has_key="caches").exists())
     process.stdout.close()
     append(3)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     reader.join()
     assert not [line for line in errors if "Traceback" in line or "Exception" in line]

@@ -123,7 +123,7 @@ try:
     found = {"lease": Instance.objects.get(name="load-1").lease, "polled": process.poll()}
 finally:
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=20)[1]
+    said = process.communicate(timeout=60)[1]
 connection.close()
 print(json.dumps({**found, "said": said.splitlines()[-1]}))
 """

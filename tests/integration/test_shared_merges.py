@@ -36,13 +36,13 @@ def test_forward_extremities_are_resolved_once_and_not_again_by_the_next_batch(e
     base = made.events[-1]
     forks = [made.state("m.room.test", f"{number}", {"n": number}, prev=[base]) for number in range(extremities + 3)]
     persist_all(made.events[:-3], 100)
-    resolved, real = [], state_assignment.resolve
+    resolved, real = [], state_assignment.resolve_near
 
-    def resolve(rules, graph, maps):
-        resolved.append(len(maps))
-        return real(rules, graph, maps)
+    def resolve(rules, graph, builder, groups, reads):
+        resolved.append(len(groups))
+        return real(rules, graph, builder, groups, reads)
 
-    monkeypatch.setattr(state_assignment, "resolve", resolve)
+    monkeypatch.setattr(state_assignment, "resolve_near", resolve)
     for number in range(3):
         persist_all([forks[extremities + number]])
         assert current_state(made.room_id) == replayed_state(made.room_id)

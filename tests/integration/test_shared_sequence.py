@@ -20,7 +20,7 @@ PAIRS = [("account_data", "tag_account_data"), ("device_lists", "user_signature"
 
 
 def at(name: str, token: int) -> None:
-    wait_until(lambda: linear(name) >= token, 20.0, f"{name} at {token}: {stored(name)}")
+    wait_until(lambda: linear(name) >= token, what=f"{name} at {token}: {stored(name)}")
     assert linear(name) == token
 
 

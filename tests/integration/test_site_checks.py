@@ -43,6 +43,8 @@ def test_another_engine_is_refused_with_the_reason(monkeypatch):
         ("REPLSITE_EXPECTED_WRITERS", {"caches": [7]}),
         ("REPLSITE_EXPECTED_WRITERS", {"caches": {"web-1": 0}}),
         ("REPLSITE_EXPECTED_WRITERS", {"caches": {"web-1": True}}),
+        ("REPLSITE_READER_PERIODS", {"mailer": 0}),
+        ("REPLSITE_READER_PERIODS", ["mailer"]),
         ("REPLSITE_JOB_PERIODS", {"censor": 0}),
         ("REPLSITE_JOB_PERIODS", {"censor": "daily"}),
         ("REPLSITE_JOB_PERIODS", ["censor"]),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
+from contextlib import closing
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
+from django.db.backends.postgresql.base import Database
 from django.utils import timezone
 
 from replsite.snapshot import queries
@@ -19,8 +20,9 @@ from replsite.snapshot.types import as_json
 from replsite.status.trends import History
 from replsite.status.verdicts import HealthWord
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.core.declaration import FactTable, StreamDeclaration
-from streams.models import CacheInvalidation, Instance, Reader, Sample, StreamPosition
+from streams.models import Instance, Reader, Sample, StreamPosition
 from streams.writing.process import retire_all
 from tests.support.writing import ids
 
@@ -60,7 +62,7 @@ class Held:
         self.reserved, self.done = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.hold)
         self.thread.start()
-        assert self.reserved.wait(10)
+        assert self.reserved.wait(60)
         return self
 
     def hold(self):
@@ -68,7 +70,7 @@ class Held:
             with transaction.atomic():
                 self.ids = append(2)
                 self.reserved.set()
-                self.done.wait(30)
+                self.done.wait(60)
         finally:
             connection.close()
 
@@ -120,6 +122,20 @@ def test_open_transaction_blocks_and_is_named(wait_until):
     assert "manage.py streams abort master" in writer.status.sentence
     assert health.word == HealthWord.WRONG
     assert health.sentence.startswith("Writer master of caches is blocked")
+
+
+def test_a_transaction_of_another_database_is_not_taken_for_one_of_the_writer():
+    """The row of a restored database may have the number of a transaction that is now another's."""
+    append()
+    with closing(Database.connect(**connection.get_connection_params() | {"dbname": "postgres"})) as elsewhere:
+        with elsewhere.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()::text::bigint")
+            number = cursor.fetchone()[0]
+        pending = {"pending_facts": 1, "oldest_pending_at": timezone.now(), "oldest_pending_transaction": number}
+        retire_all()
+        StreamPosition.objects.update(**pending)
+        (writer,) = take_snapshot().stream("caches").writers
+        assert (writer.oldest_pending_transaction, writer.oldest_pending_session) == (number, "")
 
 
 def test_facts_that_wait_for_a_writer_are_counted_behind_the_head(wait_until):
@@ -282,21 +298,26 @@ def crowd(transactional_db, monkeypatch):
             cursor.execute(f"DROP TABLE {stream.name}; DROP SEQUENCE {stream.sequence}")
 
 
-def test_a_crowd_takes_less_than_a_fifth_of_a_second(crowd, record_property):
-    times = []  # of this process: other tests may run beside it
-    for _ in range(7):
-        started = time.process_time()
+def test_number_of_queries_does_not_depend_on_the_crowd(crowd, django_assert_max_num_queries):
+    with django_assert_max_num_queries(22):
         snapshot = take_snapshot()
-        times.append(time.process_time() - started)
-    record_property("best_ms", round(min(times) * 1000))
     assert (len(snapshot.streams), len(snapshot.readers)) == (STREAMS, READERS)
     assert sum(len(stream.writers) for stream in snapshot.streams) == STREAMS * WRITERS
-    assert min(times) < 0.2, times
 
 
-def test_number_of_queries_does_not_depend_on_the_crowd(crowd, django_assert_max_num_queries):
+def test_positions_of_readers_are_read_again_only_if_they_changed(crowd, django_assert_max_num_queries):
+    history = History()
+    before = {reader.name: reader for reader in take_snapshot(history).readers}
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE streams_reader SET heartbeat_at = clock_timestamp()")
     with django_assert_max_num_queries(21):
-        take_snapshot()
+        again = {reader.name: reader for reader in take_snapshot(history).readers}
+    moved, still = again["reader-7"].streams[0], again["reader-8"].streams[0]
+    assert still.positions is before["reader-8"].streams[0].positions
+    Reader.objects.filter(name="reader-7").update(positions={moved.stream: {"web-0": 5}})
+    now = {reader.name: reader for reader in take_snapshot(history).readers}
+    assert [view.positions for view in now["reader-7"].streams] == [{"web-0": 5}]
+    assert now["reader-8"].streams[0].positions is still.positions
 
 
 def test_lag_of_the_crowd_is_right_against_plain_sql(crowd):

@@ -21,10 +21,12 @@ from pipeline.models import SourceWrite
 from pipeline.source.append_process import database_settings
 from pipeline.source.options import WriteOptions
 from pipeline.source.write import PREFIX, fact_writer
+from streams.catalog.models import CacheInvalidation, Receipt
 from streams.db.driver import dsn
-from streams.models import CacheInvalidation, Receipt, StreamPosition
+from streams.models import StreamPosition
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
+from tests.support.writing import waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = StringType()
@@ -116,8 +118,7 @@ def test_an_appending_process_that_is_killed_leaves_the_work_to_the_next(writer)
         process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         process.stdin.write(work)
         process.stdin.close()
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        wait_until(lambda: is_waiting(cursor), 60)
+        wait_until(waiting_sessions, 60)
         process.send_signal(signal.SIGKILL)
         process.wait(60)
         process.stderr.close()
@@ -125,13 +126,6 @@ def test_an_appending_process_that_is_killed_leaves_the_work_to_the_next(writer)
     assert stored() == []
     writer.commit([staged])
     assert stored() == ["a", "b"]
-
-
-def is_waiting(cursor):
-    cursor.execute(
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'streams_cacheinvalidation'::regclass"
-    )
-    return cursor.fetchone()[0] == 1
 
 
 def test_json_travels_in_one_form_and_must_be_json():

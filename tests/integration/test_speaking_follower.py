@@ -43,7 +43,7 @@ class Speaking(Followed):
 
 
 def syncing(*users: str) -> None:
-    wait_until(lambda: workers.users_syncing() == set(users), 20, f"syncing: {users}")
+    wait_until(lambda: workers.users_syncing() == set(users), what=f"syncing: {users}")
 
 
 def test_who_syncs_is_known_again_after_a_reconnect(port):
@@ -72,8 +72,8 @@ def test_acknowledgements_and_addresses_arrive(port):
     with Speaking(port) as follower:
         follower.do(follower.speaker.acknowledge_federation, 5)
         follower.do(follower.speaker.see, "@a:b", "token", "1.2.3.4", "ua")
-        wait_until(lambda: workers.federation_acknowledged() == {"test": 5}, 20)
-        wait_until(lambda: [sight.ip for sight in workers.seen_addresses("@a:b")] == ["1.2.3.4"], 20)
+        wait_until(lambda: workers.federation_acknowledged() == {"test": 5})
+        wait_until(lambda: [sight.ip for sight in workers.seen_addresses("@a:b")] == ["1.2.3.4"])
 
 
 def test_hints_are_told_to_others_and_heard_from_them(port):
@@ -83,9 +83,9 @@ def test_hints_are_told_to_others_and_heard_from_them(port):
         with Speaking(port) as follower, WireClient(port, "NAME other") as other:
             other.read_until("SERVER")
             follower.do(follower.speaker.remote_server_up, "from.follower")
-            other.read_until("REMOTE_SERVER_UP from.follower", 20)
+            other.read_until("REMOTE_SERVER_UP from.follower")
             other.say("REMOTE_SERVER_UP to.follower")
-            wait_until(lambda: "to.follower" in heard, 20)
+            wait_until(lambda: "to.follower" in heard)
         assert heard == ["to.follower"]
     finally:
         stop()
@@ -100,7 +100,7 @@ def test_a_handler_that_fails_stops_nothing(port):
     try:
         with Speaking(port), WireClient(port, "NAME other") as other:
             other.say("REMOTE_SERVER_UP one")
-            wait_until(lambda: heard == ["one"], 20)
+            wait_until(lambda: heard == ["one"])
     finally:
         for stop in stops:
             stop()

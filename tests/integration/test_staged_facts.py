@@ -14,7 +14,7 @@ from pipeline.source import append_staged as staged_facts
 from pipeline.source.append_staged import Appended, StagedWrite, append_staged, sweep
 from pipeline.source.write import staging_name
 from streams import registry
-from streams.models import CacheInvalidation, Presence
+from streams.catalog.models import CacheInvalidation, Presence
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -174,4 +174,4 @@ def test_a_table_that_a_task_writes_to_is_not_swept(staging):
     finally:
         done.set()
         task.join(60)
-    wait_until(lambda: sweep("default") == [old], 30)
+    wait_until(lambda: sweep("default") == [old])

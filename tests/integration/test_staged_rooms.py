@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 
+from pipeline.frames.parse_lines import LineRules
+from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.importing.parse_lines import LineWork, stage_part
 from pipeline.importing.plan import create_staging, drop_staging, make_plan, planned_rooms
-from pipeline.importing.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.importing.staging_tables import BROKEN, RESULT_TABLES, WORKING, table_name
 from pipeline.importing.work_out_rooms import RoomWork, stage_rooms
 from streams.db.driver import dsn
 from tests.support.room_data import ROOMS
 from tests.support.waiting import wait_until
+from tests.support.writing import sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,7 +46,7 @@ def planned(transactional_db):
         create_staging(cursor, JOB)
     with parts_of_inputs(inputs, 2**24) as parts:
         for number, part in enumerate(parts):
-            stage_part(LineWork(JOB, dsn("default"), 2**20), number, part)
+            stage_part(LineWork(JOB, dsn("default"), LineRules()), number, part)
     with transaction.atomic(), connection.cursor() as cursor:
         make_plan(cursor, JOB, as_history=False)
         rooms = planned_rooms(cursor, JOB)
@@ -128,9 +130,7 @@ def test_a_worker_killed_in_the_middle_of_a_large_room_leaves_nothing_but_its_pr
     arguments = [*map(str, planned[0]), str(JOB), dsn("default")]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=PROJECT, check=False, timeout=120)
     assert done.returncode == -9
-    gone = """SELECT count(*) FROM pg_stat_activity
-              WHERE application_name = 'replsite spark staging' AND datname = current_database()"""
-    wait_until(lambda: rows(gone) == [(0,)])
+    wait_until(lambda: not sessions("replsite spark staging"))
     assert rows(f"SELECT count(*) FROM {table_name(JOB, 'result_event')}") == [(0,)]
     assert rows(f"SELECT count(*) FROM {table_name(JOB, WORKING.name)}") == [(1,)]
     stage_rooms(work(chunk=20), planned)

@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 from events.models import Event
 from tests.support.stored_rooms import WRITER, groups_of_events
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)  # an index is made concurrently
 
 BEFORE = [("events", "0003_erased_users"), ("state", "0001_initial")]
 

@@ -69,12 +69,14 @@ def plan_nodes(plan):
         yield from plan_nodes(below)
 
 
+@pytest.mark.usefixtures("new_tables")
 def test_full_state_reads_index_ranges_of_its_chains_only():
     builder = from_oracle("v11_fork_walk")
     ids = stored(builder)
     deepest = max(builder.group_rows(), key=lambda row: row[3])
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE state_stategroup; ANALYZE state_stategroupdelta; SET LOCAL enable_seqscan = off")
+        cursor.execute("ANALYZE state_stategroup, state_stategroupdelta")
+        cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
         cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + FULL_STATE, {"group": ids[deepest[0]]})
         answer = cursor.fetchone()[0]
     plan = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]

@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from events.models import Event
-from pipeline.models import RoomStatistics
+from pipeline.models import BatchLedger, RoomStatistics
 from replsite.snapshot import storage as storage_rows
 from replsite.snapshot.storage import DATABASE, MOST_ROOMS, MOST_TABLES, read_storage
 from state.models import StateGroup
@@ -77,6 +77,16 @@ def test_without_history_nothing_is_said_of_growth():
 def test_biggest_rooms_are_bounded_and_in_order():
     RoomStatistics.objects.bulk_create(RoomStatistics(room_id=f"!{n}:x", events=n) for n in range(MOST_ROOMS + 5))
     assert [room.events for room in storage().rooms] == list(range(MOST_ROOMS + 4, 4, -1))
+
+
+def test_rooms_have_the_time_of_their_figures():
+    """They had the time at which the page read them, although the live pipeline had stopped long before."""
+    RoomStatistics.objects.create(room_id="!a:x", events=5)
+    assert storage().rooms_as_of is None
+    stopped = timezone.now() - timedelta(days=3)
+    BatchLedger.objects.create(query="statistics", batch_id=1, offsets={})
+    BatchLedger.objects.update(applied_at=stopped)
+    assert storage().rooms_as_of == stopped
 
 
 def test_it_takes_a_handful_of_queries(groups, django_assert_max_num_queries):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -11,8 +14,10 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.db.sequences import move_forward
-from streams.models import CacheInvalidation, Instance, Reader, StoredCursor, StreamPosition, WriterResolution
+from streams.models import Instance, Reader, StoredCursor, StreamPosition, WriterResolution
+from tests.support.session import PROJECT
 from tests.support.writing import ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -65,8 +70,23 @@ def test_watch_repeats_until_interrupted(start_manage):
     process = start_manage("streams", "--json", "--watch")
     first, second = (json.loads(process.stdout.readline()) for _ in range(2))
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert second["as_of"] > first["as_of"]
+
+
+#: ``manage.py`` in a project where a sign of life is missed after half an hour, not after three seconds.
+HEARD_OF_ONCE = """
+import sys
+import django
+from django.conf import settings
+
+django.setup()
+settings.REPLSITE_HEARTBEAT_SECONDS = 600
+import manage
+
+sys.argv[0] = "manage.py"
+manage.main()
+"""
 
 
 def test_a_reader_that_does_not_move_is_found_by_watching_it(run_manage):
@@ -74,11 +94,11 @@ def test_a_reader_that_does_not_move_is_found_by_watching_it(run_manage):
     wait_for_linear(ids()[-1])
     CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(minutes=5))
     Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}})
-    patience = {"REPLSITE_STUCK_AFTER_SECONDS": "0.5", "REPLSITE_HEARTBEAT_SECONDS": "60"}  # it is heard of once
-    done = run_manage("streams", env=patience)
+    patience = {"REPLSITE_STUCK_AFTER_SECONDS": "0.5"}
+    done = run_manage("-c", HEARD_OF_ONCE, "streams", env=patience)
     assert (done.returncode, "stuck" in done.stdout) == (1, True), done.stdout
     assert "watching it" in done.stderr
-    assert run_manage("streams", "--now", env=patience).returncode == 0
+    assert run_manage("-c", HEARD_OF_ONCE, "streams", "--now", env=patience).returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [["--bogus"], ["retire"], ["retire", "nobody"], ["explode"]])
@@ -155,3 +175,16 @@ def test_a_reader_that_was_left_behind_is_told_with_exit_status_1(run_manage):
     assert done.returncode == 1
     assert "billing on caches is left behind: It has not run for" in done.stdout
     assert "manage.py runhandlers billing" in done.stdout
+
+
+def test_tables_that_are_not_there_are_told_in_one_line(database_url):
+    """Also by Django's own ``manage.py``, which prints the trace of any other error."""
+    empty = database_url.rpartition("/")[0] + "/postgres"
+    environment = {**os.environ, "DATABASE_URL": empty, "DJANGO_SETTINGS_MODULE": "replsite.settings"}
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "streams"],
+        cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    assert "run manage.py migrate" in done.stderr

@@ -21,12 +21,12 @@ from events.sync.providers import StreamQuery, providers
 from events.sync.shared_rooms import SharedRooms
 from events.sync.sync import await_sync, resync_user, sync
 from streams import registry
+from streams.catalog.models import Presence
 from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch
 from streams.errors import EpochChanged, TokenError
 from streams.homeserver import append
 from streams.homeserver import typing as typing_users
-from streams.models.catalog import Presence
 from streams.reading.watcher import Found
 from streams.writing.new_life import begin_generation
 from tests.support.async_waiting import wait_for
@@ -122,7 +122,7 @@ def settled() -> None:
     typing = registry.get("typing")
     with session() as cursor:
         top = typing.table_maximum(cursor)
-    wait_until(lambda: (notifier.now("typing") or typing.current().token()).base >= top, 20)
+    wait_until(lambda: (notifier.now("typing") or typing.current().token()).base >= top)
 
 
 def test_what_is_held_and_told_is_what_a_fresh_snapshot_tells(room):
@@ -196,7 +196,7 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
     position, _ = other.do("join", room.room_id, BOB)
     monkeypatch.undo()
     notifier.stop_feeds()
-    wait_until(lambda: notifier.now().covers("other", position), 20)
+    wait_until(lambda: notifier.now().covers("other", position))
     client.sync()
     assert client.held() == SyncClient(ALICE).held()
 
@@ -235,7 +235,7 @@ def test_random_acts_in_three_processes_lose_and_repeat_nothing(database_url):
             for talker in found:
                 talker.answer()
     high = {name: registry.get(name).current().linear for name in ("events", "receipts")}
-    wait_until(lambda: all(notifier.now(name).covers(None, at) for name, at in high.items()), 30)
+    wait_until(lambda: all(notifier.now(name).covers(None, at) for name, at in high.items()))
     settled()
     for client in clients:
         client.sync()
@@ -290,7 +290,7 @@ def test_a_stream_in_memory_that_began_anew_is_told_whole(room):
     with session() as cursor:
         begin_generation(cursor, registry.get("typing"))
         cursor.execute("SELECT pg_notify('replsite_streams', 'typing master')")
-    wait_until(lambda: notifier.now("typing").base == 0, 20)
+    wait_until(lambda: notifier.now("typing").base == 0)
     answer = client.sync()
     assert answer.streams["typing"].whole
     assert client.streams["typing"] == {}
@@ -380,7 +380,7 @@ def test_a_mark_wakes_who_waits(room):
     waiting = in_thread(lambda: client.sync(20.0))
     wait_until(lambda: notifier.waiting() == 1)
     resync_user(ALICE)
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert client.rooms.keys() == {room.room_id}
 
@@ -393,7 +393,7 @@ def test_a_first_token_is_above_all_marks(room):
 def test_marks_that_were_trimmed_are_taken_to_be_there(room):
     client = SyncClient(ALICE)
     position = resync_user(BOB)
-    wait_until(lambda: registry.get("caches").current().linear >= position, 20)
+    wait_until(lambda: registry.get("caches").current().linear >= position)
     with session() as cursor:
         cursor.execute("DELETE FROM streams_cacheinvalidation")
         cursor.execute(
@@ -432,7 +432,7 @@ def test_nothing_new_is_answered_at_the_end_of_the_time(room):
     client = SyncClient(ALICE)
     begun = time.monotonic()
     assert not client.sync(0.3)
-    assert 0.3 <= time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun >= 0.3
     assert notifier.waiting() == 0
 
 
@@ -441,7 +441,7 @@ def test_a_local_commit_wakes_at_once(room):
     waiting = in_thread(lambda: client.sync(30.0))
     wait_until(lambda: notifier.waiting() == 1)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
-    waiting.join(20)
+    waiting.join(60)
     assert client.events[-1] == sent.event_id
 
 
@@ -458,11 +458,11 @@ def test_what_concerns_others_wakes_nobody(room, other):
     other.do("send", elsewhere.room_id, CAROL)
     for foreign in FOREIGN.values():
         foreign(elsewhere.room_id)
-    wait_until(lambda: len(looks) >= 8, 20)
+    wait_until(lambda: len(looks) >= 8)
     assert sum(looks) == 0
     assert not done
     other.do("send", room.room_id, ALICE)
-    waiting.join(20)
+    waiting.join(60)
     assert done and done[0]
 
 
@@ -518,6 +518,7 @@ def test_an_async_caller_that_is_cancelled_leaves(room):
 # --- cost -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("new_tables")
 def test_what_a_stream_holds_of_a_user_is_found_by_an_index(room):
     question = StreamQuery(None, ALICE, SharedRooms(frozenset()), VectorToken(10**9))
     with session() as cursor:

@@ -12,9 +12,9 @@ from events.models import CurrentState, CurrentStateDelta, Event
 from events.sending.send import NewEvent, RoomSetup, create_room
 from events.sync.providers import StreamQuery, providers
 from events.sync.shared_rooms import SharedRooms
+from streams.catalog.models import Presence
 from streams.core.tokens import VectorToken
 from streams.homeserver import append
-from streams.models.catalog import Presence
 from tests.support.syncing import Client, here, ids, only, since
 
 pytestmark = pytest.mark.django_db

@@ -7,10 +7,11 @@ from django.db import connection
 
 from streams import registry
 from streams.reading.rows import rows_between
-from streams.replication.common.table_rows import FactRange, table_rows
+from streams.replication.common.table_rows import FactRange, NotSo, Premise, table_rows
 from tests.support.writing import fact, ids, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
+TRUE, FALSE = (Premise("%(given)s::bigint > 1", {"given": given}) for given in (2, 1))
 ODD = ["", "ünï", "a\\b", 'q"q', "\n\t", "{}", "\u2028", "😀" * 50]
 
 
@@ -35,8 +36,11 @@ def test_both_ways_agree(writer, limit):
     with connection.cursor() as cursor:
         while after < 55:
             plain, reached = rows_between(cursor, declaration, writer, after, 55, limit)
-            writers = None if writer is None else [writer]
-            fast, also_reached = table_rows(cursor, declaration, FactRange(after, 55, writers), limit)
+            wanted = FactRange(after, 55, None if writer is None else [writer])
+            fast, also_reached = table_rows(cursor, declaration, wanted, limit)
+            assert table_rows(cursor, declaration, wanted, limit, TRUE) == (fast, also_reached)
+            with pytest.raises(NotSo):
+                table_rows(cursor, declaration, wanted, limit, FALSE)
             assert [(row.token, row.instance, row.row) for row in fast] == [(r.token, r.writer, r.row) for r in plain]
             assert also_reached == reached > after
             after = reached
@@ -61,6 +65,7 @@ def test_both_ways_agree_on_a_union_of_tables(limit):
             while after < 20:
                 plain, reached = rows_between(cursor, declaration, None, after, 20, limit)
                 fast, also_reached = table_rows(cursor, declaration, FactRange(after, 20), limit)
+                assert table_rows(cursor, declaration, FactRange(after, 20), limit, TRUE) == (fast, also_reached)
                 assert [(row.token, row.row) for row in fast] == [(row.token, row.row) for row in plain]
                 assert also_reached == reached
                 after = reached

@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from streams.models import WireCount
+from streams.homeserver.append import push_rules_changed
+from streams.models import Reader, SyncingUser, WireCount
 from streams.replication.transport.tls import TlsFiles, client_context
 from tests.support.certificates import Authority
 from tests.support.waiting import wait_until
@@ -33,8 +34,8 @@ def port(start_manage, server_files) -> int:
     return ready_ports(start_manage("runreplication", "--bind", "127.0.0.1:0", *server_files))["replication"]
 
 
-def secure(port: int, authority: Authority, hello: str = "") -> WireClient:
-    context = client_context(TlsFiles(*authority.sign("worker"), str(authority.file)))
+def secure(port: int, authority: Authority, hello: str = "", name: str = "worker") -> WireClient:
+    context = client_context(TlsFiles(*authority.sign(name), str(authority.file)))
     client = WireClient(port)
     client.socket.settimeout(20)
     client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
@@ -49,9 +50,9 @@ def refused(reason: str) -> int:
 
 def test_facts_flow_through_tls(port, authority):
     with secure(port, authority, "NAME worker\nPING 1\nREPLICATE") as client:
-        client.read_until("POSITION caches", 20)
+        client.read_until("POSITION caches")
         append(300)
-        client.read_until(lambda line: len(client.of("RDATA caches")) == 300, 30)
+        client.read_until(lambda line: len(client.of("RDATA caches")) == 300)
 
 
 def test_our_follower_follows_through_tls(port, authority, run_manage):
@@ -73,7 +74,7 @@ def test_a_follower_without_a_certificate_learns_why(port, authority, run_manage
     assert done.returncode == 1
     assert "a client certificate is needed" in done.stderr
     assert "Traceback" not in done.stderr
-    wait_until(lambda: refused("no client certificate"), 20)
+    wait_until(lambda: refused("no client certificate"))
 
 
 def test_a_follower_with_an_expired_certificate_learns_why(port, authority, run_manage):
@@ -84,7 +85,7 @@ def test_a_follower_with_an_expired_certificate_learns_why(port, authority, run_
     )  # fmt: skip
     assert done.returncode == 1
     assert "our client certificate has expired" in done.stderr
-    wait_until(lambda: refused("client certificate expired"), 20)
+    wait_until(lambda: refused("client certificate expired"))
 
 
 def test_a_follower_that_does_not_know_the_authority_learns_why(port, run_manage):
@@ -97,7 +98,7 @@ def test_a_follower_that_does_not_know_the_authority_learns_why(port, run_manage
 def test_plain_text_is_answered_with_a_reason_and_counted(port):
     with WireClient(port, "NAME worker1\nPING 1\nREPLICATE ") as client:
         assert client.read_to_end()[0].startswith("ERROR this port speaks TLS only")
-    wait_until(lambda: refused("plain text to a TLS port") == 1, 20)
+    wait_until(lambda: refused("plain text to a TLS port") == 1)
 
 
 def test_a_follower_that_speaks_the_other_language_learns_why(port, authority, start_manage, run_manage):
@@ -108,7 +109,7 @@ def test_a_follower_that_speaks_the_other_language_learns_why(port, authority, s
     assert done.returncode == 1
     assert "does not speak TLS there" in done.stderr
     closed = WireCount.objects.filter(kind="closed", name="spoke TLS")
-    wait_until(closed.exists, 20)
+    wait_until(closed.exists)
 
 
 def test_openssl_gets_in_with_its_certificate(port, authority):
@@ -124,16 +125,16 @@ def test_openssl_gets_in_with_its_certificate(port, authority):
 def test_any_address_may_be_used_with_tls(start_manage, server_files, authority):
     port = ready_ports(start_manage("runreplication", "--bind", "0.0.0.0:0", *server_files))["replication"]
     with secure(port, authority, "REPLICATE") as client:
-        client.read_until("POSITION caches", 20)
+        client.read_until("POSITION caches")
 
 
 def test_an_orderly_stop_is_told_through_tls(start_manage, server_files, authority):
     process = start_manage("runreplication", "--bind", "127.0.0.1:0", *server_files)
     with secure(ready_ports(process)["replication"], authority, "REPLICATE") as client:
-        client.read_until("POSITION caches", 20)
+        client.read_until("POSITION caches")
         process.terminate()
-        assert client.read_to_end(20)[-1] == "ERROR server stopping"
-    assert process.wait(20) == 0
+        assert client.read_to_end()[-1] == "ERROR server stopping"
+    assert process.wait(60) == 0
 
 
 def test_new_certificates_are_taken_without_a_restart(port, authority):
@@ -145,7 +146,7 @@ def test_new_certificates_are_taken_without_a_restart(port, authority):
 
     before = expiry()
     authority.sign("server", server=True)
-    wait_until(lambda: expiry() != before, 30)
+    wait_until(lambda: expiry() != before)
 
 
 def test_files_that_cannot_be_used_end_the_start(run_manage, server_files, tmp_path):
@@ -155,3 +156,126 @@ def test_files_that_cannot_be_used_end_the_start(run_manage, server_files, tmp_p
     done = run_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", *server_files[:4])
     assert done.returncode == 2
     assert "REPLSITE_TLS_CLIENT_CA" in done.stderr
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+RIGHTS = {
+    "worker": {"names": ["{certificate}"], "streams": ["caches"], "reports": ["FEDERATION_ACK"]},
+    "follower": {"streams": ["events"]},
+}
+
+
+@pytest.fixture
+def strict_port(start_manage, server_files) -> int:
+    env = {"REPLSITE_WIRE_RIGHTS": json.dumps(RIGHTS)}
+    return ready_ports(start_manage("runreplication", "--bind", "127.0.0.1:0", *server_files, env=env))["replication"]
+
+
+def closed(reason: str) -> int:
+    return sum(WireCount.objects.filter(kind="closed", name=reason).values_list("total", flat=True))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("NAME other", "this certificate may not call itself other"),
+        ("NAME worker\nUSER_SYNC i @u:x start 1", "this certificate may not send USER_SYNC"),
+    ],
+)
+def test_what_a_certificate_may_not_say_ends_the_connection(strict_port, authority, said, why):
+    with secure(strict_port, authority, said) as client:
+        assert client.read_to_end()[-1] == f"ERROR {why}"
+    wait_until(lambda: closed("not allowed"))
+
+
+def test_a_certificate_gets_only_its_streams(strict_port, authority):
+    with secure(strict_port, authority, "NAME worker\nREPLICATE") as client:
+        client.read_until("POSITION caches")
+        append(3)
+        push_rules_changed("@ann:site")
+        append(1)
+        client.read_until(lambda line: len(client.of("RDATA caches")) == 4)
+        client.say("FEDERATION_ACK worker 1\nREPLICATE")
+        client.read_until("POSITION caches")
+        streams = {line.split(" ")[1] for line in [*client.of("RDATA"), *client.of("POSITION")]}
+        assert streams == {"caches"}
+
+
+def test_a_certificate_without_rights_learns_it(strict_port, authority, tmp_path):
+    with secure(strict_port, authority, name="stranger") as client:
+        assert client.read_to_end()[-1] == "ERROR this certificate has no rights here"
+    wait_until(lambda: rights_of("stranger")["refusal"] == "this certificate has no rights here", 20)
+
+
+def rights_of(certificate: str) -> dict:
+    """What the row of the connection with this certificate says of its rights, of the last one."""
+    found = Reader.objects.filter(rights__certificate=certificate).order_by("connected_at").last()
+    return found.rights if found is not None else {"refusal": ""}
+
+
+def test_the_row_of_a_connection_says_what_it_may_and_what_was_refused(strict_port, authority):
+    with secure(strict_port, authority, "NAME worker\nREPLICATE\nFEDERATION_ACK other 1") as client:
+        client.read_until("POSITION caches", 20)
+        allowed = {"certificate": "worker", "names": ["worker"], "streams": ["caches"], "reports": ["FEDERATION_ACK"]}
+        refused = {"refused": 1, "refusal": "it may not acknowledge for other"}
+        wait_until(lambda: rights_of("worker") == allowed | refused, 20)
+        client.say("USER_SYNC i @u:x start 1")
+        client.read_to_end()
+    refused = {"refused": 2, "refusal": "this certificate may not send USER_SYNC"}
+    wait_until(lambda: rights_of("worker") == allowed | refused, 20)
+
+
+def test_a_connection_that_no_rule_limits_has_no_rights_in_its_row(port, authority):
+    with secure(port, authority, "NAME worker\nREPLICATE") as client:
+        client.read_until("POSITION caches", 20)
+        wait_until(lambda: Reader.objects.filter(name="worker", rights__isnull=True).exists(), 20)
+
+
+@pytest.fixture
+def crowded_port(start_manage, server_files) -> int:
+    env = {"REPLSITE_WIRE_RIGHTS": json.dumps({"worker{n}": {"reports": ["USER_SYNC", "CLEAR_USER_SYNC"]}})}
+    return ready_ports(start_manage("runreplication", "--bind", "127.0.0.1:0", *server_files, env=env))["replication"]
+
+
+@pytest.mark.parametrize(
+    "said", ["USER_SYNC abc @mallory:x start 1", "USER_SYNC abc @ann:x end 1", "CLEAR_USER_SYNC abc"]
+)
+def test_a_certificate_cannot_report_the_users_of_anothers_worker_process(crowded_port, authority, said):
+    def syncing() -> list[str]:
+        return sorted(SyncingUser.objects.values_list("user_id", flat=True))
+
+    with secure(crowded_port, authority, "NAME worker1\nUSER_SYNC abc @ann:x start 1", "worker1") as first:
+        first.read_until("SERVER", 20)
+        wait_until(lambda: syncing() == ["@ann:x"], 20)
+        with secure(crowded_port, authority, f"NAME worker2\n{said}", "worker2") as second:
+            why = "this certificate may not report users of worker process abc, which is another's"
+            assert second.read_to_end()[-1] == f"ERROR {why}"
+        assert syncing() == ["@ann:x"]
+        with secure(crowded_port, authority, "NAME worker1\nUSER_SYNC abc @ben:x start 1", "worker1"):
+            wait_until(lambda: syncing() == ["@ben:x"], 20)  # the same process over a new connection
+
+
+@pytest.fixture
+def open_port(start_manage, server_files) -> int:
+    env = {"REPLSITE_WIRE_RIGHTS": json.dumps({"*": {"reports": ["USER_SYNC", "CLEAR_USER_SYNC"]}})}
+    return ready_ports(start_manage("runreplication", "--bind", "127.0.0.1:0", *server_files, env=env))["replication"]
+
+
+@pytest.mark.parametrize("owner", ["worker1", ""])
+def test_a_certificate_without_a_name_cannot_report_them_either(open_port, authority, owner):
+    """It may be any certificate without a name, so not even another one counts as the same."""
+    with secure(open_port, authority, "NAME x\nUSER_SYNC abc @ann:x start 1", owner) as first:
+        first.read_until("SERVER", 20)
+        wait_until(lambda: SyncingUser.objects.filter(user_id="@ann:x").exists(), 20)
+        with secure(open_port, authority, "NAME y\nUSER_SYNC own @ben:x start 1\nCLEAR_USER_SYNC abc", "") as second:
+            why = "this certificate may not report users of worker process abc, which is another's"
+            assert second.read_to_end()[-1] == f"ERROR {why}"
+        assert SyncingUser.objects.filter(user_id="@ann:x").exists()
+
+
+def test_rights_that_cannot_be_read_stop_the_start(run_manage, server_files):
+    env = {"REPLSITE_WIRE_RIGHTS": '{"w": {"streams": "events"}}'}
+    done = run_manage("runreplication", "--bind", "127.0.0.1:0", *server_files, env=env)
+    assert done.returncode == 2
+    assert "streams must be a list of texts" in done.stderr

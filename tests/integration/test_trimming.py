@@ -12,19 +12,21 @@ import pytest
 from django.db import connection
 
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed, trim_mark
 from streams.db.sequences import move_forward
 from streams.errors import NotTrimmable, ResyncNeeded, TrimBusy
 from streams.follow import Begin, Handler, Reader
+from streams.maintenance import trim as trim_module
 from streams.maintenance.trim import Keep, TrimRequest, plan_trim, reader_limit, trim
-from streams.models import CacheInvalidation, LowWaterMark, StoredCursor, StreamPosition
+from streams.models import LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.reading.rows import existing_rows, rows_between
 from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server.broadcaster import Broadcaster
-from streams.stream import Stream
+from streams.stream_object import Stream
 from streams.testing import as_instance, forget_writers
 from tests.support.waiting import wait_until
 from tests.support.wire_client import start_replication
@@ -74,6 +76,21 @@ def test_the_newest_facts_stay():
     assert ids() == wanted[6:]
     assert mark() == wanted[5]
     assert trimmed(Keep(facts=4)) == 0
+
+
+def test_the_facts_that_stay_are_read_once_however_many_batches(monkeypatch):
+    read = []
+    find = trim_module._beyond_newest
+
+    def counted(cursor, of_stream, facts, linear):
+        read.append(facts)
+        return find(cursor, of_stream, facts, linear)
+
+    monkeypatch.setattr(trim_module, "BATCH_ROWS", 2)
+    monkeypatch.setattr(trim_module, "_beyond_newest", counted)
+    written(12)
+    assert trimmed(Keep(facts=4)) == 8
+    assert read == [4]
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 100])

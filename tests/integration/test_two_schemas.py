@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import closing
 
-import psycopg2
 import pytest
 from django.db import connection
+from django.db.backends.postgresql.base import Database
 from django.utils import timezone
 
 from pipeline.jobs.rows import JobLock
@@ -34,7 +34,7 @@ class Site:
         self.environment = {"DATABASE_URL": f"{database_url}?options=-csearch_path%3D{quoted}"}
 
     def session(self):
-        found = psycopg2.connect(driver.dsn(), options=f'-csearch_path="{self.schema}"')
+        found = Database.connect(driver.dsn(), options=f'-csearch_path="{self.schema}"')
         found.autocommit = True
         return closing(found)
 
@@ -75,7 +75,7 @@ def test_both_are_busy_and_followers_of_each_get_all_of_its_facts_and_no_other(s
         for site, client in zip(sites, clients, strict=True):
             ids = site.ids()
             assert len(ids) == FACTS
-            client.read_until(f"RDATA caches master {ids[-1]} ", 20)
+            client.read_until(f"RDATA caches master {ids[-1]} ")
             tokens = [int(line.split()[3]) for line in client.of("RDATA caches")]
             assert tokens == ids
             assert not [line for line in client.of("POSITION caches") if int(line.split()[4]) > ids[-1] + 10]
@@ -148,7 +148,7 @@ def test_the_schema_is_that_of_the_tables_whatever_else_is_on_the_path():
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA own_tables")
     try:
-        with closing(psycopg2.connect(driver.dsn(), options="-csearch_path=own_tables,public")) as other:
+        with closing(Database.connect(driver.dsn(), options="-csearch_path=own_tables,public")) as other:
             cursor = other.cursor()
             assert driver.schema_mark(cursor) == ""
     finally:

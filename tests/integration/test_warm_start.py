@@ -9,8 +9,9 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from django.db.backends.postgresql.base import Database
 
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from tests.support import warm_start
 
 fork = warm_start._Forking.fork
@@ -46,7 +47,7 @@ def test_it_is_a_child_of_the_test_in_a_session_of_its_own(start_manage):
     number = int(process.stdout.readline().split()[1])
     assert number == process.pid and psutil.Process(number).ppid() == os.getpid()
     process.stdin.close()
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_it_has_no_descriptor_but_its_own(run_manage):
@@ -64,22 +65,22 @@ def test_a_signal_ends_it_as_it_ends_a_cold_start(start_manage, sent):
     for process in both:
         assert process.stdout.readline() == "1\n"
         process.send_signal(sent)
-    assert both[0].wait(20) == both[1].wait(20) != 0
+    assert both[0].wait(60) == both[1].wait(60) != 0
 
 
 def test_every_environment_has_settings_of_its_own(run_manage, monkeypatch):
     monkeypatch.setattr(warm_start, "_MOST_FORKING", 1)
-    show = ("shell", "-v", "0", "-c", "from django.conf import settings; print(settings.REPLSITE_SERVER_NAME)")
+    show = ("shell", "-v", "0", "-c", "from django.conf import settings; print(settings.REPLSITE_METRICS_HOST)")
     names = [f"{name}.example" for name in "aabba"]
-    assert [run_manage(*show, env={"REPLSITE_SERVER_NAME": name}).stdout.strip() for name in names] == names
+    assert [run_manage(*show, env={"REPLSITE_METRICS_HOST": name}).stdout.strip() for name in names] == names
 
 
 def test_what_is_asked_for_once_is_forked_too_and_has_settings_of_its_own(run_manage, database_url, monkeypatch):
     made = []
     monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: made.append(given[0]) or fork(*given))
-    code = "import os; from django.conf import settings as s; print(s.REPLSITE_SERVER_NAME, sorted(os.environ))"
+    code = "import os; from django.conf import settings as s; print(s.REPLSITE_METRICS_HOST, sorted(os.environ))"
     for name in (f"{uuid4()}.example", f"{uuid4()}.example"):
-        env = {"REPLSITE_SERVER_NAME": name}
+        env = {"REPLSITE_METRICS_HOST": name}
         forked = run_manage("shell", "-v", "0", "-c", code, env=env).stdout
         cold = warm_start.cold_start(
             ("shell", "-v", "0", "-c", code), {**os.environ, **env, "DATABASE_URL": database_url}, stdout=subprocess.PIPE
@@ -98,10 +99,10 @@ def test_with_a_variable_that_a_library_may_have_read_it_is_a_cold_start(run_man
 def test_what_reads_the_settings_is_loaded_in_the_process_that_is_forked(run_manage):
     code = "import sys; sys.stdout.write(' '.join(sys.modules))"
     process = warm_start.WARM.popen(
-        ("-c", code), {**os.environ, "REPLSITE_SERVER_NAME": str(uuid4())}, stdout=subprocess.PIPE
+        ("-c", code), {**os.environ, "REPLSITE_METRICS_HOST": str(uuid4())}, stdout=subprocess.PIPE
     )
     loaded = process.communicate(timeout=60)[0].split()
-    assert {"django.db.models", "psycopg2", "streams.core.tracker"} <= set(loaded)
+    assert {"django.db.models", Database.__name__, "streams.core.tracker"} <= set(loaded)
     assert not {"replsite.settings", "streams.models", "django.contrib.auth.models", "twisted.internet.reactor"} & set(
         loaded
     )
@@ -113,6 +114,20 @@ def test_a_variable_that_is_read_late_needs_no_process_of_its_own(run_manage, mo
     show = ("shell", "-v", "0", "-c", "import os; print(os.environ.get('SKEW_SECONDS'))")
     late = [{"SKEW_SECONDS": "5"}, {"SKEW_SECONDS": "-7"}, {}]
     assert [run_manage(*show, env=one).stdout.strip() for one in late] == ["5", "-7", "None"]
+    assert len(made) == 3 and len(set(made)) == 1
+
+
+def test_settings_of_streams_are_read_late_and_are_those_of_a_cold_start(run_manage, monkeypatch):
+    made = []
+    monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: made.append(given[0]) or fork(*given))
+    code = "from django.conf import settings as s; from streams.conf import stream_settings as t; print(t(), s.REPLSITE_INSTANCE)"
+    given = {"REPLSITE_INSTANCE": "here", "REPLSITE_REPLICATION_HOSTS": "a.b,c.d", "REPLSITE_WRITERS": '{"caches": ["x"]}',
+             "REPLSITE_HTTP_HEAD_LIMIT_SECONDS": "1.5", "REPLSITE_CONNECTION_LIMIT": "7"}  # fmt: skip
+    for env in (given, {}, {"REPLSITE_CONNECTION_LIMIT": "8"}):
+        warm = run_manage("shell", "-v", "0", "-c", code, env=env)
+        cold = run_manage("shell", "-v", "0", "-c", code, env={**env, "UNUSED": str(uuid4())})
+        assert (warm.stdout, warm.stderr) == (cold.stdout, cold.stderr)
+        assert all(repr(name) in warm.stdout for name in env.get("REPLSITE_REPLICATION_HOSTS", "").split(",") if name)
     assert len(made) == 3 and len(set(made)) == 1
 
 

@@ -8,6 +8,7 @@ from django.db import connection
 from replsite.snapshot import workers
 from replsite.snapshot.take import take_snapshot
 from replsite.snapshot.types import CountView, WorkersView
+from streams.models import UserAddress
 from streams.replication.common import worker_sql
 
 pytestmark = pytest.mark.django_db
@@ -27,6 +28,10 @@ def sync(cursor, key, worker, *users):
     worker_sql.store_syncs(
         cursor, [{"connection": key, "worker": worker, "user": user, "device": "", "ms": 5} for user in users]
     )
+
+
+def address(number=0, user="", ms=5):
+    return {"user": user or f"@{number}:b", "digest": "d", "ip": f"::{number}", "device": "", "agent": "", "ms": ms}
 
 
 def test_without_reports_there_is_nothing(cursor):
@@ -65,8 +70,7 @@ def test_acknowledgements_and_counts_are_told(cursor):
 
 
 def test_many_addresses_are_counted_so_far(cursor, monkeypatch):
-    rows = [{"user": f"@{n}:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5} for n in range(5)]
-    worker_sql.store_addresses(cursor, rows)
+    worker_sql.store_addresses(cursor, [address(n) for n in range(5)], 5)
     assert workers.read_workers(cursor, 300.0).addresses == 5
     monkeypatch.setattr(workers, "_WORKERS", workers._WORKERS.replace(f"LIMIT {workers.MOST_ADDRESSES + 1}", "LIMIT 4"))
     monkeypatch.setattr(workers, "MOST_ADDRESSES", 3)
@@ -88,12 +92,38 @@ def test_old_rows_are_forgotten(cursor):
     connected(cursor, "fresh")
     sync(cursor, "silent", "one", "@a:b")
     sync(cursor, "fresh", "two", "@c:b")
-    worker_sql.store_addresses(
-        cursor, [{"user": "@a:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5}]
-    )
-    worker_sql.forget_old(cursor, 300.0, 3600.0)
+    worker_sql.store_addresses(cursor, [address()], 1)
+    assert not worker_sql.forget_old(cursor, 300.0, 3600.0)
     found = workers.read_workers(cursor, 1e9)
     assert ([one.worker for one in found.syncing], found.addresses) == (["two"], 0)
+
+
+def test_new_addresses_above_the_room_are_refused_and_known_ones_are_not(cursor):
+    assert worker_sql.store_addresses(cursor, [address(n) for n in range(3)], 3) == (3, 0, 0)
+    assert worker_sql.store_addresses(cursor, [address(n, ms=9_000) for n in range(5)], 1) == (1, 1, 0)
+    assert worker_sql.store_addresses(cursor, [address(n, ms=10_000) for n in range(5)], -2) == (0, 1, 0)
+    assert sorted(UserAddress.objects.values_list("ip", "last_seen_at__second")) == [(f"::{n}", 10) for n in range(4)]
+    assert worker_sql.count_addresses(cursor, 9) == 4
+    assert worker_sql.count_addresses(cursor, 2) == 2
+
+
+def test_of_a_user_the_latest_addresses_are_kept(cursor, monkeypatch):
+    monkeypatch.setattr(worker_sql, "MOST_ADDRESSES_OF_USER", 3)
+    worker_sql.store_addresses(cursor, [address(n, "@other:b") for n in range(3)], 9)
+    worker_sql.store_addresses(cursor, [address(n, "@a:b", 1_000 * n) for n in range(3)], 9)
+    stored = worker_sql.store_addresses(cursor, [address(n, "@a:b", 1_000 * n) for n in (5, 4)], 9)
+    assert stored == (2, 0, 2)
+    kept = UserAddress.objects.filter(user_id="@a:b").order_by("ip").values_list("ip", flat=True)
+    assert list(kept) == ["::2", "::4", "::5"]
+    assert UserAddress.objects.filter(user_id="@other:b").count() == 3
+
+
+def test_more_old_addresses_than_one_call_deletes_are_announced(cursor, monkeypatch):
+    monkeypatch.setattr(worker_sql, "MOST_FORGOTTEN", 3)
+    worker_sql.store_addresses(cursor, [address(n) for n in range(4)], 9)
+    assert worker_sql.forget_old(cursor, 300.0, 3600.0)
+    assert not worker_sql.forget_old(cursor, 300.0, 3600.0)
+    assert not UserAddress.objects.exists()
 
 
 def test_news_of_before_the_clock_was_set_back_grow_old_from_then_on(cursor):

@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import threading
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -152,7 +153,7 @@ def test_an_idle_writer_that_was_taken_for_dead_stands_in_its_streams_again():
         assert [one.stream for one in dead_writers.resolve_writer(cursor, "master", "test")]
         assert stored()["master"].state == "retired"
         cursor.execute("SELECT pg_advisory_unlock(%s)", [driver.writer_key(cursor, "master")])
-    wait_until(lambda: stored()["master"].state == "active", 30)
+    wait_until(lambda: stored()["master"].state == "active")
     assert writer.condition is Condition.HOLDING
     later = append()
     wait_for_linear(later[0])
@@ -163,9 +164,27 @@ def test_appending_while_fenced_is_refused(monkeypatch):
     writer = current_writer()
     monkeypatch.setattr(writer, "hold_again", lambda: None)
     writer.fenced("for the test")
-    with pytest.raises(WriterFenced, match="repeat the transaction"):
+    with pytest.raises(WriterFenced, match=r"Cause: for the test\. .*repeat the transaction"):
         append()
     assert len(ids()) == 1
+
+
+def test_an_append_while_fenced_says_why_the_name_is_not_taken_again(monkeypatch):
+    """A full disk under the embedded server was told as a lost lock only."""
+    append()
+    writer = current_writer()
+
+    def away(*_: object, **__: object) -> None:
+        raise driver.OperationalError("The disk of /data is full.\nThe end of the log")
+
+    monkeypatch.setattr(driver, "direct_connection", away)
+    writer.fenced("for the test")
+    wait_until(lambda: "disk" in writer.trouble)
+    with pytest.raises(WriterFenced, match=r"Cause: The disk of /data is full\. It tries"):
+        append()
+    monkeypatch.undo()
+    wait_until(lambda: writer.condition is Condition.HOLDING)
+    assert writer.trouble == ""
 
 
 def test_open_transaction_of_the_old_lease_is_neither_lost_nor_passed():
@@ -306,12 +325,12 @@ def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
 
     def held_up(tracker: PositionTracker, *given: object) -> object:
         passed.set()
-        drained.wait(10)
+        drained.wait(60)
         return begin(tracker, *given)
 
     def drain(timeout_seconds: float) -> bool:
         drained.set()
-        return started.wait(10)
+        return started.wait(60)
 
     monkeypatch.setattr(PositionTracker, "begin_fetch", held_up)
     monkeypatch.setattr(writer._background, "drain", drain)
@@ -320,10 +339,10 @@ def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
         with transaction.atomic():
             append()
             started.set()
-            go_on.wait(5)
+            go_on.wait(60)
 
     thread = in_thread(late)
-    assert passed.wait(10)
+    assert passed.wait(60)
     threading.Timer(0.2, go_on.set).start()
     assert writer.retire()
     thread.join()
@@ -430,10 +449,10 @@ def test_naive_reading_by_id_loses_what_ours_does_not():
         with transaction.atomic():
             stream().append(fact("slow"))
             opened.set()
-            close.wait(10)
+            close.wait(60)
 
     thread = in_thread(slow)
-    opened.wait(10)
+    opened.wait(60)
     fast = append()[0]
     look()
     close.set()
@@ -518,3 +537,73 @@ def test_set_of_writers_and_positions_are_read_by_one_statement(django_assert_nu
 def test_name_that_cannot_travel_is_refused_at_once(name):
     with pytest.raises(BadInstanceName, match="cannot be an instance name"):
         use_instance(name)
+
+
+@pytest.fixture
+def impatient_role() -> Iterator[None]:
+    """The role's statements end after 150 ms, and so does their waiting for a lock."""
+    with session() as cursor:
+        cursor.execute("SELECT current_user, current_database()")
+        place = "{} IN DATABASE {}".format(*cursor.fetchone())
+        cursor.execute(f"ALTER ROLE {place} SET lock_timeout = 150; ALTER ROLE {place} SET statement_timeout = 150")
+        try:
+            yield
+        finally:
+            cursor.execute(f"ALTER ROLE {place} RESET lock_timeout; ALTER ROLE {place} RESET statement_timeout")
+
+
+def wait_for_waiter(cursor: object) -> int:
+    """The session that waits for the one of the cursor."""
+
+    def waiting() -> int | None:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+        )
+        return (cursor.fetchone() or [None])[0]
+
+    return wait_until(waiting)
+
+
+@pytest.mark.usefixtures("impatient_role")
+def test_time_limits_of_the_role_do_not_fence_a_healthy_writer():
+    """An UPDATE of the heartbeat that waited longer was taken for the end of the connection."""
+    append()
+    writer = current_writer()
+    lease = writer.lease
+    with session() as blocker:
+        blocker.execute("BEGIN; SELECT FROM streams_instance FOR UPDATE")
+        control = wait_for_waiter(blocker)
+        assert control == writer.control.info.backend_pid
+        blocker.execute("SELECT pg_sleep(0.5)")
+        assert wait_for_waiter(blocker) == control
+        assert (writer.lease, writer.has_lock) == (lease, True)
+        blocker.execute("ROLLBACK")
+    wait_for_linear(append()[0])
+    assert (writer.lease, writer.has_lock) == (lease, True)
+
+
+def test_a_statement_that_an_operator_cancels_does_not_fence_the_writer(caplog):
+    """The connection works, so the name is still held."""
+    caplog.set_level("INFO", "streams.writing.control_loop")
+    append()
+    writer = current_writer()
+    lease = writer.lease
+    with session() as blocker:
+        blocker.execute("BEGIN; SELECT FROM streams_instance FOR UPDATE")
+        control = wait_for_waiter(blocker)
+        with session() as operator:
+            operator.execute("SELECT pg_cancel_backend(%s)", [control])
+        wait_until(lambda: "writer.delayed" in caplog.text)
+        blocker.execute("ROLLBACK")
+    wait_until(lambda: "writer.goes_on" in caplog.text)
+    wait_for_linear(append()[0])
+    assert (writer.lease, writer.has_lock) == (lease, True)
+
+
+def test_a_session_that_an_operator_ends_does_fence_the_writer():
+    append()
+    writer = current_writer()
+    lease = writer.lease
+    terminate(writer.control.info.backend_pid)
+    wait_until(lambda: writer.lease > lease and writer.has_lock)

@@ -7,7 +7,7 @@ from functools import cache
 
 from events.format.parsing import ParsedEvent, parse_line
 from tests.support.room_data import event_lines, oracle
-from tests.support.room_results import RoomResult, room_history
+from tests.support.room_results import RoomResult, computed
 
 StateKey = tuple[str, str]
 
@@ -29,10 +29,9 @@ def _parsed(room: str, told: bool) -> tuple[ParsedEvent, ...]:
     return tuple(found)
 
 
-@cache
 def history(room: str, told: bool = True) -> RoomResult:
     """The rows of a room."""
-    return room_history(parsed(room, told))
+    return computed(parsed(room, told))
 
 
 class OurStates:

@@ -98,7 +98,7 @@ class Joining(threading.Thread):
         from django.db import connections
 
         from streams import registry
-        from streams.models import CacheInvalidation
+        from streams.catalog.models import CacheInvalidation
         from streams.writing import process as writer
 
         while not self._ended.is_set():
@@ -120,7 +120,7 @@ class Joining(threading.Thread):
 
 def torture(kills: int, dsn: str, folder: Path) -> tuple[int, int, int, int]:
     """Kill the query so often, at moments that a seed decides; (facts, rows in the files, facts in the files, writers)."""
-    from streams.models import CacheInvalidation
+    from streams.catalog.models import CacheInvalidation
 
     moments, query, joining = random.Random(5), KilledQuery(dsn, folder), Joining()
     joining.start()

@@ -9,18 +9,18 @@ import sys
 import textwrap
 
 import pytest
-from django.db import connection
 
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.db.driver import dsn
-from streams.models import CacheInvalidation
-from tests.conftest import end_process
+from tests.conftest import end_processes
 from tests.pipeline.imports import bare_room, content, run_import, staging_tables, write_lines
 from tests.support.emptying import empty_tables
 from tests.support.room_data import ROOMS
 from tests.support.session import PROJECT
 from tests.support.spark_cluster import spark_cluster
 from tests.support.waiting import wait_until
+from tests.support.writing import sessions
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 STAGING = "replsite spark staging"
@@ -49,17 +49,11 @@ def start_script(database_url):
         return started[-1]
 
     yield start
-    for process in started:
-        end_process(process)
+    end_processes(started)
 
 
 def tasks_are_at_work() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()",
-            [STAGING],
-        )
-        return bool(cursor.fetchone()[0])
+    return bool(sessions(STAGING))
 
 
 _DRIVER = """
@@ -111,7 +105,7 @@ def expected(spark, own_writer, files):
 def hear(process) -> object:
     """The next line of JSON; the time-out of the test is the deadline."""
     line = process.stdout.readline()
-    assert line, f"the driver ended with {process.wait(20)}"
+    assert line, f"the driver ended with {process.wait(60)}"
     return json.loads(line)
 
 
@@ -129,7 +123,7 @@ def append(facts: int) -> None:
 def check_executor(executor, folder) -> None:
     """It has our code from the job alone, and nothing of the site."""
     assert executor["file"].startswith(str(folder)) and ".zip/" in executor["file"]
-    assert not {name.split(".")[0] for name in executor["modules"]} & {"django", "replsite"}
+    assert not [n for n in executor["modules"] if n.split(".")[0] in ("django", "replsite")]
     assert not [name for name in executor["names"] if name.startswith(("DJANGO", "DATABASE", "REPLSITE"))]
 
 

@@ -182,7 +182,7 @@ def test_the_manifest_tells_what_is_there(exported):
 
 @reading
 def test_an_import_reads_the_events_again(exported, stored):
-    from pipeline.importing.sources.parquet import check_file
+    from pipeline.frames.sources.parquet import check_file
 
     folder, _ = exported
     for file in (folder / "events").rglob("*.parquet"):
@@ -400,7 +400,7 @@ def test_two_exports_to_one_folder_do_not_meet(spark, stored, tmp_path):
 
 
 def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatch, tmp_path, own_writer):
-    monkeypatch.setattr(kind, "_exports", lambda: tmp_path)
+    monkeypatch.setattr(kind, "exports_folder", lambda: tmp_path)
     queued = queue_job(ExportKind.name, {"to": "nightly", "tables": ["rooms"]}, by="a timer")
     call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())
     job = Job.objects.get(pk=queued.pk)

@@ -28,28 +28,35 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def small_disk(rows):
-    """A file system of one megabyte that takes the staging tables; ``grow()`` makes it larger."""
+    """A file system of one megabyte that takes the staging tables; ``grow()`` makes it larger.
+
+    The tablespace lies in the server's own folder. A folder beside it would be one that every copy of the server, which
+    another test may be making, writes to as well.
+    """
     data = Path(rows("SELECT setting FROM pg_settings WHERE name = 'data_directory'")[0][0])
-    folder = data.parent / "small_disk"  # beside the data, where the server's user may go
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        folder.rmdir()
-        pytest.skip("making a small file system needs the right to mount one")
-    try:
-        os.chown(folder, data.stat().st_uid, data.stat().st_gid)
-        with connection.cursor() as cursor:
-            cursor.execute(f"CREATE TABLESPACE small LOCATION '{folder}'")
-            cursor.execute("SET default_tablespace = small")
-        yield lambda: subprocess.run(["mount", "-o", "remount,size=200m", folder], check=True)
-    finally:
-        with connection.cursor() as cursor:
+    with connection.cursor() as cursor:
+        cursor.execute("SET allow_in_place_tablespaces = on")
+        cursor.execute("CREATE TABLESPACE small LOCATION ''")
+        folder = data / "pg_tblspc" / str(rows("SELECT oid FROM pg_tablespace WHERE spcname = 'small'")[0][0])
+        try:
+            (version,) = (path.name for path in folder.iterdir())
+            mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+            if subprocess.run(mount, check=False, capture_output=True).returncode:
+                pytest.skip("making a small file system needs the right to mount one")
+            try:
+                (folder / version).mkdir()
+                for path in (folder, folder / version):
+                    os.chown(path, data.stat().st_uid, data.stat().st_gid)
+                cursor.execute("SET default_tablespace = small")
+                yield lambda: subprocess.run(["mount", "-o", "remount,size=200m", folder], check=True)
+                cursor.execute("RESET default_tablespace")
+                for table in staging_tables():
+                    cursor.execute(f"DROP TABLE {table}")
+            finally:
+                subprocess.run(["umount", "-l", folder], check=True)
+        finally:
             cursor.execute("RESET default_tablespace")
-            for table in staging_tables():
-                cursor.execute(f"DROP TABLE {table}")
-            cursor.execute("DROP TABLESPACE IF EXISTS small")
-        subprocess.run(["umount", folder], check=True)
-        folder.rmdir()
+            cursor.execute("DROP TABLESPACE small")
 
 
 def test_a_full_disk_says_so_and_the_import_goes_on_when_there_is_space(small_disk):

@@ -14,6 +14,7 @@ from streams import registry
 from streams.reading.rows import linear_position, rows_between, stored_positions
 from tests.pipeline.imports import ALL_ROOMS, run_import, staging_tables
 from tests.support.room_data import ROOM_NAMES, ROOMS, oracle, stored_events
+from tests.support.summaries import assert_right
 
 pytestmark = pytest.mark.django_db
 
@@ -48,6 +49,10 @@ def test_every_line_is_accounted_for(imported):
 def test_checking_finds_no_difference(room):
     report = check_room(room_id_of(room))
     assert (report.totals, report.doubts) == ({}, [])
+
+
+def test_the_list_of_rooms_has_a_right_row_for_each(imported):
+    assert_right()
 
 
 def test_the_order_is_the_given_one(room, rows):
@@ -155,7 +160,9 @@ def test_a_follower_sees_every_fact_below_the_linear_position(stream, imported, 
 def test_the_writer_is_retired_and_the_job_is_done(imported, rows):
     assert {state for (state,) in rows("SELECT state FROM streams_streamposition")} == {"retired"}
     job = Job.objects.get()
+    stages = job.summary.pop("spark")
     assert (job.state, job.summary) == ("done", imported.record())
+    assert [stage["name"] for stage in stages] == ["scan", "read", "rooms"] and all(stage["tasks"] for stage in stages)
 
 
 def test_nothing_is_left_in_staging(imported):

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from django.db import connection
 
-from pipeline.importing.sources import inputs, synapse_db
-from pipeline.importing.sources.parts import TOLD
+from pipeline.frames.sources import inputs, synapse_db
+from pipeline.frames.sources.parts import TOLD
 from pipeline.models import ImportSource, Job, QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.support.emptying import empty_tables
@@ -110,13 +110,13 @@ def test_a_broken_row_is_put_aside_with_its_row_and_event(tmp_path):
 def test_a_reading_role_is_enough_and_its_password_is_written_nowhere(database_url, rows):
     with postgresql_database(database_url, ["v9_restricted"]) as url:
         server = urlsplit(url)
-        rows("CREATE ROLE only_reads LOGIN PASSWORD 's3cret' IN ROLE pg_read_all_data; SELECT 1")
+        rows("CREATE ROLE reads_synapse LOGIN PASSWORD 's3cret' IN ROLE pg_read_all_data; SELECT 1")
         try:
-            run_import(f"postgresql://only_reads:s3cret@{server.hostname}:{server.port}{server.path}")
+            run_import(f"postgresql://reads_synapse:s3cret@{server.hostname}:{server.port}{server.path}")
         finally:
-            rows("DROP ROLE only_reads; SELECT 1")
+            rows("DROP ROLE reads_synapse; SELECT 1")
     stored = json.dumps([Job.objects.get().arguments, ImportSource.objects.get().name])
-    assert "only_reads" in stored and "s3cret" not in stored
+    assert "reads_synapse" in stored and "s3cret" not in stored
 
 
 def test_the_jobs_row_tells_what_was_before_and_after(tmp_path):

@@ -32,6 +32,7 @@ from pipeline.jobs.view import job_views
 from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError, direct_connection
 from tests.support.waiting import wait_until
+from tests.support.writing import cut, server_process, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -204,10 +205,10 @@ def test_a_queued_job_begins_at_once_where_somebody_waits(kind):
     thread.start()
     try:
         job = queue_job("walk", {}, "ann")
-        wait_until(lambda: Job.objects.get(pk=job.pk).state == JobState.DONE, 8)
+        wait_until(lambda: Job.objects.get(pk=job.pk).state == JobState.DONE)
     finally:
         server.stop()
-        thread.join(20)
+        thread.join(60)
     assert not thread.is_alive()
 
 
@@ -334,7 +335,7 @@ def test_no_process_takes_a_job_over_while_it_is_being_cancelled():
     with transaction.atomic():
         assert cancel_job(job.pk, "bob", "default") is CancelOutcome.CANCELLED
         resuming.start()
-        resuming.join(20)
+        resuming.join(60)
         assert found == [None], "it found the job locked, and did not wait for its row"
     assert Job.objects.get().state == JobState.CANCELLED
 
@@ -434,18 +435,8 @@ def test_cancelling_wins_over_the_end_of_the_process(kind):
     assert Job.objects.get().state == JobState.CANCELLED
 
 
-def end_sessions(like: str) -> None:
-    """As an operator, a failover or a restart of the database does."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-            "AND datname = current_database() AND application_name LIKE %s",
-            [like],
-        )
-
-
 def test_a_job_that_has_lost_its_lock_is_left_to_the_next_process(kind):
-    steps = kind(lambda step: end_sessions("replsite job") if step == 1 else None)
+    steps = kind(lambda step: cut("replsite job") if step == 1 else None)
     queue_job("walk", {"steps": 5}, "ann")
     with pytest.raises(DatabaseError):
         serve()
@@ -457,7 +448,7 @@ def test_a_job_that_has_lost_its_lock_is_left_to_the_next_process(kind):
 
 
 def test_a_command_that_has_lost_its_lock_says_so_in_its_row(kind):
-    kind(lambda step: end_sessions("replsite job"))
+    kind(lambda step: cut("replsite job"))
     with pytest.raises(JobLost, match="another process"):
         run_job("walk", {"steps": 5}, stream=io.StringIO())
     job = Job.objects.get()
@@ -474,31 +465,24 @@ def test_a_run_that_is_late_does_not_write_over_the_next_one(kind):
 def test_jobs_go_on_after_the_database_was_started_anew(kind):
     pids: list[int] = []
     went_on = threading.Event()
-    steps = kind(lambda step: pids.append(_own_session()) or went_on.wait(20))
+    steps = kind(lambda step: pids.append(server_process()) or went_on.wait(60))
     server = JobServer("default", io.StringIO(), lambda text: None)
     thread = threading.Thread(target=server.run, kwargs={"once": False})
     thread.start()
     try:
         job = queue_job("walk", {"steps": 2}, "ann")
-        wait_until(lambda: pids, 20)
+        wait_until(lambda: pids)
         steps.at = lambda step: None
-        end_sessions("%replsite job%")
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pids[0]])
+        cut("%replsite job%")
+        terminate(pids[0])
         went_on.set()
-        wait_until(lambda: Job.objects.get(pk=job.pk).state == JobState.DONE, 30)
+        wait_until(lambda: Job.objects.get(pk=job.pk).state == JobState.DONE)
     finally:
         went_on.set()
         server.stop()
-        thread.join(20)
+        thread.join(60)
     assert not thread.is_alive()
     assert Job.objects.get().attempts == 2
-
-
-def _own_session() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return cursor.fetchone()[0]
 
 
 def test_no_more_jobs_wait_than_may(kind, monkeypatch):
@@ -599,6 +583,6 @@ def test_kill_nine_of_the_process_leaves_a_job_that_the_next_one_does(monkeypatc
     finally:
         process.kill()
         process.communicate()
-    wait_until(lambda: killed_jobs("default"), 20)
+    wait_until(lambda: killed_jobs("default"))
     assert serve().done == 1
     assert steps.taken == [0]

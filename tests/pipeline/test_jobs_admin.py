@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from html import unescape
+from urllib.parse import quote
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -11,8 +14,11 @@ from django.db.models import JSONField, Value
 from django.db.models.functions import Now
 from django.test import Client
 
+from events.admin.links import room_url
+from events.models import RoomSummary
 from pipeline.jobs import admin
 from pipeline.jobs import run as job_runs
+from pipeline.jobs.rows import hold_lock
 from pipeline.jobs.run import queue_job
 from pipeline.models import Job, JobState
 from tests.integration.test_purging import talked_room
@@ -200,7 +206,7 @@ def test_what_a_purge_deletes_is_confirmed_in_words_with_a_date(staff):
 
 
 def test_two_who_confirm_at_the_same_time_carry_out_one(staff, dry, monkeypatch):
-    monkeypatch.setattr(admin, "_why_not", lambda dry: None)  # both have looked before either has queued
+    monkeypatch.setattr(admin, "why_not", lambda dry: None)  # both have looked before either has queued
     client = staff("carry_out_job")
     for _ in range(2):
         assert client.post(f"{LIST}{dry.pk}/carry-out/").status_code == 302
@@ -226,6 +232,22 @@ def test_only_fresh_figures_of_a_dry_run_can_be_confirmed(staff, dry, changed, s
         assert said in method(f"{LIST}{dry.pk}/carry-out/").content.decode()
     assert not Job.objects.filter(confirmed_from=dry.pk).exists()
     assert "carry-out" not in client.get(f"{LIST}{dry.pk}/change/").content.decode()
+
+
+@pytest.mark.parametrize("may_queue", [True, False])
+def test_a_dry_run_that_is_too_old_leads_to_the_form_of_another_one(staff, may_queue):
+    old = Job.objects.create(
+        kind="resync", state="done", finished_at=Now() - timedelta(hours=2),
+        arguments={"what": "rooms", "rooms": ["!a:x&y", "!b:x"], "master": None, "dry_run": True},
+    )  # fmt: skip
+    client = staff("carry_out_job", *(["queue_job"] if may_queue else []))
+    page = client.get(f"{LIST}{old.pk}/carry-out/").content.decode()
+    link = re.search('href="([^"]*)">Queue another dry run', page)
+    assert (link is not None) == may_queue
+    if link is not None:
+        form = client.get(unescape(link.group(1)))
+        assert '<option value="rooms" selected>' in form.content.decode()
+        assert "!a:x&amp;y\n!b:x" in form.content.decode()
 
 
 @pytest.mark.parametrize("arguments", [["days", 7], "days", 7, None])
@@ -293,5 +315,97 @@ def test_a_jobs_page_shows_its_figures_side_by_side_and_as_text(staff, job):
     assert "[1]</td>" in page
 
 
+def test_a_jobs_page_shows_the_stages_of_spark_in_words(staff, job):
+    stages = [{"name": "<b>rooms</b>", "tasks": 12, "shuffled_bytes": 2048, "skew": 1.5}, {"name": "load", "tasks": 1}]
+    Job.objects.filter(pk=job.pk).update(state="done", summary={"rooms": 3, "spark": stages})
+    page = staff().get(f"{LIST}{job.pk}/change/").content.decode()
+    told = "&lt;b&gt;rooms&lt;/b&gt;: 12 tasks, 2.0 KB shuffled, the longest task took 1.5 times the median<br>load: 1 task"
+    assert told in page
+
+
 def test_a_jobs_page_without_figures_says_so(staff, job):
     assert "None were noted." in staff().get(f"{LIST}{job.pk}/change/").content.decode()
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.RUNNING])
+def test_a_job_that_failed_was_cancelled_or_killed_is_resumed_with_the_same_arguments(staff, job, state):
+    """A job that is called running, and that no process works on, was killed."""
+    Job.objects.filter(pk=job.pk).update(
+        state=state, error="<b>full</b>", cancel_asked_by="eve", attempts=3, finished_at=Now()
+    )
+    client = staff("carry_out_job")
+    address = f"{LIST}{job.pk}/resume/"
+    assert address in client.get(f"{LIST}{job.pk}/change/").content.decode()
+    page = client.get(address).content.decode()
+    assert "&lt;b&gt;full" in page
+    assert "Resume it" in page
+    job.refresh_from_db()
+    assert job.state == state, "looking does nothing"
+    assert client.post(address).status_code == 302
+    again = Job.objects.get()
+    assert (again.pk, again.state, again.error, again.cancel_asked_by) == (job.pk, JobState.QUEUED, "", "")
+    assert (again.arguments, again.attempts, again.finished_at) == (job.arguments, 0, None)
+    assert LogEntry.objects.get().change_message == "Resumed: censor"
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.DONE])
+def test_a_job_that_waits_or_is_done_is_not_resumed(staff, job, state):
+    Job.objects.filter(pk=job.pk).update(state=state)
+    client = staff("carry_out_job")
+    assert "Resume it" not in client.get(f"{LIST}{job.pk}/resume/").content.decode()
+    assert "can be resumed" in client.post(f"{LIST}{job.pk}/resume/", follow=True).content.decode()
+    job.refresh_from_db()
+    assert job.state == state
+    assert not LogEntry.objects.exists()
+
+
+def test_a_job_that_a_process_works_on_is_not_resumed(staff, job):
+    Job.objects.filter(pk=job.pk).update(state=JobState.RUNNING)
+    with hold_lock("default") as lock:
+        assert lock.take(job.pk)
+        staff("carry_out_job").post(f"{LIST}{job.pk}/resume/")
+    job.refresh_from_db()
+    assert job.state == JobState.RUNNING
+
+
+def test_what_only_a_command_may_do_is_not_resumed_by_the_queue(staff):
+    """A command exports to any folder. A job of the queue may write below ``exports`` only."""
+    job = Job.objects.create(kind="export", state=JobState.FAILED, arguments={"to": "/etc"}, asked_by="root")
+    page = staff("carry_out_job").post(f"{LIST}{job.pk}/resume/", follow=True).content.decode()
+    assert "must be the name of a folder" in page
+    job.refresh_from_db()
+    assert job.state == JobState.FAILED
+
+
+def test_nobody_resumes_without_the_permission(staff, job):
+    assert staff("queue_job", "cancel_job").post(f"{LIST}{job.pk}/resume/").status_code == 403
+
+
+def test_a_room_is_found_for_the_fields_of_a_form_by_those_who_may_see_rooms(staff):
+    room_id = talked_room(1).room_id
+    client = staff("queue_job")
+    found = f"{LIST}rooms/?q={quote(room_id, safe='')}"
+    assert client.get(found).status_code == 403
+    User.objects.get().user_permissions.add(Permission.objects.get(codename="view_room"))
+    assert [room["id"] for room in client.get(found).json()["rooms"]] == [room_id]
+    RoomSummary.objects.filter(room_id=room_id).update(words="the kitchen", name="The kitchen")
+    assert client.get(f"{LIST}rooms/?q=KITCH").json()["rooms"] == [{"id": room_id, "text": "The kitchen"}]
+    for text in ("", "!nothing:here", "%00"):
+        assert client.get(f"{LIST}rooms/?q={text}").json() == {"rooms": []}
+
+
+def test_the_page_of_a_room_leads_to_jobs_about_it(staff):
+    room_id = talked_room(1).room_id
+    client = staff("view_room")
+    assert "Purge the room" not in client.get(room_url(room_id)).content.decode()
+    User.objects.get().user_permissions.add(Permission.objects.get(codename="queue_job"))
+    page = client.get(room_url(room_id)).content.decode()
+    for kind in (
+        "resync&what=rooms&rooms=",
+        "export&rooms=",
+        "archive&room=",
+        "purge%20history&room=",
+        "purge%20room&room=",
+    ):
+        (link,) = re.findall(rf'href="({re.escape(QUEUE)}\?kind={re.escape(kind)}[^"]*)"', unescape(page))
+        assert room_id in unescape(client.get(link).content.decode()), "the form has it"

@@ -13,6 +13,7 @@ from pipeline.models import ImportedRoom, QuarantinedLine
 from tests.integration.test_given_states import told
 from tests.pipeline.imports import content, run_import, staging_tables, write_lines
 from tests.support.emptying import empty_tables
+from tests.support.impatient_server import impatient
 from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.room_data import event_lines, stored_events
@@ -47,6 +48,15 @@ def test_newer_events_go_on_where_the_room_ends(whole, tmp_path, monkeypatch):
     assert same(content()) == same(whole)
 
 
+def test_a_role_whose_transactions_keep_one_snapshot_imports_them_too(whole, tmp_path):
+    lines = event_lines(ROOM)
+    run_import(write_lines(tmp_path / "first", *lines[:100]))
+    with impatient(default_transaction_isolation="serializable"):
+        outcome = run_import(write_lines(tmp_path / "all", *lines))
+    assert (outcome.imported, outcome.quarantined) == (173, 0)
+    assert same(content()) == same(whole)
+
+
 def test_older_events_fill_the_gap_below_the_room_and_are_new_to_nobody(whole, tmp_path, monkeypatch, rows):
     monkeypatch.setattr(extend_rooms, "EVENTS_PER_BATCH", 40)
     lines = event_lines(ROOM)
@@ -75,21 +85,26 @@ def test_what_cannot_be_stored_is_put_aside_with_the_reason_and_the_others_go_in
     assert (line.file, line.reason) == (str(path), "missing-prev-events") and bytes(line.content).startswith(b"{")
 
 
-def test_an_import_that_ends_between_two_batches_goes_on_and_counts_each_event_once(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(extend_rooms, "EVENTS_PER_BATCH", 50)
-    lines = event_lines(ROOM)
-    run_import(write_lines(tmp_path / "first", *lines[:100]))
-    path = write_lines(tmp_path / "all", *lines)
+def import_one_batch(monkeypatch, path, **options):
+    """Run an import that fails after its first batch has been counted."""
     add = Count.add
 
     def fail(count, number=1):
         add(count, number)
         raise OSError("out of patience")
 
-    monkeypatch.setattr(Count, "add", fail)
-    with pytest.raises(OSError, match="out of patience"):
-        run_import(path)
-    monkeypatch.setattr(Count, "add", add)
+    with monkeypatch.context() as failing:
+        failing.setattr(Count, "add", fail)
+        with pytest.raises(OSError, match="out of patience"):
+            run_import(path, **options)
+
+
+def test_an_import_that_ends_between_two_batches_goes_on_and_counts_each_event_once(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(extend_rooms, "EVENTS_PER_BATCH", 50)
+    lines = event_lines(ROOM)
+    run_import(write_lines(tmp_path / "first", *lines[:100]))
+    path = write_lines(tmp_path / "all", *lines)
+    import_one_batch(monkeypatch, path)
     assert ImportedRoom.objects.order_by("-pk").first().imported == 50
     outcome = run_import(path, resume=True)
     assert (outcome.imported, outcome.duplicates, outcome.quarantined) == (173, 100, 0)
@@ -105,16 +120,7 @@ def test_an_import_that_ends_after_its_last_batch_leaves_no_state_unknown(tmp_pa
     persist(told(made, made.message()))
     persist([incoming(event, backfilled=True) for event in gap[1:]])
     path = write_lines(tmp_path / "gap", {"json": json.loads(gap[0].json), "room_version": "10"})
-    add = Count.add
-
-    def fail(count, number=1):
-        add(count, number)
-        raise OSError("out of patience")
-
-    monkeypatch.setattr(Count, "add", fail)
-    with pytest.raises(OSError, match="out of patience"):
-        run_import(path, as_history=True)
-    monkeypatch.setattr(Count, "add", add)
+    import_one_batch(monkeypatch, path, as_history=True)
     assert rows("SELECT count(*) FROM events_event WHERE state_unresolved") == [(5,)]
     outcome = run_import(path, as_history=True, resume=True)
     assert (outcome.imported, outcome.unresolved) == (1, 0)

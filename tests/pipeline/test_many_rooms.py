@@ -17,12 +17,13 @@ from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
 from pipeline.jobs import room_progress
 from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import run_job
-from pipeline.maintenance import many_rooms
-from pipeline.maintenance.many_rooms import SizedRoom, announce_repaired, pack
+from pipeline.maintenance import many_rooms, room_tasks
+from pipeline.maintenance.many_rooms import announce_repaired
 from pipeline.maintenance.resync import ResyncKind
 from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
+from pipeline.maintenance.room_tasks import SizedRoom, pack
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
-from streams.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation
 from tests.integration import test_room_repair as damage
 from tests.integration.test_live_is_bulk import generated
 from tests.support.persisted_rooms import persist_all
@@ -101,7 +102,7 @@ def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark,
     rooms = [made_room(number) for number in range(4)]
     for room_id in rooms:
         plant(damage.lost_extremity, room_id)
-    monkeypatch.setattr(many_rooms, "_ROOMS_PER_TASK", 1)
+    monkeypatch.setattr(room_tasks, "_ROOMS_PER_TASK", 1)
     monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(many_rooms, "announce_repaired", lambda using: Job.objects.update(cancel_asked_by="ann"))
     with pytest.raises(JobCancelled):
@@ -181,7 +182,7 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
         asked.append(master)
         raise JavaMissing("There is no Java.")
 
-    monkeypatch.setattr(many_rooms, "site_session", no_java)
+    monkeypatch.setattr(room_tasks, "site_session", no_java)
     assert resync("rooms", "--all")[1] == 0 and asked == []
     monkeypatch.setattr(many_rooms, "EVENTS_IN_PROCESS", 10)
     plant(damage.lost_extremity, rooms[0])
@@ -308,8 +309,8 @@ def test_rooms_are_given_out_part_by_part(own_writer, monkeypatch):
 
 def test_tasks_are_of_about_equal_size_with_the_largest_first():
     rooms = [SizedRoom(f"!{number}", events) for number, events in enumerate([3, 50, 2, 9, 1])]
-    assert [[room.events for room in task] for task in pack(rooms, 10)] == [[50], [9], [3, 2, 1]]
-    assert list(pack([])) == [] and len(list(pack([SizedRoom("!x", 0)] * 1_001))) == 3
+    assert [[room.size for room in task] for task in pack(rooms, 10)] == [[50], [9], [3, 2, 1]]
+    assert list(pack([], 10)) == [] and len(list(pack([SizedRoom("!x", 0)] * 1_001, 10))) == 3
 
 
 # --- check_room -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession, SQLContext
 
 from pipeline.errors import JavaMissing
 from pipeline.spark.session import _configuration, _own_interrupt_handler, _stop, code_archive, find_java, spark_session
+from tests.support.ports import free_port
+from tests.support.session import PROJECT
 
 
 def ask_executor(spark, question):
@@ -36,6 +38,10 @@ def test_executors_have_our_rules_and_never_django(spark):
 
         for name in (
             "source.data_source",
+            "frames.read_events",
+            "frames.stored",
+            "frames.differences",
+            "frames.work_out_rooms",
             "importing.spark_tasks",
             "importing.parse_lines",
             "importing.work_out_rooms",
@@ -145,3 +151,34 @@ def test_java_of_the_project_is_found_when_there_is_no_other(tmp_path, monkeypat
     (tmp_path / ".java" / "bin").mkdir(parents=True)
     Path(tmp_path / ".java" / "bin" / "java").touch()
     assert find_java(tmp_path) == str(tmp_path / ".java")
+
+
+PAGE = """
+import os
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+import psutil
+from pipeline.spark.session import spark_page, spark_session
+
+os.environ.pop("SPARK_LOCAL_IP", None)
+# As on a cluster, where executors reach the driver under another address than loopback.
+own = {"spark.driver.host": "127.0.0.2", "spark.driver.bindAddress": "127.0.0.2"}
+conf = {**spark_page(int(sys.argv[2])), **own}
+with spark_session("page", folder=Path(sys.argv[1]), master="local[1]", conf=conf) as spark:
+    address = spark.sparkContext.uiWebUrl
+    (jvm,) = [child for child in psutil.Process().children() if child.name().startswith("java")]
+    listening = {f"{found.laddr.ip}:{found.laddr.port}" for found in jvm.net_connections() if found.status == "LISTEN"}
+    print(address, urlopen(f"{address}/jobs/").status, spark.conf.get("spark.driver.port"), *sorted(listening))
+"""
+
+
+@pytest.mark.timeout(900)
+def test_sparks_page_is_switched_on_for_this_machine_only(tmp_path):
+    command = [sys.executable, "-c", PAGE, str(tmp_path), str(free_port())]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    address, status, driver, *listening = done.stdout.split()
+    at = {port: host.removeprefix("::ffff:") for host, _, port in (one.rpartition(":") for one in listening)}
+    assert address.startswith("http://127.0.0.1:") and status == "200", done.stderr
+    assert at[address.rpartition(":")[2]] == "127.0.0.1" and at[driver] == "127.0.0.2"
+    assert set(at.values()) == {"127.0.0.1", "127.0.0.2"}

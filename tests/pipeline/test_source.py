@@ -8,8 +8,9 @@ import pytest
 
 from pipeline.source.data_source import register
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.db.driver import dsn
-from streams.models import CacheInvalidation, Reader
+from streams.models import Reader
 from tests.support.writing import give_out
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]

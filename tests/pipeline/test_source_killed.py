@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.source.data_source import register
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.db.driver import dsn
-from streams.models import CacheInvalidation
 from streams.writing import process
 from tests.pipeline.killed_query import KilledQuery
 from tests.pipeline.query_driver import facts_to_parquet

@@ -6,7 +6,7 @@ import io
 import os
 import signal
 import threading
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -21,11 +21,9 @@ from tests.integration import test_room_repair as damage
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.pipeline.test_many_rooms import LOCAL, made_room, plant
 from tests.support.waiting import wait_until
+from tests.support.writing import waiting_sessions
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
-_WAITING = """
-SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'replsite spark%'
-"""
 
 
 def is_daemon(process: psutil.Process) -> bool:
@@ -53,8 +51,7 @@ def workers_are_killed(lock: str, *values: object):
 
     def kill() -> None:
         try:
-            with closing(direct_connection("default", application_name="test look")) as looking:
-                wait_until(lambda: one(looking, _WAITING), 60.0, "a task that waits for the lock")
+            wait_until(lambda: waiting_sessions("replsite spark%"), 60.0, "a task that waits for the lock")
             for worker in workers():
                 os.kill(worker.pid, signal.SIGKILL)
                 killed.append(worker.pid)
@@ -67,12 +64,6 @@ def workers_are_killed(lock: str, *values: object):
         yield killed
     finally:
         thread.join(120)
-
-
-def one(connection, query):
-    with connection.cursor() as cursor:
-        cursor.execute(query)
-        return cursor.fetchone()[0]
 
 
 def test_a_resync_whose_worker_is_killed_mends_every_room():

@@ -18,7 +18,7 @@ from tests.support.effort import examples
 from tests.unit.streams.replication.protocol.test_announcer import Row
 
 TEXT = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=40)
-WORD = st.text(st.characters(exclude_characters="\n ", exclude_categories=["Cs"]), max_size=20)
+WORD = st.text(st.characters(exclude_characters="\n \0", exclude_categories=["Cs"]), max_size=20)
 NUMBER = st.integers(-(2**70), 2**70)
 TOKEN = st.integers(-(2**63), 2**63 - 1)
 JSON = st.recursive(

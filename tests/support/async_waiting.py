@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 T = TypeVar("T")
 
 
-async def wait_for(condition: Callable[[], T], seconds: float = 10.0, what: str = "") -> T:
+async def wait_for(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS, what: str = "") -> T:
     """The first true value of ``condition``; fails the test when there is none within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

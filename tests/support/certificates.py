@@ -44,7 +44,7 @@ class Authority:
         self.file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
     def sign(self, name: str, *, server: bool = False, expired: bool = False) -> tuple[str, str]:
-        """The files of a new certificate and its key."""
+        """The files of a new certificate and its key. An empty name: it has none in its subject."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         until = now - DAY if expired else now + DAY
@@ -68,7 +68,7 @@ class Authority:
 
 
 def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)] if text else [])
 
 
 def _builder(

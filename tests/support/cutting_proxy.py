@@ -39,7 +39,7 @@ class CuttingProxy:
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(5)
+        self._thread.join(60)
 
     def drop_all(self) -> None:
         """Cut all connections now, on the client's side only: the server goes on with what it was asked."""

@@ -60,7 +60,7 @@ class Running:
 
     def wait_for_positions(self) -> None:
         """Until it stands somewhere in each of its streams."""
-        wait_until(lambda: self.error or (all(lane.cursor for lane in self.reader._lanes) and self.reader._lanes), 30)
+        wait_until(lambda: self.error or (all(lane.cursor for lane in self.reader._lanes) and self.reader._lanes))
 
 
 @contextmanager
@@ -73,5 +73,5 @@ def running(*handlers: Handler, name: str = "r", server: Connector | None = None
         yield runs
     finally:
         runs.reader.stop()
-        runs.thread.join(30)
+        runs.thread.join(60)
         assert not runs.thread.is_alive()

@@ -31,7 +31,7 @@ def head(path: str = "/health/live", more: str = "", method: str = "GET") -> byt
 def connect(port: int, said: bytes = b"", *, address: str = "127.0.0.1", takes: int = 0) -> socket.socket:
     """A connection that said something; ``takes``: its receive buffer."""
     made = socket.socket()
-    made.settimeout(30)
+    made.settimeout(60)
     if takes:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes)
     made.bind((address, 0))
@@ -41,7 +41,7 @@ def connect(port: int, said: bytes = b"", *, address: str = "127.0.0.1", takes: 
     return made
 
 
-def status_of(port: int, path: str = "/health/live", seconds: float = 10.0, more: str = "") -> int:
+def status_of(port: int, path: str = "/health/live", seconds: float = 60.0, more: str = "") -> int:
     """The status of an answer on a connection of its own; 0: there was none in time."""
     with contextlib.suppress(OSError), socket.socket() as made:
         made.settimeout(seconds)

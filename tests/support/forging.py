@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-import psycopg2
 from django.db import connection
+from django.db.backends.postgresql.base import Database
 
 from streams.db import driver
 
@@ -40,8 +40,7 @@ def forger() -> Iterator[Any]:
 def connect_as(role: str) -> Any:
     """A session of that role, in autocommit mode."""
     connection.ensure_connection()
-    given = psycopg2.extensions.make_dsn(driver.dsn(), user=role, password=PASSWORD)
-    made = psycopg2.connect(given)
+    made = Database.connect(driver.dsn(), user=role, password=PASSWORD)
     made.autocommit = True
     return made
 

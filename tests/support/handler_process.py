@@ -20,8 +20,7 @@ django.setup()
 
 from django.core.management import execute_from_command_line  # noqa: E402
 
-from streams.follow import Begin, Chunk, OnFailure, View, handles  # noqa: E402
-from streams.follow.delivery import Delivery  # noqa: E402
+from streams.follow import Begin, Chunk, OnFailure, View, delivery, handles  # noqa: E402
 from tests.support.effects import take  # noqa: E402
 
 POINT, FOLDER = sys.argv[1], Path(sys.argv[2])
@@ -53,23 +52,29 @@ def refuse(chunk: Chunk) -> None:
     take(chunk, "poisoned")
 
 
-_move, _guarded = Delivery._move, Delivery._guarded
+@handles("caches", reader="late")
+def take_new(chunk: Chunk) -> None:
+    """The effect, of the facts that come from now on."""
+    take(chunk, "late")
 
 
-def move_and_die(self, *arguments):
+_move, _move_guarded = delivery.move_cursor, delivery.Delivery._move_guarded
+
+
+def move_and_die(*arguments):
     """Move the cursor, then die before the commit."""
-    _move(self, *arguments)
+    _move(*arguments)
     die("cursor")
 
 
-def guarded_and_die(self, work):
+def move_guarded_and_die(self, *arguments):
     """Commit, then die."""
-    _guarded(self, work)
+    _move_guarded(self, *arguments)
     die("commit")
 
 
-Delivery._move = move_and_die
-Delivery._guarded = guarded_and_die
+delivery.move_cursor = move_and_die
+delivery.Delivery._move_guarded = move_guarded_and_die
 if __name__ == "__main__":
     sys.argv = ["manage.py", *sys.argv[3:]]
     execute_from_command_line(sys.argv)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-import psycopg2
 from django.db import connection
+from django.db.backends.postgresql.base import Database
 
 from tests.support.waiting import wait_until
 
@@ -43,7 +43,7 @@ def wait_for_the_limit(name: str = "") -> None:
     """Until each transaction that waits now in the database has waited for longer than the limit, or was ended by the server."""
     where = connection.settings_dict
     server = {key.lower(): where[key] for key in ("HOST", "PORT", "USER", "PASSWORD")}
-    with closing(psycopg2.connect(**server, dbname="postgres")) as looking, looking.cursor() as cursor:
+    with closing(Database.connect(**server, dbname="postgres")) as looking, looking.cursor() as cursor:
         looking.autocommit = True
 
         def waiting() -> dict[int, Any]:

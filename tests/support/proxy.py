@@ -54,7 +54,7 @@ class Proxy:
     def stop(self) -> None:
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     def _call(self, work) -> None:

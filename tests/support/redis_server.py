@@ -45,7 +45,7 @@ class RedisServer:
             cwd=self._folder,
             stdout=subprocess.DEVNULL,
         )
-        wait_until(self._answers, 20.0, "Redis answers")
+        wait_until(self._answers, what="Redis answers")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -77,7 +77,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
                 client.sendall(b"PING\r\n")
                 return client.recv(100)[:1] in (b"+", b"-")
         except OSError:

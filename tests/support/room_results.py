@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from events.columns import EVENT_COLUMNS
 from events.format.parsing import ParsedEvent
@@ -88,3 +88,21 @@ def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -
     result.current_state, result.state_deltas = list(history.current_state()), list(history.state_deltas())
     result.visibility = in_order(history.visibility())
     return result
+
+
+#: Shipped rooms are among the large ones, and most generated rooms among the small ones, which must not put those out.
+_LARGE, _KEPT = 100, 20
+_Kept = dict[tuple[int, ...], tuple[Sequence[ParsedEvent], RoomResult]]
+#: Large and small results by the identities of the events, which are kept with their result and do not change.
+_results: tuple[_Kept, _Kept] = ({}, {})
+
+
+def computed(events: Sequence[ParsedEvent]) -> RoomResult:
+    """Returns what ``room_history`` does, and works it out once in a process; the lists belong to the caller."""
+    key, kept = tuple(map(id, events)), _results[len(events) < _LARGE]
+    kept[key] = found = kept.pop(key, None) or (tuple(events), room_history(events))
+    if len(kept) > _KEPT:
+        del kept[next(iter(kept))]
+    result = found[1]
+    own = {field.name: getattr(result, field.name) for field in fields(result)}
+    return replace(result, **{name: list(value) for name, value in own.items() if isinstance(value, list)})

@@ -50,4 +50,4 @@ def scripted_http(*answers: tuple[int, bytes]) -> Iterator[ScriptedHttp]:
     finally:
         scripted.server.shutdown()
         scripted.server.server_close()
-        scripted._thread.join(10)
+        scripted._thread.join(60)

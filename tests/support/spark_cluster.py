@@ -121,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """A worker ends its executors when it is asked to; whatever is left of its group goes with it."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(20)
+        process.wait(60)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,16 +1,12 @@
-"""Puts a computed room history into the tables, plainly: for tests that read.
-
-Many tests store the same few rooms, whose rows are worked out once in a process.
-"""
+"""Puts a computed room history into the tables, plainly: for tests that read."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields, replace
+from itertools import chain, islice
 
 from django.db import connection
 from django.db.models import Model
-from psycopg2.extras import execute_values
 
 from events.columns import EVENT_COLUMNS
 from events.format.parsing import ParsedEvent
@@ -28,31 +24,19 @@ from events.models import (
 )
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
-from tests.support.room_results import RoomResult, room_history
+from tests.support.room_results import RoomResult, computed
 
 WRITER = "test"
-_KEPT_RESULTS = 20
-#: By the identities of the events, which are kept with their result and do not change.
-_results: dict[tuple[int, ...], tuple[Sequence[ParsedEvent], RoomResult]] = {}
-
-
-def computed(events: Sequence[ParsedEvent]) -> RoomResult:
-    """The rows of a room; its lists belong to the caller."""
-    key = tuple(map(id, events))
-    if key not in _results:
-        if len(_results) == _KEPT_RESULTS:
-            del _results[next(iter(_results))]
-        _results[key] = (tuple(events), room_history(events))
-    result = _results[key][1]
-    own = {field.name: getattr(result, field.name) for field in fields(result)}
-    return replace(result, **{name: list(value) for name, value in own.items() if isinstance(value, list)})
 
 
 def insert(model: type[Model], columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Rows without their objects, which would take most of the time; all that has no default must be there."""
-    table = model._meta.db_table
+    head = f"INSERT INTO {model._meta.db_table} ({', '.join(columns)}) VALUES "
+    place = f"({', '.join(['%s'] * len(columns))})"
+    left = iter(rows)
     with connection.cursor() as cursor:
-        execute_values(cursor.cursor, f"INSERT INTO {table} ({', '.join(columns)}) VALUES %s", rows, page_size=5_000)
+        while chunk := list(islice(left, 5_000)):
+            cursor.execute(head + ", ".join([place] * len(chunk)), list(chain.from_iterable(chunk)))
 
 
 def store_groups(room_id: str, groups, deltas) -> list[int]:

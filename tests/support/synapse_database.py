@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +84,30 @@ def add_event(execute: Execute, told: dict[str, Any], line: bytes, placed: set[i
 
 def sqlite_file(path: Path, rooms: Iterable[str], **versions: int) -> Path:
     """The same as a SQLite file."""
-    with closing(sqlite3.connect(path)) as connection:
-        fill(lambda sql, values=(): connection.execute(sql.replace("%s", "?"), list(values)), rooms, **versions)
-        connection.commit()
+    path.write_bytes(_sqlite_bytes(tuple(rooms), tuple(versions.items())))
     return path
+
+
+@cache
+def _sqlite_bytes(rooms: tuple[str, ...], versions: tuple[tuple[str, int], ...]) -> bytes:
+    """The file's content; most tests ask for the same rooms."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        fill(lambda sql, values=(): connection.execute(sql.replace("%s", "?"), list(values)), rooms, **dict(versions))
+        connection.commit()
+        return connection.serialize()
 
 
 @contextmanager
 def postgresql_database(server: str, rooms: Iterable[str], **versions: int) -> Iterator[str]:
-    """The same as a database of its own on a server, given by the URL of another database there; yields its URL."""
-    name = "synapse_of_a_test"
-    with closing(psycopg2.connect(server)) as admin:
+    """The same as a database of its own on a server, given by the URL of this test's database there; yields its URL."""
+    server, _, ours = server.rpartition("/")
+    name = f"synapse_of_{ours}"
+    with closing(psycopg2.connect(f"{server}/{ours}")) as admin:
         admin.autocommit = True
         with admin.cursor() as cursor:
             cursor.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
             cursor.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
-            url = server.rpartition("/")[0] + f"/{name}"
+            url = f"{server}/{name}"
             try:
                 with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as own:
                     fill(lambda sql, values=None: own.execute(sql, values), rooms, **versions)

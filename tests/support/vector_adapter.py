@@ -1,7 +1,7 @@
 """Every rule behind the function names that a player of the test vectors asks for.
 
-Anybody with more vectors of these kinds can play them against this project; ``tests/unit/test_vector_adapter.py`` plays
-those that are shipped.
+Anybody with more vectors of these kinds can play them against this project;
+``tests/unit/tests/support/test_vector_adapter.py`` plays those that are shipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.rule_cases import auth_allowed, auth_keys, resolve_state, sta
 from tests.unit.events.visibility.test_rule import SPECIAL, sight
 from tests.unit.events.visibility.test_viewer import steps
 from tests.unit.streams.core.test_tokens import OPERATIONS
-from tests.unit.test_purge_plan import plan_of
+from tests.unit.tests.oracles.test_purge_plan import plan_of
 
 __all__ = [
     "auth_allowed",

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+#: A hang is told after this time. It must not tell a busy machine, so it is many times what anything takes.
+DEADLINE_SECONDS = 60.0
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], seconds: float = 10.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS, what: str = "") -> T:
     """The first true value of ``condition``; fails the test when there is none within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

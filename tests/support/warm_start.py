@@ -2,8 +2,9 @@
 
 Variables are read when Django is loaded. So there are two kinds of processes that fork:
 
-- One has loaded Django, for an environment that is asked for more than once: a twentieth of a start's CPU. Variables of
-  ``_LATE``, which our own code reads again and again, are set after the fork.
+- One has loaded Django, for an environment that is asked for more than once: a twentieth of a start's CPU. Variables that are
+  read late are set after the fork: those of ``_LATE``, and those of the settings of streams, which are read when they are
+  needed and not when something is loaded (``streams.conf.stream_settings``).
 - One has loaded all modules that need no settings, for all environments: a sixth. What is asked for once is forked from it, and
   so is each process of the other kind. Only variables of the site may differ, because libraries may read others when they
   are loaded.
@@ -16,17 +17,22 @@ the one that forks: it reads requests from the socket that is its standard input
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
+from importlib import import_module, reload
 from pathlib import Path
 from runpy import run_module
 from typing import Any
@@ -37,15 +43,14 @@ _DJANGO, _NO_SETTINGS = "Django", "no settings"  # what a process that forks has
 _PROJECT = Path(__file__).resolve().parents[2]
 _CHANGES_EVERYWHERE = ("PYTEST_CURRENT_TEST",)
 _LATE = ("SKEW_SECONDS",)
+_SETTINGS = "replsite.settings"
 #: Beginnings of the names of variables that no library reads when it is loaded.
 _OF_THE_SITE = ("DATABASE_URL", "DJANGO_", "REPLSITE_")
 #: What servers import beside the site's apps, but for the reactor.
 _LOADED = (
-    "autobahn.twisted.websocket", "replsite.urls", "streams.replication.server.consumer", "twisted.internet.asyncioreactor",
+    "autobahn.twisted.websocket", "replsite.site_urls", "streams.replication.server.consumer", "twisted.internet.asyncioreactor",
     "twisted.web.http",
 )  # fmt: skip
-#: It reads the environment when it is loaded.
-_READS_VARIABLES = "replsite.settings"
 _OF_PYTHON = ("-m", "-c")
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_FORKING = 4  # each has 100 MB
@@ -75,11 +80,11 @@ class WarmStarts:
         options of Popen are given."""
         if not more.keys() <= {"stdin", "stdout", "stderr"}:
             return cold_start(arguments, environment, **more)
-        others = {*_CHANGES_EVERYWHERE, *_LATE}
+        late = {name: environment[name] for name in _late(environment) if name in environment}
+        others = {*_CHANGES_EVERYWHERE, *late}
         key = tuple(sorted((name, value) for name, value in environment.items() if name not in others))
         with self._lock:
             if key in self._asked:
-                late = {name: environment[name] for name in _LATE if name in environment}
                 return _Forked(list(arguments), forking=self._forking_in(key), variables=late, text=True, **more)
             self._asked.add(key)
         return _forked_or_cold(arguments, environment, **more)
@@ -94,6 +99,38 @@ class WarmStarts:
         """End what forks; what it has forked lives on."""
         while self._forking:
             self._forking.popitem()[1].close()
+
+
+def _late(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the variables that may be set after Django was loaded."""
+    return (*_LATE, *_late_settings()) if environment.get("DJANGO_SETTINGS_MODULE") == _SETTINGS else _LATE
+
+
+@cache
+def _late_settings() -> tuple[str, ...]:
+    """Names of the settings that only ``stream_settings`` reads, each from the variable of its name."""
+    from streams.conf import StreamSettings
+
+    text = (_PROJECT / f"{_SETTINGS.replace('.', '/')}.py").read_text(encoding="utf-8")
+    named = (f"REPLSITE_{one.name.upper()}" for one in fields(StreamSettings))
+    # Elsewhere in the file it would be part of what is made when the file is read.
+    return tuple(
+        name
+        for name in named
+        if re.search(rf'^{name}\b.* = environment\.\w+\("{name}", ', text, re.MULTILINE)
+        and len(re.findall(rf"\b{name}\b", text)) == 2
+    )
+
+
+def _read_settings_again(names: Iterable[str]) -> None:
+    """Let the settings have what the environment says of them now."""
+    from django.conf import settings
+    from django.core.signals import setting_changed
+
+    module = reload(import_module(_SETTINGS))
+    for name in names:
+        setattr(settings, name, getattr(module, name))
+        setting_changed.send(sender=None, setting=name, value=getattr(module, name), enter=True)
 
 
 def _forked_or_cold(arguments: tuple[str, ...], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
@@ -156,7 +193,7 @@ class _Forking:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(20)
+        self._process.wait(60)
 
 
 class _Forked(subprocess.Popen):  # type: ignore[type-arg]
@@ -224,7 +261,31 @@ def main(what: str) -> None:
         os.environ.clear()
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _be(arguments)
+    if what == _DJANGO and (late := variables.keys() - set(_LATE)):
+        _read_settings_again(late)
+    try:
+        _be(arguments)
+    except SystemExit as ended:
+        _end(ended.code)
+        raise
+    _end(0)
+
+
+def _end(code: str | int | None) -> None:
+    """End as Python does, but without taking all modules apart.
+
+    That writes to every page that the fork shares, so that the kernel copies them: most of the CPU of a short command. Returns if
+    the output cannot be written; Python then ends in its own way, which says so.
+    """
+    if not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(AttributeError, OSError, ValueError):  # there is none, it is full, it is closed
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit((code or 0) & 0xFF)
 
 
 def _load_all() -> None:
@@ -247,9 +308,9 @@ def _without_settings() -> list[str]:
 
 
 def _modules_of_a_server() -> list[str]:
-    os.environ["DJANGO_SETTINGS_MODULE"] = _READS_VARIABLES
+    os.environ["DJANGO_SETTINGS_MODULE"] = _SETTINGS
     _load_all()
-    return [name for name in sys.modules if name not in ("__main__", _READS_VARIABLES)]
+    return [name for name in sys.modules if name not in ("__main__", _SETTINGS)]
 
 
 def _can_be_loaded(name: str) -> bool:
@@ -257,7 +318,9 @@ def _can_be_loaded(name: str) -> bool:
         import_module(name)
     except Exception:  # noqa: BLE001 - Django's for settings, and others for modules that are made, not loaded
         return False
-    return True
+    # A package that cannot be loaded leaves modules of its own behind, but not itself.
+    parts = name.split(".")
+    return all(".".join(parts[:end]) in sys.modules for end in range(1, len(parts)))
 
 
 def _said_by_a_child(ask: Callable[[], list[str]]) -> list[str]:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 
 class WireClient:
     """Lines to and from a replication port."""
 
     def __init__(self, port: int, hello: str = "") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS)
         self.lines: list[str] = []
         self._rest = b""
         self.at_end = False
@@ -30,7 +32,7 @@ class WireClient:
         """Send lines; the last line feed is added."""
         self.socket.sendall(text.encode() + b"\n")
 
-    def read_until(self, found: Callable[[str], bool] | str, seconds: float = 10.0) -> str:
+    def read_until(self, found: Callable[[str], bool] | str, seconds: float = DEADLINE_SECONDS) -> str:
         """Read until a line that was not looked at before matches; that line."""
         matches = found if callable(found) else lambda line: line.startswith(found)
         deadline = time.monotonic() + seconds
@@ -44,7 +46,7 @@ class WireClient:
                 raise AssertionError(f"no line {found!r} within {seconds} s; got {self.lines[-20:]}")
             self._read(deadline)
 
-    def read_to_end(self, seconds: float = 10.0) -> list[str]:
+    def read_to_end(self, seconds: float = DEADLINE_SECONDS) -> list[str]:
         """All lines until the server closes."""
         deadline = time.monotonic() + seconds
         while not self.at_end:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from typing import Any
+from contextlib import closing, contextmanager, suppress
+from typing import Any, TypeVar
 
 from django.db import connection, connections
 
 from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.db import driver
 from streams.db.sequences import move_forward
-from streams.models import CacheInvalidation
 from streams.reading.rows import StoredPosition, linear_position, stored_positions
 from streams.writing import lease
 from tests.support.waiting import wait_until
+
+T = TypeVar("T")
 
 
 def stream() -> Any:
@@ -40,8 +42,7 @@ def ids() -> list[int]:
 
 def stored(name: str = "caches") -> dict[str, StoredPosition]:
     """The stored positions of a stream, read on a connection of their own."""
-    with session() as cursor:
-        return stored_positions(cursor, [name]).get(name, {})
+    return looked(lambda cursor: stored_positions(cursor, [name]).get(name, {}))
 
 
 def linear(name: str = "caches") -> int:
@@ -49,9 +50,9 @@ def linear(name: str = "caches") -> int:
     return linear_position(stored(name).values())
 
 
-def wait_for_linear(position: int, seconds: float = 5.0) -> None:
+def wait_for_linear(position: int) -> None:
     """Until the linear position is there; fails when it is not, or goes beyond."""
-    wait_until(lambda: linear() >= position, seconds, f"linear position {position}")
+    wait_until(lambda: linear() >= position, what=f"linear position {position}")
     assert linear() == position
 
 
@@ -62,10 +63,66 @@ def session() -> Iterator[Any]:
         yield cursor
 
 
+#: Connections for ``looked``, by where they lead: what waits looks again and again, and a new one takes 6 ms of CPU.
+_kept: list[tuple[str, Any]] = []
+
+
+def looked(work: Callable[[Any], T]) -> T:
+    """What the work reads in single statements, on a connection of its own that is kept until the test ends."""
+    where = driver.dsn()
+    while _kept:
+        place, own = _kept.pop()
+        if place != where:
+            own.close()
+            continue
+        with suppress(*driver.connection_gone):  # it was cut, or the server was started anew
+            return _on(own, where, work)
+    return _on(driver.direct_connection(application_name="test"), where, work)
+
+
+def _on(own: Any, where: str, work: Callable[[Any], T]) -> T:
+    try:
+        with own.cursor() as cursor:
+            found = work(cursor)
+    except BaseException:
+        own.close()
+        raise
+    _kept.append((where, own))
+    return found
+
+
+def stop_looking() -> None:
+    """Close what ``looked`` keeps: the tables, or the database, are to go."""
+    while _kept:
+        _kept.pop()[1].close()
+
+
 def give_out(upto: int, name: str = "caches") -> None:
     """Have the sequence give out IDs up to there, as it has where positions and facts are put into the tables by hand."""
     with session() as cursor:
         move_forward(cursor, registry.get(name).declaration.sequence, upto)
+
+
+def store_position(position: int) -> None:
+    """Store a position of the writer ``north`` of ``caches``, and notify nobody."""
+    with session() as cursor:
+        cursor.execute(
+            "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('caches', 'north', %s) "
+            "ON CONFLICT (stream, instance_name) DO UPDATE SET position = excluded.position",
+            [position],
+        )
+
+
+def fact_of_north(name: str = "x", key: str = "a") -> int:
+    """Returns the token of a new fact of that writer, which drops the key of a cached function."""
+    with session() as cursor:
+        cursor.execute("SELECT nextval(%s)", [stream().declaration.sequence])
+        token: int = cursor.fetchone()[0]
+        cursor.execute(
+            "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES ('north', %s, %s, %s)",
+            [token, name, [key]],
+        )
+    return token
 
 
 @contextmanager
@@ -97,17 +154,48 @@ def server_process() -> int:
         return int(cursor.fetchone()[0])
 
 
-def cut(application_name: str) -> None:
-    """End the connections of that name to this test's database, from outside."""
-    with session() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE application_name = %s AND datname = current_database()",
-            [application_name],
-        )
+# --- sessions of this test's database: other tests use other databases of the same server -----------------------------
+
+_SESSIONS = """
+SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()
+AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND application_name LIKE %s
+"""
+_WAITING_SESSIONS = """
+SELECT DISTINCT pid FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE datname = current_database()
+AND backend_type = 'client backend' AND application_name LIKE %s AND NOT granted AND database IS DISTINCT FROM 0
+"""
 
 
-def terminate(process: int) -> None:
-    """End a server process from outside, as an operator would."""
-    with session() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [process])
+def sessions(name: str = "%") -> dict[int, str]:
+    """Numbers and names of the client sessions in this test's database; ``name`` is a pattern of LIKE. Not the one that asks."""
+    return dict(_rows(_SESSIONS, name))
+
+
+def waiting_sessions(name: str = "%") -> list[int]:
+    """Those of ``sessions`` that wait for a lock. What all databases share does not count: the lock of commits that notify."""
+    return [process for (process,) in _rows(_WAITING_SESSIONS, name)]
+
+
+def is_open(process: int) -> bool:
+    """True while the server process lives."""
+    return bool(_rows("SELECT pid FROM pg_stat_activity WHERE pid = %s", process))
+
+
+def cut(name: str) -> int:
+    """End those of ``sessions`` from outside; returns how many there were."""
+    return terminate(*sessions(name))
+
+
+def terminate(*processes: int) -> int:
+    """End server processes from outside, as an operator would; returns how many."""
+    for process in processes:
+        _rows("SELECT pg_terminate_backend(%s, 5000)", process)
+    return len(processes)
+
+
+def _rows(statement: str, value: object) -> list[Any]:
+    def work(cursor: Any) -> list[Any]:
+        cursor.execute(statement, [value])
+        return list(cursor.fetchall())
+
+    return looked(work)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import wait_until
 from tests.torture.chaos import Chaos
@@ -18,7 +19,7 @@ from tests.torture.follower import FollowerOrders
 from tests.torture.logs import lines_of, seen_in
 from tests.torture.processes import Running
 from tests.torture.progress import FollowerTail, ProgressLine, WriterTail
-from tests.torture.site import Site, free_port
+from tests.torture.site import Site
 from tests.torture.verdict import Commits, Violation, check_follower, check_writers, read_writer_lines
 from tests.torture.writer import WriterOrders
 

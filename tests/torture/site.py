@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from tests.torture.processes import Nursery
 from tests.torture.streams import STREAMS
 from tests.torture.verdict import Key, TableFact
 
-__all__ = ["Site", "free_port", "site_in"]
+__all__ = ["Site", "site_in"]
 
 
 class Site:
@@ -156,13 +155,6 @@ def site_in(folder: Path) -> Iterator[Site]:
         yield site
     finally:
         site.close()
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def read_json(text: str) -> Any:

@@ -22,7 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def small(seconds: float, fault: str) -> Options:
-    """Writers that meet each other often and come and go, and nothing else that could go wrong."""
+    """Writers that meet each other often and come and go, and nothing else that could go wrong. Ends with the first finding."""
     return Options(
         seed=1, seconds=seconds, writers=2, servers=1, followers=2, threads=4, rename_seconds=2.0,
         chaos_mean_seconds=0, plant=fault, ends_when_noticed=True,
@@ -31,7 +31,7 @@ def small(seconds: float, fault: str) -> Options:
 
 @pytest.mark.parametrize("fault", PLANTS)
 def test_a_planted_fault_is_noticed(site: Site, tmp_path: Path, fault: str):
-    report = Torture(site, small(20, fault), tmp_path).run()
+    report = Torture(site, small(120, fault), tmp_path).run()
     rules = {violation.rule for violation in report.violations}
     assert rules & {"fact is missing", "position passed a fact before its commit"}, report
 

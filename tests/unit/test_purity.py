@@ -44,12 +44,12 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = sorted(
-    name
+NAMES = [
+    name_of(path)
     for room in ("streams", "state", "events", "pipeline", "replsite")
     for path in (PROJECT / room).rglob("*.py")
-    if any(fnmatch(name := name_of(path), pattern) for pattern in CONTRACT["source_modules"])
-)
+]
+MODULES = sorted(name for name in NAMES if any(fnmatch(name, pattern) for pattern in CONTRACT["source_modules"]))
 
 
 def import_blocked(modules: list[str], blocked: list[str]) -> str:

@@ -3,10 +3,15 @@
 
 -- Where the writers are, and the epoch that tokens belong to.
 GRANT SELECT ON streams_streamposition, streams_epoch TO replsite_reader;
+-- The last IDs that the streams gave out: a position above them is wrong, and is not believed. SELECT takes no ID.
+GRANT SELECT ON SEQUENCE events_event_stream_seq, events_event_backfill_seq, streams_presence_seq, streams_receipt_seq,
+    streams_pushrulechange_seq, streams_pusherchange_seq, streams_cacheinvalidation_seq, streams_devicelistchange_seq,
+    streams_todevicemessage_seq, streams_accountdatachange_seq, streams_groupchange_seq TO replsite_reader;
 -- Which session speaks for which writer: saves whoever waits for positions a look at the table after each notification.
 GRANT SELECT (name, state, lock_backend_pid) ON streams_instance TO replsite_reader;
--- Events, their bytes and graph.
-GRANT SELECT ON events_event, events_eventjson, events_eventedge, events_eventauth, events_room, events_timelinegap
+-- Events, their bytes and graph; names and figures of rooms.
+GRANT SELECT ON events_event, events_eventjson, events_eventedge, events_eventauth, events_room, events_roomsummary,
+    events_timelinegap
     TO replsite_reader;
 -- States.
 GRANT SELECT ON events_currentstate, events_currentstatedelta, state_stategroup, state_stategroupdelta TO replsite_reader;

@@ -20,6 +20,11 @@ REVOKE ALL ON SCHEMA public FROM PUBLIC;
 GRANT USAGE, CREATE ON SCHEMA public TO replsite;
 GRANT USAGE ON SCHEMA public TO replsite_reader;
 
+-- Every role may make large objects and write messages into the WAL otherwise, and fill the disk with them. The site does neither.
+SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure) FROM pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace
+    AND proname IN ('lo_create', 'lo_creat', 'lo_from_bytea', 'pg_logical_emit_message') \gexec
+
 -- Of every table and sequence that a migration makes, now or later.
 ALTER DEFAULT PRIVILEGES FOR ROLE replsite_owner IN SCHEMA public
     GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO replsite;

@@ -28,7 +28,7 @@ _MOST_DAYS = 36_500
 class Command(SiteCommand):
     """The command ``censor``.
 
-    Exit status 0: everything that was due is done. 1: some events could not be censored. 2: unusable arguments.
+    Exit status 0: all events that were due are censored. 1: some events could not be censored. 2: unusable arguments.
     """
 
     help = (

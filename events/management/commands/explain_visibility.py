@@ -40,7 +40,7 @@ class Command(SiteCommand):
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints the answer for each ID. Exits with status 1 if any ID has no answer."""
+        """Prints for each event ID whether the user sees the event. Exits with status 1 if any ID has no answer."""
         asked = list(asked_event_ids(options["event_ids"]))
         failed = False
         answers = explain_visibility(options["user_id"], asked, stream_settings().database)

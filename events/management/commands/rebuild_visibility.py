@@ -1,6 +1,6 @@
 """``manage.py rebuild_visibility``: recomputes or checks the visibility ranges of stored rooms.
 
-It finds and repairs the same damage as ``resync visibility``, but room by room, in this process.
+The command finds and repairs the same damage as ``resync visibility``, but room by room, in this process.
 """
 
 from __future__ import annotations

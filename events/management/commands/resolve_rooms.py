@@ -27,7 +27,7 @@ _MOST_ROOMS = 10_000
 class Command(SiteCommand):
     """The command ``resolve_rooms``.
 
-    Exit status 0: no state is left unknown. 1: some states are still unknown, because of gaps. 2: unusable arguments.
+    Exit status 0: all states are known. 1: some states are still unknown, because of gaps. 2: unusable arguments.
     """
 
     help = (
@@ -83,7 +83,7 @@ class Command(SiteCommand):
 def _unresolved_rooms(using: str) -> list[str]:
     """Returns the IDs of rooms that have events with an unknown state, at most ``_MOST_ROOMS``.
 
-    A partial index finds them.
+    A partial index finds these events.
     """
     found = Event.objects.using(using).filter(state_unresolved=True).order_by("room_id")
     return list(found.values_list("room_id", flat=True).distinct()[:_MOST_ROOMS])

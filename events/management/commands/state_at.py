@@ -11,6 +11,7 @@ from django.core.management.base import CommandParser
 
 from events.errors import UnknownEvent
 from events.management.arguments import add_event_ids, asked_event_ids
+from events.reading.event_lines import event_lines
 from events.reading.state_at import State, StateAt, states_at
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
@@ -23,7 +24,8 @@ class Command(SiteCommand):
     """The command ``state_at``. It prints a line for each event, in the order of the arguments."""
 
     help = (
-        "Print the room's state before and after each event; an outlier has none. "
+        "Print the room's state before and after each event, with sender, time and value of each entry; "
+        "an outlier has none. With --json: event IDs alone. "
         'Unknown events and events whose state is not known give {"error": …}, and the exit status is 1.'
     )
 
@@ -37,7 +39,7 @@ class Command(SiteCommand):
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints the answer for each ID. Exits with status 1 if any ID has no answer."""
+        """Prints the states before and after each event. Exits with status 1 if any event has no known state."""
         failed = False
         asked, again = tee(asked_event_ids(options["event_ids"]))
         states = _States()
@@ -59,11 +61,13 @@ class Command(SiteCommand):
             return
         changes = found.changes
         self.stdout.write(f"{printable(event_id)}: {len(found.after)} entries after it, {len(changes)} changed by it")
-        rows = [
-            (*key, event, (changes[key][0] or "(none)") if key in changes else "")
-            for key, event in sorted(found.after.items())
-        ]
-        self.print_table(("type", "state key", "event", "before it"), rows)
+        entries = event_lines(found.after.values(), stream_settings().database)
+        rows = []
+        for key, entry_id in sorted(found.after.items()):
+            line = entries.get(entry_id)
+            about = (line.sender, line.sent, line.words) if line is not None else ("", "", "")
+            rows.append((*key, *about, entry_id, (changes[key][0] or "(none)") if key in changes else ""))
+        self.print_table(("type", "state key", "sender", "sent", "value", "event", "before it"), rows)
 
 
 def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:
@@ -82,7 +86,7 @@ class _States:
         self._kept: list[tuple[State, orjson.Fragment]] = []
 
     def written(self, state: State | None) -> orjson.Fragment | None:
-        """Returns the entries as a JSON object, sorted by type and state key, or null for no state."""
+        """Returns the entries of a state as a JSON object, sorted by type and state key. Returns null if ``state`` is null."""
         if state is None:
             return None
         for known, text in self._kept:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from events.errors import BadToken, NotReadable, UnknownRoom
 from events.reading.event_json import ServedEvent
+from events.reading.event_lines import event_lines, line_of
 from events.reading.timeline import TimelineEntry, timeline
 from events.reading.user_timeline import timeline_of
 from streams.conf import stream_settings
@@ -18,14 +19,17 @@ from streams.runtime.command_line import SiteCommand
 __all__ = ["Command"]
 
 _COLUMNS = ("event_id", "token", "stream_ordering", "topological_ordering")
+#: The columns of the table for people.
+_SHOWN = ("sent", "sender", "type", "value", "event", "token")
+_EVENTS_PER_READ = 500
 
 
 class Command(SiteCommand):
     """The command ``timeline``. It prints one page of a room's timeline."""
 
     help = (
-        "Print the shown events of a room, newest first by (topological, stream). "
-        "The token of a line continues below it."
+        "Print the shown events of a room, newest first by (topological, stream), with time, sender, type and value. "
+        "The token of a line continues below it. With --json: IDs, tokens and positions."
     )
 
     examples = (
@@ -53,11 +57,29 @@ class Command(SiteCommand):
         except (UnknownRoom, NotReadable) as error:
             raise CommandError(str(error), returncode=1) from error
         if not options["json"]:
-            self.print_table(_COLUMNS, ([getattr(entry, name) for name in _COLUMNS] for entry in entries))
+            self.print_table(_SHOWN, _rows(entries))
             return
         for entry in entries:
             line = {name: getattr(entry, name) for name in _COLUMNS}
             self.stdout.write(json.dumps(line, separators=(",", ":")))
+
+
+def _rows(entries: Sequence[TimelineEntry | ServedEvent]) -> Iterator[Sequence[str]]:
+    """Yields the rows of the table.
+
+    The content of a ``TimelineEntry`` is loaded here. A ``ServedEvent`` has its content already, as the user sees it.
+    """
+    using = stream_settings().database
+    for first in range(0, len(entries), _EVENTS_PER_READ):
+        part = entries[first : first + _EVENTS_PER_READ]
+        loaded = event_lines([entry.event_id for entry in part if isinstance(entry, TimelineEntry)], using)
+        for entry in part:
+            line = loaded.get(entry.event_id) if isinstance(entry, TimelineEntry) else line_of(entry)
+            if line is None:  # purged since
+                yield ("", "", "", "", entry.event_id, entry.token)
+                continue
+            key = f"{line.type} {line.state_key}" if line.state_key else line.type
+            yield (line.sent, line.sender, key, line.words, entry.event_id, entry.token)
 
 
 def _entries(

@@ -1,4 +1,4 @@
-"""``manage.py archive ROOM FOLDER``: writes a room, or its history below a cut, to Parquet files. Deletes nothing.
+"""``manage.py archive ROOM FOLDER``: writes a room, or its older history, to Parquet files. Deletes nothing.
 
 Exit status 0: the archive is written; 1: no archive was written; 2: unusable arguments.
 """

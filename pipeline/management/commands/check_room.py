@@ -1,6 +1,6 @@
-"""``manage.py check_room``: compares what is stored of rooms with what follows from their events' JSON.
+"""``manage.py check_room``: compares the stored rows of rooms with the rows computed from the JSON of their events.
 
-It changes nothing.
+The command changes nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from events.integrity.compare import EVERYTHING, RoomReport
 from events.integrity.repair import check_room
 from pipeline.jobs.command import as_command_errors
 from pipeline.jobs.run import run_job
-from pipeline.maintenance.resync import MASTER, ResyncKind, compare_rooms
+from pipeline.maintenance.resync import ResyncKind, compare_rooms
 from pipeline.maintenance.resync_executor import RoomAnswer
+from pipeline.maintenance.room_tasks import MASTER
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 
@@ -30,8 +31,8 @@ _SHOWN = 50
 class Command(SiteCommand):
     """The command that checks rooms.
 
-    This process checks one room itself. For several rooms, or all, the command starts a job, which uses Spark if there
-    are many events.
+    A single room is checked in this process, without a job. For several rooms or all rooms, the command runs a job. The
+    job uses Spark if there are many events.
     """
 
     help = (
@@ -85,7 +86,7 @@ class Command(SiteCommand):
 
 
 class _Told:
-    """The output of the command: it prints the report on each room at once, and keeps totals for the exit status."""
+    """The output of the command. Prints the report on each room at once, and remembers what the exit status depends on."""
 
     def __init__(self, write: Callable[[str], object], *, as_json: bool, clean_ones: bool) -> None:
         self.as_json = as_json
@@ -95,7 +96,7 @@ class _Told:
         self._clean_ones = clean_ones
 
     def add(self, room_id: str, report: RoomReport | None) -> None:
-        """Prints a report. Null means that there is no such room; unknown rooms are reported at the end."""
+        """Prints the report on a room. If ``report`` is null, there is no such room, and only the room's ID is remembered."""
         if report is None:
             self.unknown += [room_id]
             return

@@ -1,7 +1,7 @@
-"""``manage.py compress_state``: rewrites the state groups of rooms to as few rows as they need.
+"""``manage.py compress_state``: rewrites the state groups of rooms so that they take fewer rows.
 
-Exit status 0: done, or no room would shrink; 1: a room is damaged or was busy, or the database is away; 2: unusable
-arguments, or a room that does not exist.
+Exit status 0: done, or no room would shrink; 1: a room is damaged, another job works on a room, or the database cannot
+be reached; 2: unusable arguments, or a room that does not exist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``manage.py import_events``: imports room histories from files and Synapse databases, through Spark.
 
 Standard output ends with one line of JSON. Everything else goes to standard error. Exit status 0: all events are
-stored, by this run or an earlier one; 1: something was quarantined, or the import could not be finished; 2: unusable
+stored, by this run or an earlier run; 1: lines were quarantined, or the import could not be finished; 2: unusable
 arguments.
 """
 

@@ -1,6 +1,6 @@
-"""``manage.py jobs``: lists the jobs of this site; shows, cancels or queues one; lists the kinds of job.
+"""``manage.py jobs``: lists the jobs of this site; shows, cancels, resumes or queues a job; lists the kinds of job.
 
-Exit status 0: done; 1: there is no such job, or it was over before it could be cancelled; 2: unusable arguments.
+Exit status 0: done; 1: there is no such job, or the action is not possible in the job's state; 2: unusable arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 from pipeline.errors import UnusableArguments
 from pipeline.jobs.command import as_command_errors
 from pipeline.jobs.rows import CancelOutcome, cancel_job
-from pipeline.jobs.run import job_kinds, queue_job
+from pipeline.jobs.run import job_kinds, queue_job, resume_job
 from pipeline.jobs.view import JobView, job_view, job_views
 from streams.conf import stream_settings
 from streams.maintenance.subjects import asked_by
@@ -33,9 +33,9 @@ _MOST_OF_ERROR = 200
 
 
 class Command(SiteCommand):
-    """The command that lists, shows, queues and cancels jobs."""
+    """The command that lists, shows, queues, resumes and cancels jobs."""
 
-    help = "List the jobs of this site; cancel one, or queue one for manage.py runjobs."
+    help = "List the jobs of this site; cancel one, or queue or resume one for manage.py runjobs."
 
     examples = (
         ("jobs", "the newest 20, what is at work first"),
@@ -44,6 +44,7 @@ class Command(SiteCommand):
         ("jobs kinds", "what can be queued"),
         ("jobs queue censor '{\"days\": 7}'", "for manage.py runjobs"),
         ("jobs cancel 12", "it stops at its next step"),
+        ("jobs resume 12", "one that failed, was cancelled or was killed, for manage.py runjobs"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -55,13 +56,15 @@ class Command(SiteCommand):
         show.add_argument("--json", action="store_true", dest="show_json", help="as one JSON object")
         cancel = actions.add_parser("cancel", help="end a job that waits; ask one at work to stop at its next step")
         cancel.add_argument("job", type=int, metavar="JOB", help="number of the job")
+        resume = actions.add_parser("resume", help="queue a job again that failed, was cancelled or was killed")
+        resume.add_argument("job", type=int, metavar="JOB", help="number of the job")
         queue = actions.add_parser("queue", help="leave a job for manage.py runjobs")
         queue.add_argument("kind", metavar="KIND", help="one of those that jobs kinds lists")
         queue.add_argument("arguments", nargs="?", default="{}", metavar="JSON", help="an object; default: {}")
         actions.add_parser("kinds", help="what can be queued")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Does the action. If none is given, lists the jobs."""
+        """Does the action that the command line names. If it names no action, lists the jobs."""
         using = stream_settings().database
         with as_command_errors():
             match options["action"]:
@@ -69,6 +72,9 @@ class Command(SiteCommand):
                     self._show(options["job"], options["show_json"], using)
                 case "cancel":
                     self._cancel(options["job"], using)
+                case "resume":
+                    job = resume_job(options["job"], asked_by(), using)
+                    self.stdout.write(f"job {job.pk} is queued again; manage.py runjobs carries it out")
                 case "queue":
                     job = queue_job(options["kind"], _object(options["arguments"]), asked_by(), using)
                     self.stdout.write(f"job {job.pk} is queued; manage.py runjobs carries it out")
@@ -96,6 +102,8 @@ class Command(SiteCommand):
         for figure in view.figures:
             change = f"  ({figure.change})" if figure.change else ""
             self.stdout.write(f"{figure.name:<24} {figure.before or '-'} -> {figure.after or '-'}{change}")
+        for words in view.spark:
+            self.stdout.write(f"{'Spark':<10} {words}")
 
     def _cancel(self, job: int, using: str) -> None:
         outcome = cancel_job(job, asked_by(), using)

@@ -1,6 +1,6 @@
 """``manage.py pipeline run``: runs the live pipeline until SIGTERM or SIGINT.
 
-With ``--until-idle``, it also ends when there is nothing left to do.
+With ``--until-idle``, the command also ends when the queries have nothing to do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Command(SiteCommand):
         return options.get("until_idle") is None
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Runs the queries. Prints the vectors that their tables have reached as the last line."""
+        """Runs the queries. The last line of the output has the vectors that the queries' tables have reached."""
         from pipeline.live.process import TABLES, LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
 
         names = tuple(dict.fromkeys(name.strip() for name in options["tables"].split(",")))

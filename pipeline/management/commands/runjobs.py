@@ -1,8 +1,8 @@
 """``manage.py runjobs``: runs the jobs that the admin or another service queued, one after another.
 
 Several of these processes may run at once. SIGTERM or Ctrl-C ends a process: its job stops at the next step and is
-queued again. A job that is killed with its process is queued again, too. While the database is away, the process waits
-for it.
+queued again. A job whose process is killed is queued again, too. While the database cannot be reached, the process
+waits.
 
 Exit status 0: stopped, or with ``--once`` all jobs are done; 1: with ``--once`` a job failed, or the database is away.
 """
@@ -26,7 +26,7 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command that serves the queue of jobs."""
+    """The command that runs jobs from the queue."""
 
     help = "Carry out queued jobs until SIGTERM or Ctrl-C."
 
@@ -43,7 +43,7 @@ class Command(SiteCommand):
         return not options.get("once")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serves the queue, and retires this process as a writer at the end."""
+        """Runs jobs from the queue. At the end, retires this process as a writer."""
         process.use_instance("runjobs-{n}")
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,7 +9,7 @@ from typing import Any
 
 from replsite.health import not_answering, summary
 from replsite.http.deadline import Deadline, NoAnswer
-from streams.runtime.command_line import SiteCommand
+from streams.runtime.command_line import SITE_CHECKS, SiteCommand
 
 
 def _seconds(text: str) -> float:
@@ -22,6 +22,7 @@ def _seconds(text: str) -> float:
 class Command(SiteCommand):
     """The command ``health``. It prints each part of the site with a sentence."""
 
+    requires_system_checks = (SITE_CHECKS,)
     help = "Say whether everything is well: database, migrations, disk, streams. Exit status 1 when something is wrong."
 
     examples = (

@@ -1,6 +1,6 @@
 """Runs Django's ``migrate`` under an advisory lock, so that only one process migrates a database at a time.
 
-Two servers that are installed at the same time can then both begin with ``migrate``.
+Two servers that are installed at the same time can then each begin with ``migrate``.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Command(SiteCommand, migrate.Command):
             lock.close()
 
     def _take(self, lock: Any, verbosity: int) -> None:
-        """Tries again and again until it has the advisory lock. ``lock`` is the connection that shall hold it.
+        """Takes the advisory lock on the connection ``lock``. Tries again at intervals while another session holds the lock.
 
-        If another session holds the lock, prints once which one, unless ``verbosity`` is 0.
+        While it waits, prints once which session holds the lock, unless ``verbosity`` is 0.
         """
         has_told = False
         with lock.cursor() as cursor:
@@ -68,7 +68,7 @@ class Command(SiteCommand, migrate.Command):
                 if not has_told and verbosity:
                     cursor.execute(_HOLDER, [key])
                     holder = cursor.fetchone()
-                    by = f" (database session {holder[0]})" if holder else ""
+                    by = f" (database session {holder[0]})" if holder and holder[0] else ""
                     self.stdout.write(f"Another migrate is at work on this database{by}; waiting for it.")
                     self.stdout.flush()
                     has_told = True

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
+from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.utils import DatabaseError
 
 from streams.conf import stream_settings
-from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
+from streams.db import driver
+from streams.replication.errors import BadAddress, BadCertificate, BadRights, ReplicationError
 from streams.replication.transport.addresses import Address, missing_redis_hint, parse_redis
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
+_EMBEDDED = "replsite.postgres.backend"
+
 
 class Command(SiteCommand):
     """The command ``serve``. It runs until SIGINT or SIGTERM.
 
-    Exit status 1 means that it cannot start, and 2 that the arguments are unusable.
+    Exit status 1 means that the server cannot start, and 2 that the arguments are unusable.
     """
 
     help = "Serve admin, WebSocket, metrics, health and the replication protocol in one process."
 
     examples = (
-        ("serve", "pages on port 8000, replication on 9092"),
+        ("serve", "pages on port 8000, replication on 9092; an empty embedded database gets its tables"),
         ("serve --http 127.0.0.1:0 --replication 127.0.0.1:0", "free ports; 'ready …' names them"),
         ("serve --redis redis://127.0.0.1:6379", "the same lines on Redis, too"),
     )
@@ -58,13 +65,31 @@ class Command(SiteCommand):
                 replication=Address.parse(options["replication"]),
                 publish_to=parse_redis(options["redis"]) if options["redis"] else None,
             )
+            self._make_tables(stream_settings().database)
             serve(application, wanted, self._announce_ready, TlsFiles.of_server(stream_settings(), options))
-        except (BadAddress, BadCertificate) as error:
+        except (BadAddress, BadCertificate, BadRights) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error
         finally:
             self._sampler.stop()
+
+    def _make_tables(self, using: str) -> None:
+        """Makes the tables if the database is the embedded one and has no tables.
+
+        Any other database is left as it is, because its operator decides when to run ``migrate``.
+        """
+        connection = connections[using]
+        if connection.settings_dict["ENGINE"] != _EMBEDDED:
+            return
+        try:
+            if not MigrationRecorder(connection).has_table():
+                self.stderr.write("The embedded database is empty: making its tables.", self.style.NOTICE)
+                call_command("migrate", database=using, verbosity=0)
+        except DatabaseError as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
+        finally:
+            connection.close()
 
     def _announce_ready(self, endpoints: Any) -> None:
         # Only now: a server that cannot start stores no samples.

@@ -12,33 +12,25 @@ import sys
 import time
 from argparse import ArgumentParser
 from contextlib import closing
+from types import ModuleType
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import DatabaseError as DjangoDatabaseError
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from django.db import connections
 
-from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, live_page_data
-from replsite.dashboard.page import Group as PageGroup
+from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, Group, live_page_data
 from replsite.snapshot.take import limits, take_snapshot
 from replsite.snapshot.types import Snapshot, WorkersView, as_json
 from replsite.status.trends import History
 from replsite.status.verdicts import HealthWord
-from replsite.terminal.tables import lines_of, rows_of
-from replsite.terminal.writer_actions import Confirmation, WriterActions
+from replsite.terminal.tables import Content, lines_of
+from streams.conf import on_database, stream_settings
 from streams.db import driver
-from streams.errors import StreamError, UnknownReader, UnknownWriter
-from streams.follow import forget_reader
-from streams.follow.handlers import effects_database_of, load_handlers
-from streams.maintenance.subjects import asked_by
-from streams.models import StoredCursor
-from streams.runtime.command_line import SiteCommand
+from streams.errors import UnknownWriter
+from streams.runtime.command_line import SITE_CHECKS, SiteCommand
 from streams.runtime.text import printable
 
-_STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}
 WATCH_SECONDS = 1.0
 PLAIN_WATCH_SECONDS = 10.0
 
@@ -46,6 +38,7 @@ PLAIN_WATCH_SECONDS = 10.0
 class Command(SiteCommand):
     """The command ``streams``. It shows the snapshot, or acts on a writer or a reader."""
 
+    requires_system_checks = (SITE_CHECKS,)
     help = "Show where every writer and reader of every stream is; exit status 1 when something is wrong."
 
     examples = (
@@ -72,6 +65,9 @@ class Command(SiteCommand):
             action="store_true",
             help="answer at once; else a reader that is far behind is watched for a while to tell whether it is stuck",
         )
+        parser.add_argument(
+            "--database", metavar="ALIAS", help="of the settings' databases (default: the streams' own)"
+        )
         actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION")
         retire = actions.add_parser("retire", help="ask a living writer to leave its streams, or take a dead one out")
         retire.add_argument("writer", metavar="WRITER", help="name of the writer")
@@ -87,14 +83,29 @@ class Command(SiteCommand):
         forget.add_argument("--yes", action="store_true", help="do not ask")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Carries out the action, or shows the snapshot. A broken pipe or Ctrl-C ends it quietly."""
+        """Carries out the action, or shows the snapshot. A broken pipe or Ctrl-C ends the command without an error."""
+        alias = options["database"] or stream_settings().database
+        if alias not in connections:
+            raise CommandError(
+                f"There is no database {alias!r} in the settings: use {', '.join(connections)}.", returncode=2
+            )
+        with on_database(alias):
+            self._handle(options)
+
+    def _handle(self, options: dict[str, Any]) -> None:
         if options["action"] == "forget":
-            self._forget(options)
+            # Imported only here: it imports followers, which takes a tenth of the time that a command needs to start.
+            from replsite.terminal.reader_actions import forget  # noqa: PLC0415
+
+            forget(self.stdout.write, options["reader"], options["stream"], is_confirmed=options["yes"])
             return
         if options["action"]:
             self._act(options)
             return
-        snapshot = self._watch(options) if options["watch"] else self._once(options)
+        try:
+            snapshot = self._watch(options) if options["watch"] else self._once(options)
+        except DjangoDatabaseError as error:  # the database is away, or a table is not made yet
+            raise CommandError(driver.explain(error), returncode=1) from error
         if snapshot is not None and snapshot.health.word == HealthWord.WRONG:
             sys.exit(1)
 
@@ -114,13 +125,13 @@ class Command(SiteCommand):
 
     def _watch(self, options: dict[str, Any]) -> Snapshot | None:
         history, snapshot = History(), None
-        console = self._console()
         try:
-            if console is not None and not options["json"]:
-                with Live(console=console, screen=True, auto_refresh=False) as live:
+            screen = self._screen()
+            if screen is not None and not options["json"]:
+                with screen.updating() as update:
                     while True:
                         snapshot = take_snapshot(history)
-                        live.update(_rich(snapshot, storage=options["storage"]), refresh=True)
+                        update(_content(snapshot, storage=options["storage"]))
                         time.sleep(WATCH_SECONDS)
             while True:
                 snapshot = take_snapshot(history)
@@ -135,21 +146,27 @@ class Command(SiteCommand):
         if options["json"]:
             self.stdout.write(json.dumps(as_json(snapshot)))
             return
-        console = self._console()
-        if console is not None:
-            console.print(_rich(snapshot, storage=options["storage"]))
+        content, screen = _content(snapshot, storage=options["storage"]), self._screen()
+        if screen is not None:
+            screen.show(content)
             return
-        self.stdout.write(_headline(snapshot))
-        for columns, groups in _tables(snapshot, storage=options["storage"]):
-            self.stdout.write("\n".join(["", *lines_of(columns, groups, snapshot.as_of)]))
+        self.stdout.write(content.headline)
+        for columns, groups in content.tables:
+            self.stdout.write("\n".join(["", *lines_of(columns, groups, content.as_of)]))
 
-    def _console(self) -> Console | None:
-        """Returns a console for colours and boxes, or None if the output is no terminal."""
-        return Console() if self.stdout.isatty() else None
+    def _screen(self) -> ModuleType | None:
+        """Returns the module for colours and boxes, or None if the output is no terminal."""
+        if not self.stdout.isatty():
+            return None
+        from replsite.terminal import screen  # noqa: PLC0415 - imports rich, which is a twentieth of a start
+
+        return screen
 
     # --- writers --------------------------------------------------------------------------------------------------
 
     def _act(self, options: dict[str, Any]) -> None:
+        from replsite.terminal.writer_actions import WriterActions  # noqa: PLC0415 - only for these actions
+
         actions = WriterActions(self.stdout.write, self.stderr.write)
         try:
             with closing(driver.direct_connection(application_name=f"replsite streams {options['action']}")) as own:
@@ -160,31 +177,6 @@ class Command(SiteCommand):
         except UnknownWriter as error:
             raise CommandError(str(error), returncode=2) from error
         except driver.DatabaseError as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
-
-    # --- readers --------------------------------------------------------------------------------------------------
-
-    def _forget(self, options: dict[str, Any]) -> None:
-        load_handlers()  # the handlers declare the database of a reader's cursors
-        reader = options["reader"]
-        try:
-            if not options["yes"]:
-                cursors = StoredCursor.objects.using(effects_database_of(reader)).filter(reader=reader)
-                for cursor in cursors.order_by("stream"):
-                    if options["stream"] in (None, cursor.stream):
-                        self.stdout.write(
-                            f"{reader} on {cursor.stream}: at {cursor.base}, {cursor.facts_handled} facts handled"
-                        )
-                Confirmation().ask(
-                    reader, "Forget it? A reader of this name that is started later does not go on there."
-                )
-            for gone in forget_reader(reader, options["stream"], asked_by()):
-                self.stdout.write(f"{reader} on {gone.stream}: cursor at {gone.base} removed")
-        except UnknownReader as error:
-            raise CommandError(str(error), returncode=2) from error
-        except StreamError as error:
-            raise CommandError(str(error), returncode=1) from error
-        except (driver.DatabaseError, DjangoDatabaseError) as error:
             raise CommandError(driver.explain(error), returncode=1) from error
 
 
@@ -200,13 +192,18 @@ def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:
     )
 
 
+def _content(snapshot: Snapshot, *, storage: bool) -> Content:
+    severity = {"well": "fine", "look": "warning", "wrong": "wrong"}[snapshot.health.word]
+    return Content(_headline(snapshot), severity, _tables(snapshot, storage=storage), snapshot.as_of)
+
+
 def _headline(snapshot: Snapshot) -> str:
     lines = [f"{snapshot.health.word.upper()}  {printable(snapshot.health.sentence)}"]
     lines += [f"  {p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in snapshot.health.problems[1:]]
     return "\n".join([*map(printable, lines), f"as of {snapshot.as_of:%Y-%m-%d %H:%M:%S} UTC"])
 
 
-def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ...], list[PageGroup]]]:
+def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ...], list[Group]]]:
     """Returns the columns and groups of each table that has rows, in order.
 
     The table of streams is included even if it has no rows, the tables of storage and rooms only with ``storage``.
@@ -218,20 +215,3 @@ def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ..
     if snapshot.workers != WorkersView():
         shown.append((WORKERS, page["workers"]))
     return [(columns, groups) for columns, groups in shown if groups or columns is STREAMS]
-
-
-def _rich(snapshot: Snapshot, *, storage: bool) -> Group:
-    severity = {"well": "fine", "look": "warning", "wrong": "wrong"}[snapshot.health.word]
-    tables = [_rich_table(columns, groups, snapshot) for columns, groups in _tables(snapshot, storage=storage)]
-    return Group(Text(_headline(snapshot), style=_STYLES[severity]), *tables)
-
-
-def _rich_table(columns: tuple[Column, ...], groups: list[PageGroup], snapshot: Snapshot) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.number else "left", overflow="fold")
-    for severity, head, cells in rows_of(groups, snapshot.as_of):
-        texts = [Text(cell, style="bold" if head and index == 0 else "") for index, cell in enumerate(cells)]
-        texts[1].stylize(_STYLES[severity])
-        table.add_row(*texts)
-    return table

@@ -1,7 +1,7 @@
 """Adapts Django's PostgreSQL backend to a server that is started when it is first needed.
 
 Host, port, user and password are filled in at each new connection. A database that does not exist yet is created.
-Everything else is Django's (with the metrics of django-prometheus).
+Everything else is Django's, with the metrics of django-prometheus if the site has installed this app.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.postgresql.client import DatabaseClient as PostgresClient
+from django.db.backends.postgresql.psycopg_any import errors, sql
 from django.db.utils import OperationalError
-from django_prometheus.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper
-from psycopg2 import errors, sql
 
 from replsite.postgres.errors import EmbeddedPostgresError
 from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs
+
+if "django_prometheus" in settings.INSTALLED_APPS:
+    from django_prometheus.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper
+else:
+    from django.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper
 
 __all__ = ["DatabaseClient", "DatabaseWrapper", "launch_settings"]
 
@@ -27,15 +31,23 @@ __all__ = ["DatabaseClient", "DatabaseWrapper", "launch_settings"]
 def launch_settings() -> LaunchSettings:
     """Returns the launch settings of the embedded server, taken from Django's settings."""
     programs = getattr(settings, "REPLSITE_POSTGRES_BIN", "")
+    if not (folder := getattr(settings, "REPLSITE_DATA_DIR", "")):
+        raise ImproperlyConfigured(
+            "The embedded PostgreSQL (replsite.postgres.backend) needs a folder for its data. Set, for instance: "
+            'REPLSITE_DATA_DIR = BASE_DIR / "data"'
+        )
     return LaunchSettings(
-        data_dir=Path(settings.REPLSITE_DATA_DIR),
+        data_dir=Path(folder),
         programs=Path(programs) if programs else None,
         fsync=getattr(settings, "REPLSITE_POSTGRES_FSYNC", True),
     )
 
 
 class DatabaseClient(PostgresClient):
-    """The client of ``manage.py dbshell``. It starts the server, and runs the ``psql`` that came with it, if there is one."""
+    """The client of ``manage.py dbshell``. It starts the server first.
+
+    It runs the ``psql`` in the folder of the server's programs, or else the ``psql`` that Django finds.
+    """
 
     connection: DatabaseWrapper
 
@@ -49,7 +61,7 @@ class DatabaseClient(PostgresClient):
     def settings_to_cmd_args_env(
         cls, settings_dict: dict[str, Any], parameters: Iterable[str]
     ) -> tuple[list[str], dict[str, str] | None]:
-        """Returns Django's command line and environment, with the path of the ``psql`` that came with the server."""
+        """Returns Django's command line and environment, with the path of ``psql`` in the folder of the server's programs."""
         arguments, environment = super().settings_to_cmd_args_env(settings_dict, parameters)
         psql = find_programs(launch_settings().programs) / "psql"
         return ([str(psql), *arguments[1:]] if psql.is_file() else arguments), environment
@@ -72,7 +84,7 @@ class DatabaseWrapper(PostgresWrapper):
         self.settings_dict.update({name.upper(): str(value) for name, value in server.items()})
 
     def get_connection_params(self) -> dict[str, Any]:
-        """Returns parameters for psycopg2. Blocks while the server starts."""
+        """Returns parameters for the driver. Blocks while the server starts."""
         self.find_server()
         return dict(super().get_connection_params())
 
@@ -80,7 +92,7 @@ class DatabaseWrapper(PostgresWrapper):
         """Connects. If that fails, creates the database if it is missing, and connects again."""
         try:
             return super().get_new_connection(conn_params)
-        except psycopg2.OperationalError:
+        except self.Database.OperationalError:
             if not self.settings_dict["NAME"]:
                 raise
             self._create_database_if_missing(conn_params)
@@ -93,7 +105,7 @@ class DatabaseWrapper(PostgresWrapper):
         """
         name = self.settings_dict["NAME"]
         where = {key: conn_params[key] for key in ("host", "port", "user", "password")}
-        with closing(psycopg2.connect(**where, dbname="postgres")) as server:
+        with closing(self.Database.connect(**where, dbname="postgres")) as server:
             server.autocommit = True
             with server.cursor() as cursor:
                 cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])

@@ -1,6 +1,6 @@
 """``manage.py append``: a load generator that appends sample facts to a stream.
 
-Each thread has a generator and a database connection of its own. All threads share one writer.
+Each thread has its own load generator and database connection. All threads share one writer.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PATIENCE_SECONDS = 0.5
 class Command(SiteCommand):
     """The command ``append``: the load generator.
 
-    The exit status is 1 if an append failed or facts are still pending at the end, 2 for unusable arguments, and 130
-    after an interrupt.
+    The exit status is 1 if an append failed or if facts are still pending at the end. It is 2 for unusable arguments,
+    and 130 after an interrupt.
     """
 
     help = "Append COUNT made-up facts to a stream: --batch facts per transaction, each under its own ID."
@@ -57,7 +57,7 @@ class Command(SiteCommand):
         parser.add_argument("--rate", type=float, default=0.0, help="at most so many facts a second in all (no limit)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Appends the facts and prints one line with the number, the time and the rate.
+        """Appends the facts. Prints one line with the number of facts, the elapsed time and the rate.
 
         Raises `CommandError` if the writer still had pending facts when it was retired.
         """
@@ -102,14 +102,17 @@ class Command(SiteCommand):
 
 
 def _passes(error: Exception) -> bool:
-    """Returns true for an error that passes once the database is back and the writer holds its name again."""
+    """Returns true for a temporary error: a lost database connection, or a writer that does not hold its instance name now."""
     return isinstance(error, (WriterFenced, WriterBusy, *driver.connection_gone)) or isinstance(
         error.__cause__, driver.connection_gone
     )
 
 
 class _Run:
-    """The state that the threads of a run share: the number of facts left, and the first error, which ends the run."""
+    """The state that the threads of a run share, such as the number of facts to append and the first error.
+
+    After the first error all threads end.
+    """
 
     def __init__(self, stream: str, count: int, batch: int, rate: float, *, is_patient: bool = False) -> None:
         self.stream, self.left, self.batch, self.rate = stream, count, batch, rate
@@ -121,7 +124,7 @@ class _Run:
         self._begun = time.perf_counter()
 
     def in_threads(self, number: int) -> None:
-        """Appends until no facts are left. Raises the first error of any thread, after all threads have ended."""
+        """Appends the run's facts in ``number`` threads. Raises the first error of a thread, after all threads have ended."""
         # Waits for events instead of join(): after an interrupted join(), Python 3.11 believes that the thread has
         # ended (a bug), and the next join() returns at once.
         ends = [threading.Event() for _ in range(number)]
@@ -160,9 +163,10 @@ class _Run:
             end.set()
 
     def _append(self, generator: load_generator.LoadGenerator, thread: int, count: int) -> load_generator.LoadGenerator:
-        """Appends ``count`` facts in one transaction. With ``--patient`` it retries until it succeeds.
+        """Appends ``count`` facts in one transaction. With ``--patient``, retries after temporary errors until it succeeds.
 
-        Returns the generator for the next batch, which is a new one after a retry.
+        Returns the generator to use for the next batch. After a retry this is a new generator, else it is
+        ``generator``.
         """
         while True:
             try:
@@ -181,7 +185,7 @@ class _Run:
                 return generator
 
     def _end(self, error: BaseException) -> None:
-        """Records the first error. Every thread ends after its current batch."""
+        """Records ``error`` if it is the first error of the run, and makes every thread end after its current batch."""
         with self._lock:
             self._error = self._error or error
         self._ended.set()

@@ -19,9 +19,10 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command ``check_streams``. It compares three numbers of each stream. ``--repair`` moves sequences forward.
+    """The command ``check_streams``. It compares three numbers of each stream.
 
-    The numbers are the sequence's value, the highest ID in the tables and the highest stored position.
+    The numbers are the sequence's value, the highest ID in the tables and the highest stored position. ``--repair``
+    raises a sequence's value if it is below one of the other numbers.
     """
 
     help = (
@@ -53,7 +54,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Repairs if asked to, then prints the findings. Raises `CommandError` if a stream is not in order."""
+        """Prints the findings; with ``--repair``, repairs the streams first. Raises `CommandError` if a finding is not ``ok``."""
         try:
             with closing(driver.direct_connection(application_name="replsite check_streams")) as connection:
                 self._check(connection.cursor(), options)

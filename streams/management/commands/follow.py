@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ _TEXT_OPTIONS = {
 class Command(SiteCommand):
     """The command ``follow``. It prints facts as they arrive.
 
-    The exit status is 0 at the requested end, 1 for a timeout or a wrong server, and 2 for unusable arguments.
+    The exit status is 0 when the tokens of ``--until`` are reached, 1 for a timeout or a wrong server, and 2 for
+    unusable arguments.
     """
 
     help = "Follow a replication server and print its facts."
@@ -126,9 +127,9 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 
 def _request(options: dict[str, Any]) -> FollowRequest:
-    """Returns the checked arguments. Raises `CommandError` with status 2 if they are unusable.
+    """Returns the checked arguments of the command. Raises `CommandError` with status 2 if they are unusable.
 
-    Errors in addresses and certificates are raised as `BadAddress` and `BadCertificate`.
+    For an unusable address raises `BadAddress`, and for unusable certificates `BadCertificate`.
     """
     redis = _redis(options["address"])
     ours = stream_settings().server_name
@@ -146,7 +147,9 @@ def _request(options: dict[str, Any]) -> FollowRequest:
     streams = _streams(options["streams"], known=registry.names() if is_ours else None)
     followed = streams or (registry.names() if is_ours else None)
     return FollowRequest(
-        connector=_redis_connector(redis, name, server_name) if redis else _tcp(options, name, server_name),
+        connector=_redis_connector(redis, name, server_name)
+        if redis
+        else _tcp(options, name, server_name, streams or ()),
         name=name,
         server_name=server_name,
         streams=streams,
@@ -163,10 +166,10 @@ def _request(options: dict[str, Any]) -> FollowRequest:
 
 
 def _record(options: dict[str, Any]) -> str:
-    """Returns the name under which to record the server, or empty text if ``--record`` was not given.
+    """Returns the name under which to record the server's streams, or an empty text if ``--record`` was not given.
 
-    Raises `CommandError` for options that cannot be combined with ``--record``. One of them is ``--catch-up table``,
-    which reads this site's own facts.
+    Raises `CommandError` for options that cannot be combined with ``--record``. For instance ``--catch-up table``
+    would read this site's own facts, not those of the recorded server.
     """
     if not options["record"]:
         return ""
@@ -189,10 +192,11 @@ def _redis(text: str) -> RedisAddress | None:
 
 
 def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
-    """Returns the server's name. ``given`` is ``--server-name``, and ``redis`` the address of Redis.
+    """Returns the server's name. ``given`` is the value of ``--server-name``, and ``redis`` the address of Redis.
 
-    Without ``--server-name``, the name of the Redis channel is used, because a server names its channel after itself.
-    Raises `CommandError` if both are given and differ. Returns null if neither is given.
+    Without ``--server-name``, returns the name of the Redis channel, because a homeserver's channel has the
+    homeserver's name. Raises `CommandError` if the channel has another name than ``--server-name``. Returns null if
+    there is neither a channel nor ``--server-name``.
     """
     if redis and redis.channel and given not in (None, redis.channel):
         raise CommandError(
@@ -208,15 +212,15 @@ def _redis_connector(address: RedisAddress, name: str, channel: str) -> Connecto
     return RedisConnector(address, channel, name)
 
 
-def _tcp(options: dict[str, Any], name: str, server_name: str) -> Connector:
-    """Returns a connector for the address. The scheme ``tcp`` means plain text, ``tls`` and ``tcps`` mean TLS."""
+def _tcp(options: dict[str, Any], name: str, server_name: str, streams: Collection[str]) -> Connector:
+    """Returns a connector for the command's address. The scheme ``tcp`` means plain text, ``tls`` and ``tcps`` mean TLS."""
     conf, address = stream_settings(), options["address"]
     limits = Limits(conf.ping_interval_seconds, conf.ping_timeout_seconds, line_bytes=conf.line_limit_bytes)
     scheme = address.partition("://")[0]
     if scheme not in TLS_SCHEMES:
-        return TcpConnector(Address.parse(address, scheme="tcp"), name, server_name, limits)
+        return TcpConnector(Address.parse(address, scheme="tcp"), name, server_name, limits, streams=streams)
     context = client_context(TlsFiles.of_client(conf, options))
-    return TcpConnector(Address.parse(address, scheme=scheme), name, server_name, limits, context)
+    return TcpConnector(Address.parse(address, scheme=scheme), name, server_name, limits, context, streams=streams)
 
 
 def _http_servers(options: dict[str, Any]) -> HttpServers | None:
@@ -229,10 +233,10 @@ def _http_servers(options: dict[str, Any]) -> HttpServers | None:
 
 
 def _secret(file: Path | None, *, is_ours: bool) -> str:
-    """Returns the secret for catch-up over HTTP from the file.
+    """Returns the secret for catch-up over HTTP, as read from ``file``.
 
-    Without a file, returns the secret of the settings if the server is this site's own, else empty text. So the site's
-    secret is never sent to a foreign server. Raises `CommandError` if the file holds no secret.
+    Without a file, returns this site's secret from the settings if ``is_ours`` is true, else an empty text. So the
+    site's secret is never sent to a foreign server. Raises `CommandError` if ``file`` has no secret.
     """
     if file is None:
         return stream_settings().replication_secret if is_ours else ""
@@ -266,9 +270,9 @@ def _check_sendable(name: str, server_name: str) -> None:
 
 
 def _tokens(texts: Sequence[str], option: str, followed: Sequence[str] | None) -> dict[str, str]:
-    """Returns the tokens by stream.
+    """Returns the tokens given by an option such as ``--until``, as ``{stream: token as text}``.
 
-    Raises `CommandError` for a stream that is not followed, because its token would never be reached.
+    Raises `CommandError` for a stream that is not followed, because the follower would never reach its token.
     """
     tokens: dict[str, str] = {}
     for text in texts:

@@ -43,7 +43,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Executes the action. ``drop`` needs a token or ``--all``."""
+        """Lists, retries or drops the dead letters that the arguments name. To drop, ``--token`` or ``--all`` is required."""
         load_handlers()
         action, which = options["action"], (options["reader"], options["stream"], options["token"])
         if action != "list" and options["reader"] is None:
@@ -72,8 +72,8 @@ class Command(SiteCommand):
         )
         count = 0
         found_facts = parked_facts(*which)
-        # Raises an error if the table is missing. With the server-side cursor below, this error would be hidden by
-        # another one, about the lost cursor.
+        # Raises an error if the table is missing. With the server-side cursor below, an error about the lost cursor would
+        # hide this error.
         found_facts.exists()
         for parked in found_facts.iterator(500):
             count += 1

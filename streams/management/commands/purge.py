@@ -8,7 +8,7 @@ __all__ = ["Command"]
 
 
 class Command(MaintenanceCommand):
-    """The command ``purge``. It may run beside writers and readers."""
+    """The command ``purge``. It may run while writers and readers run."""
 
     name = "purge"
     help = "Delete what is old."

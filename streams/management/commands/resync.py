@@ -8,7 +8,7 @@ __all__ = ["Command"]
 
 
 class Command(MaintenanceCommand):
-    """The command ``resync``. It repairs positions, readers and derived data that cannot recover by themselves."""
+    """The command ``resync``. It repairs positions, readers' cursors and derived data that cannot recover by themselves."""
 
     name = "resync"
     help = "Set right what cannot go on by itself."

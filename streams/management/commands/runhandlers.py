@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import signal
 import threading
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError, UnknownReader
 from streams.follow import Reader, readers
-from streams.follow.handlers import load_handlers
+from streams.follow.handlers import handlers_of, load_handlers
 from streams.replication.client.connection import Connector, TcpConnector
 from streams.replication.errors import BadAddress
 from streams.replication.protocol.connection import Limits
@@ -29,7 +30,7 @@ class Command(SiteCommand):
     """The command ``runhandlers``.
 
     The exit status is 0 after SIGINT or SIGTERM, or with ``--once`` when all readers have caught up. It is 1 if a
-    reader failed, and 2 for unknown names.
+    reader failed, and 2 if a reader's name is unknown.
     """
 
     help = "Run the handlers of named readers (all by default); see streams.follow. Prints 'ready readers=…' once they run."
@@ -53,15 +54,15 @@ class Command(SiteCommand):
         return not options.get("once")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Runs the readers side by side.
+        """Runs the readers side by side, each in a thread.
 
-        If a reader fails, all are stopped, and its error is raised as `CommandError`.
+        If a reader fails, stops all readers, and raises the error of the failed reader as `CommandError`.
         """
         load_handlers()
         names = options["readers"] or readers()
         if not names:
             raise CommandError(
-                "No handler is declared: decorate functions with streams.follow.handles in a module 'handlers' of an "
+                "No handler is declared: decorate functions with streams.handles in a module 'handlers' of an "
                 "installed app.",
                 returncode=2,
             )
@@ -102,7 +103,7 @@ class Command(SiteCommand):
             raise CommandError(_words(errors[0]), returncode=1) from errors[0]
 
     def _wait_until_they_run(self, running: list[Reader], threads: list[threading.Thread]) -> None:
-        """Waits until every reader holds its name and knows its start position, then announces readiness.
+        """Waits until every reader holds its name and has stored cursors, then announces that they are ready.
 
         Facts that are appended after this announcement are certain to be handled.
         """
@@ -111,6 +112,18 @@ class Command(SiteCommand):
                 pass
         if all(reader.is_positioned.is_set() for reader in running):
             self.announce_ready(f"ready readers={','.join(reader.name for reader in running)}")
+        for reader in running:
+            for stream in reader.begun_now():
+                self.stdout.write(_beginning(reader.name, stream))
+
+
+def _beginning(reader: str, stream: str) -> str:
+    """Returns a message that a reader without a stored cursor began at the stream's present end."""
+    command = f"manage.py resync reader {shlex.quote(reader)} --from {shlex.quote(stream)}=0"
+    return (
+        f"{reader}: reads {stream} for the first time, and begins now: it gets the facts that are appended from now on. To "
+        f"begin at the first fact, stop it, then: {command} (or declare the handler with begin=Begin.OLDEST)"
+    )
 
 
 def _server(text: str | None, reader: str) -> Connector | None:
@@ -118,7 +131,8 @@ def _server(text: str | None, reader: str) -> Connector | None:
         return None
     given = stream_settings()
     limits = Limits(given.ping_interval_seconds, given.ping_timeout_seconds, line_bytes=given.line_limit_bytes)
-    return TcpConnector(Address.parse(text, scheme="tcp"), reader, given.server_name, limits)
+    streams = {handler.stream for handler in handlers_of(reader)}
+    return TcpConnector(Address.parse(text, scheme="tcp"), reader, given.server_name, limits, streams=streams)
 
 
 def _words(error: Exception) -> str:

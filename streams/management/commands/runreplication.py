@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from streams.conf import stream_settings
-from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
-from streams.replication.transport.addresses import Address
+from streams.replication.errors import BadAddress, BadCertificate, BadRights, ReplicationError
+from streams.replication.transport.addresses import Address, missing_server_hint
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
 
@@ -19,7 +19,7 @@ __all__ = ["Command"]
 class Command(SiteCommand):
     """The command ``runreplication``. It serves followers until SIGINT or SIGTERM.
 
-    The exit status is 1 if it cannot start, and 2 for unusable arguments.
+    The exit status is 1 if the server cannot start, and 2 for unusable arguments.
     """
 
     help = "Serve the replication protocol to followers."
@@ -39,6 +39,8 @@ class Command(SiteCommand):
         return True
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if hint := missing_server_hint():
+            raise CommandError(hint, returncode=1)
         from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
         from streams.replication.server.consumer import ReplicationConsumer  # noqa: PLC0415 - loads the reactor
 
@@ -50,7 +52,7 @@ class Command(SiteCommand):
                 self._announce_ready,
                 TlsFiles.of_server(stream_settings(), options),
             )
-        except (BadAddress, BadCertificate) as error:
+        except (BadAddress, BadCertificate, BadRights) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error

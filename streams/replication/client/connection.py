@@ -1,7 +1,7 @@
 """A follower's connections to a server, over TCP. Connections over Redis are in ``redis.subscriber``.
 
-A `Connector` opens one `Link` after another. A link receives and sends commands. A link that has ended is not used
-again. The follower decides when to connect again, and interprets the commands. Assumes a single event loop.
+A `Connector` opens a `Link`, and after the end of this link another one. A link receives and sends commands. The
+follower decides when to connect again, and interprets the commands. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +33,7 @@ SEND_LIMIT_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes and lines that went over one link."""
+    """The numbers of bytes and lines that were received and sent over one link."""
 
     bytes_in: int = 0
     bytes_out: int = 0
@@ -57,25 +57,25 @@ class Link(Protocol):
         """Sends a command to the server. Raises `UnsendableCommand`. Does nothing if the link has ended."""
 
     async def close(self, reason: CloseReason) -> None:
-        """Closes the link and releases its resources. The reason of the first call is kept."""
+        """Closes the link and releases its resources. If the link is closed several times, the first reason counts."""
 
 
 class Connector(Protocol):
-    """The way to connect to a server. ``str`` of it is the server's address for messages."""
+    """An object that opens links to one server. ``str(connector)`` is the server's address, for log and error messages."""
 
     def can_reset(self, stream: str) -> bool:
-        """Returns true if the stream may start again at a lower token, as far as the connector knows.
+        """Returns false if the connector knows that the stream never starts again at a lower token.
 
-        A POSITION below the known position then means that the stream started again.
+        If the result is true, a POSITION below the known position may mean that the stream started again.
         """
 
     async def connect(self) -> Link:
-        """Returns a new link, on which the greeting and REPLICATE were sent. Raises ``OSError``."""
+        """Opens a link, sends the greeting and REPLICATE over it, and returns the link. Raises ``OSError``."""
 
 
 @dataclass(frozen=True)
 class TcpConnector:
-    """A server's replication port, in plain text or with TLS.
+    """A connector to a server's replication port, in plain text or with TLS.
 
     ``greeting`` returns the commands to send on every new connection after NAME and PING, and before REPLICATE.
     """
@@ -86,6 +86,8 @@ class TcpConnector:
     limits: Limits = field(default_factory=Limits)
     tls: ssl.SSLContext | None = None
     greeting: Callable[[], Iterable[Command]] = tuple
+    streams: Collection[str] = ()
+    """The only streams that are wanted; empty: all. A server of Synapse sends all streams nevertheless."""
 
     def __str__(self) -> str:
         return str(self.address)
@@ -101,14 +103,16 @@ class TcpConnector:
                 )
         now = time.monotonic()
         # The difference of the two clocks is the offset from which PING computes the Unix time.
-        connection = ClientConnection(self.name, self.server_name, self.limits, time.time() - now, self.greeting)
+        connection = ClientConnection(
+            self.name, self.server_name, self.limits, time.time() - now, self.greeting, streams=self.streams
+        )
         connection.connected(now)
         return TcpLink(connection, reader, writer, str(self))
 
 
 @contextlib.contextmanager
 def _tls_in_words() -> Iterator[None]:
-    """Turns errors of OpenSSL into ``ConnectionError`` with a message that explains them."""
+    """Turns errors of OpenSSL inside the ``with`` block into ``ConnectionError``, with a message that explains the error."""
     try:
         yield
     except ssl.SSLError as error:
@@ -116,9 +120,9 @@ def _tls_in_words() -> Iterator[None]:
 
 
 class TcpLink:
-    """A connection to a replication port.
+    """A link to a replication port.
 
-    It moves bytes between the socket and the protocol object, and calls the protocol object at its deadlines.
+    It moves bytes between the socket and the object of ``protocol.connection``, and calls this object at its deadlines.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """A follower: connects, reconnects after every loss, fetches missed facts, and hands facts to a handler.
 
-Facts are delivered in the order that the caller has chosen. Each fact is delivered once per `Follower`, and the facts
-of one writer are always delivered in order. If a connection is lost, no fact is lost or repeated. The socket is not
-read while the handler works, so buffers stay bounded. A server may close a connection that is read too slowly. The
-follower then fetches the facts that it missed. Assumes a single event loop. This module moves bytes and facts. The
-rules are in ``protocol.cursors`` and ``protocol.ordering``.
+The caller chooses the delivery order. Each fact is delivered once per `Follower`, and the facts of one writer are
+always delivered in order. If a connection is lost, no fact is lost or repeated. The socket is not read while the
+handler works, so buffers stay bounded. A server may close a connection that is read too slowly. The follower then
+fetches the facts that it missed. Assumes a single event loop. This module only moves bytes and facts.
+``protocol.cursors`` and ``protocol.ordering`` decide which facts are missing and which may be delivered.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ ROWS_PER_FETCH = 10_000
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """The options of a follower: the server, the follower's name, the start, and the delivery order.
+    """The options of a follower: the server, the follower's name, the start tokens, and the delivery order.
 
     If ``server_name`` is null, any server is accepted. If ``streams`` is null, all streams are followed. ``start`` has
     a token per stream; other streams start at their present positions. ``own_instance`` is the name under which this
-    process writes: facts of this writer are ignored. A ``connector`` replaces plain TCP to ``address``. ``speaker``
-    reports this process's state to the server. If both are given, the connector's greeting must be the speaker's
-    ``greeting``.
+    process writes: facts of this writer are ignored. If ``connector`` is given, the follower connects with it instead
+    of plain TCP to ``address``. ``speaker`` reports this process's state to the server. If ``connector`` and
+    ``speaker`` are given, the connector must send the commands of ``speaker.greeting`` on each new connection.
     """
 
     address: Address | None
@@ -75,15 +75,17 @@ class FollowerOptions:
         if self.address is None:
             raise BadAddress("A follower needs an address or a connector: say whom to follow.")
         greeting = self.speaker.greeting if self.speaker is not None else tuple
-        return TcpConnector(self.address, self.name, self.server_name, self.limits, greeting=greeting)
+        return TcpConnector(
+            self.address, self.name, self.server_name, self.limits, greeting=greeting, streams=self.streams or ()
+        )
 
 
 class _Finished(Exception):
-    """An exception that leaves the follower's loops after `Follower.finish`."""
+    """The exception by which the follower's loops end after `Follower.finish`."""
 
 
 class _HandlerFailed(Exception):
-    """A wrapper for an error of the handler, so that it is not taken for an error of the connection."""
+    """A wrapper for an error of the handler, so that the follower does not take the error for a lost connection."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -93,8 +95,8 @@ class _HandlerFailed(Exception):
 class Follower:
     """The follower of one server. It calls ``handle``, which may be async, with rows of whole facts in delivery order.
 
-    ``progressed`` is called after facts were handled or positions moved. It may call `finish`. ``missed`` is called with
-    ranges that cannot be fetched from anywhere, and with streams that started again.
+    ``progressed`` is called after facts were handled or positions moved. It may call `finish`. ``missed`` is called
+    with each range that the catch-up does not cover, and with a `Reset` for each stream that started again.
     """
 
     def __init__(
@@ -110,7 +112,11 @@ class Follower:
         self.connector = options.way()
         self.link: Link | None = None
         self._not_connected = Condition(
-            log, "follower.connection_failed", "follower.connected_again", server=str(self.connector)
+            log,
+            "follower.connection_failed",
+            "follower.connected_again",
+            "follower.still_not_connected",
+            server=str(self.connector),
         )
         self._handle = handle
         self._catch_up = catch_up or NoCatchUp()
@@ -126,6 +132,8 @@ class Follower:
         self._at_hand: Sequence[FollowedRow] = ()
         self._streams = {stream.name for stream in registry.all_streams()}
         self._touched: set[str] = set()
+        self._given_out: dict[str, int] = {}
+        """The highest possible token of each stream, as far as it is known from the catch-up."""
         self._has_learned = False
         self._outcome = Outcome.UNREACHABLE
         self._finishing = False
@@ -134,7 +142,7 @@ class Follower:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follows until `finish`.
+        """Follows the server until `finish` is called.
 
         Raises `WrongRemote`, `TooManyWriters`, ``EpochChanged``, and the exceptions of the handler.
         """
@@ -155,13 +163,13 @@ class Follower:
             self._task = None
 
     def finish(self) -> None:
-        """Ends `run` soon and in order. Facts that were passed to the handler count as handled."""
+        """Makes `run` return soon without an error. Facts that were passed to the handler before count as handled."""
         self._finishing = True
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
 
     async def _start(self) -> None:
-        """Reads the start positions before connecting, so that every fact after this moment is delivered."""
+        """Reads the start positions before the follower connects. So every fact that becomes complete later is delivered."""
         retry_seconds = FIRST_RETRY_SECONDS
         while True:
             try:
@@ -192,18 +200,21 @@ class Follower:
         backoff = Backoff()
         while True:
             self._outcome, began = Outcome.UNREACHABLE, time.monotonic()
+            trouble: BaseException | str = "the server closed the connection before it sent a position"
             try:
                 await self._follow_one_connection()
             except (OSError, CatchUpError) as error:
-                self._not_connected.begins(error)
-            await asyncio.sleep(backoff.seconds_after(self._outcome, time.monotonic() - began))
+                trouble = error
+            retry_seconds = backoff.seconds_after(self._outcome, time.monotonic() - began)
+            if isinstance(trouble, BaseException) or self._outcome is Outcome.USELESS:
+                self._not_connected.begins(trouble, next_try_seconds=retry_seconds)
+            await asyncio.sleep(retry_seconds)
 
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _follow_one_connection(self) -> None:
         # OSError and CatchUpError end the connection, not the follower: `_reconnect_for_ever` starts the next one.
         link = self.link = await self.connector.connect()
-        self._not_connected.ends()
         self.connects += 1
         self._outcome = Outcome.USELESS
         self._cursors.begin_connection()
@@ -225,7 +236,7 @@ class Follower:
         return self.connector.can_reset(stream) and self._catch_up.can_reset(stream)
 
     def counters(self) -> Counters:
-        """Returns the counters of the present connection, or of the last one."""
+        """Returns the counters of the present connection. While there is no connection, returns those of the last connection."""
         return self.link.counters if self.link is not None else Counters()
 
     # --- commands -------------------------------------------------------------------------------------------------
@@ -234,6 +245,7 @@ class Follower:
         """Applies the received commands in order. Then delivers the facts that may be delivered now."""
         for stream, number in Counter(command.stream for command in commands if type(command) is RData).items():
             received_rdata.add(stream if stream in self._streams else OTHER, number)
+        await self._check_tokens(commands)
         for command in commands:
             match command:
                 case RData():
@@ -251,6 +263,29 @@ class Follower:
         await self._hand_out_linear()
         await self._hand_out()
 
+    async def _check_tokens(self, commands: Iterable[Command]) -> None:
+        """Raises ``ConnectionError`` if a command has a token that the stream's sequence did not give out.
+
+        Such a token would move the cursor too far. Later facts get tokens below the moved cursor, and the follower
+        would skip these facts. A stream is not checked if the catch-up does not know the stream's sequence.
+        """
+        wanted, own = self.options.streams, self.options.own_instance
+        named: dict[str, int] = {}
+        for command in commands:
+            if not isinstance(command, RData | Position) or command.instance == own:
+                continue
+            if (wanted is None or command.stream in wanted) and self._catch_up.covers(command.stream):
+                token = command.new if isinstance(command, Position) else command.token or 0
+                named[command.stream] = max(token, named.get(command.stream, 0))
+        if unsure := {stream for stream, token in named.items() if token > self._given_out.get(stream, 0)}:
+            self._given_out.update(await self._catch_up.given_out(unsure))
+        for stream in unsure:
+            if named[stream] > self._given_out.get(stream, named[stream]):
+                raise ConnectionError(
+                    f"the server names {named[stream]} of stream {stream}, but the sequence has given out "
+                    f"{self._given_out[stream]} only: it is a server of another database, or the sequence was set back"
+                )
+
     def _check_server(self, name: str) -> None:
         wanted = self.options.server_name
         if wanted is not None and name != wanted:
@@ -261,6 +296,7 @@ class Follower:
 
     async def _take_position(self, command: Position) -> None:
         self._outcome = Outcome.USED
+        self._not_connected.ends()
         if not self._has_learned:
             await self._learn()
         event = self._cursors.take(command)
@@ -279,8 +315,8 @@ class Follower:
     async def _restart_stream(self, event: Reset) -> None:
         """Handles a stream that started again.
 
-        Delivers the facts that are left of the former generation. Then fetches the facts of the new generation, if the
-        catch-up covers the stream.
+        Delivers the facts of the former generation that were received and not delivered yet. Then fetches the facts of
+        the new generation, if the catch-up covers the stream.
         """
         upto = event.token if self._catch_up.covers(event.stream) else 0
         # Example: the stream started again, and its writer is at 8 now. The cursor moved to 8 when the command came,
@@ -298,13 +334,14 @@ class Follower:
             await self._fill(MissingRange(event.stream, event.instance, 0, upto))
 
     async def _learn(self) -> None:
-        """Reads all existing writers and their positions from the source of missed facts.
+        """Reads all existing writers and their positions from the follower's catch-up, the source of missed facts.
 
         Called once per connection, after the server has sent its first POSITION.
         """
         self._has_learned = True
-        # Called at the first POSITION of the connection, so the writers are read after the server took its snapshot. A writer
-        # that joined in between is found here. One that joins later has all its facts above the linear position.
+        # Called at the first POSITION of the connection, so the writers are read after the server took its snapshot. A
+        # writer that joined in between is found here. All facts of a writer that joins later lie above the linear
+        # position.
         for stream, writers in (await self._catch_up.writers(self.options.streams)).items():
             if self._cursors.knows(stream):
                 self._cursors.learn(stream, writers.positions)
@@ -320,12 +357,12 @@ class Follower:
                 self._touched.add(stream)
             case Reset(stream, instance, token):
                 log.info("follower.stream_reset", stream=stream, writer=instance, token=token)
-                self._starts.pop(stream, None)  # a token of the former generation; its numbers come again
+                self._starts.pop(stream, None)  # a token of the former generation; its numbers are used again
                 self._views[stream] = LinearView(self._cursors.linear(stream))
                 self._touched.add(stream)
 
     def _receive(self, rows: Iterable[FollowedRow]) -> None:
-        """Queues the rows of one fact for delivery.
+        """Queues ``rows``, the rows of one fact, for delivery.
 
         In linear order, the rows wait in a buffer until the linear position reaches the fact.
         """
@@ -336,10 +373,10 @@ class Follower:
             self._views[fact[0].stream].add(fact)
 
     async def _fill(self, gap: MissingRange) -> None:
-        """Fetches and delivers a range in which facts of one writer may be missing.
+        """Fetches and delivers the range ``gap``, in which facts of one writer may be missing.
 
-        In linear order, only marks the range as missing: `_hand_out_linear` fetches it later. If the catch-up does not
-        cover the stream, logs the range and reports it as missed.
+        In linear order, only marks the range as missing, and `_hand_out_linear` fetches its facts later. If the
+        catch-up does not cover the stream, logs the range and passes it to ``missed``.
         """
         self._touched.add(gap.stream)
         if not self._catch_up.covers(gap.stream):
@@ -347,7 +384,8 @@ class Follower:
             log.warning("follower.facts_missed", stream=gap.stream, writer=gap.instance, after=gap.after, upto=gap.upto)
             self._missed(gap)
         elif self.options.view is View.LINEAR:
-            # Read later: the table gives the facts of all writers in order, once the linear position has passed the gap.
+            # The range is read later, when the linear position has passed the gap. Then the table gives the facts of all
+            # writers in order.
             self._views[gap.stream].miss(gap.upto)
         else:
             async with aclosing(self._fetched(gap.stream, gap.instance, Range(gap.after, gap.upto))) as batches:
@@ -359,7 +397,7 @@ class Follower:
     async def _fetched(
         self, stream: str, writer: str | None, wanted: Range
     ) -> AsyncGenerator[tuple[Sequence[FollowedRow], int], None]:
-        """Fetches a range, and yields (rows, position up to which the range was fetched) for each batch.
+        """Fetches the facts of the range ``wanted`` in batches. Yields (rows, position up to which facts were fetched).
 
         If ``writer`` is null, fetches the facts of all writers. While the caller handles a batch, the next batch is
         fetched.
@@ -383,7 +421,8 @@ class Follower:
     async def _hand_out_linear(self) -> None:
         """Delivers all facts up to the linear position. Delivers nothing if the order is per writer.
 
-        Handles only streams whose positions moved, and streams whose last fetch failed.
+        Omits a stream if its positions have not moved since the last call, unless the last call failed to fetch its
+        facts.
         """
         if self.options.view is View.WRITER:
             self._touched.clear()
@@ -395,13 +434,13 @@ class Follower:
                         self._pending += rows
                         await self._hand_out(partial(view.read, reached))
             self._pending += view.take(linear)
-            self._touched.discard(stream)  # last: after a failed fetch the stream is looked at again
+            self._touched.discard(stream)  # last, so that after a failed fetch the next call handles the stream again
 
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
-        """Calls the handler with the pending rows. Then calls ``move``, and then ``progressed``.
+        """Calls the handler with the pending rows. Then calls ``move``, and then the follower's ``progressed``.
 
-        ``move`` moves the cursor beyond the pending rows. A caller that stores facts and cursor together in
-        ``progressed`` therefore gets no fact twice.
+        ``move`` must move the cursor beyond the pending rows. So ``progressed`` may store the handled facts and the
+        cursor in one transaction, and no fact is delivered twice.
         """
         # Cached values that these rows make stale are dropped first. Otherwise the handler, or a caller that sees the new
         # position, could still read a stale value.
@@ -432,10 +471,11 @@ class Follower:
             self._at_hand = ()
 
     def _beyond_start(self, rows: list[FollowedRow]) -> list[FollowedRow]:
-        """Returns the rows that the start token does not cover.
+        """Returns those of ``rows`` that the start token of their stream does not cover.
 
-        In linear order, reading begins at the base of the start token. It therefore finds some facts again that the
-        start token covers: those of writers that were ahead of the base. These facts are left out here.
+        In linear order, the follower reads from the base of the start token. So it reads some facts that the start
+        token covers: facts of writers whose entries in the token are above its base. This method leaves out these
+        facts.
         """
         starts = self._starts
         for stream in [name for name, start in starts.items() if self.linear(name) > start.highest]:
@@ -448,7 +488,7 @@ class Follower:
         ]
 
     def queued(self) -> dict[str, int]:
-        """Returns the number of rows per stream that were received and are not handled yet."""
+        """Returns ``{stream: number of rows that were received and are not handled yet}``."""
         found = Counter(row.stream for rows in (self._pending, self._at_hand) for row in rows)
         found.update({stream: view.buffered_rows for stream, view in self._views.items() if view.buffered_rows})
         return dict(found)
@@ -456,12 +496,12 @@ class Follower:
     # --- positions ------------------------------------------------------------------------------------------------
 
     def linear(self, stream: str) -> int:
-        """Returns the position up to which every fact of the stream was handled; 0 for an unknown stream."""
+        """Returns the linear position up to which all facts of the stream were handled, or 0 for an unknown stream."""
         in_order = self.options.view is View.LINEAR and stream in self._views
         return self._handed_out.get(stream, 0) if in_order else self._handled_linear.get(stream, 0)
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Returns ``{stream: {writer: position}}`` up to which facts were handled."""
+        """Returns the positions up to which facts were handled, as ``{stream: {writer: position}}``."""
         if self.options.view is View.WRITER:
             return self._handled
         return {stream: dict.fromkeys(self._handled.get(stream, ()), at) for stream, at in self._handed_out.items()}

@@ -1,9 +1,9 @@
 """Fetches missed facts over HTTP from our server or a real Synapse, for followers without access to the database.
 
-The requests are described in ``docs/reference/http-catch-up.md``. Transient errors (no connection, 5xx, too busy) are
-retried a few times and then raised as `CatchUpError`, after which a follower connects again. A permanent refusal is
+The requests are described in ``docs/reference/http-catch-up.md``. Temporary errors (no connection, 5xx, too busy) are
+retried a few times. If they persist, `CatchUpError` is raised, and the follower connects again. A permanent refusal is
 raised as `GapError`, and a range below the low-water mark as ``ResyncNeeded``. So missed facts are never skipped
-silently. Requests are sent one at a time, in a thread. An answer larger than 64 MiB is refused.
+silently. Requests are sent one at a time, in a thread. A response larger than 64 MiB is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from streams.catalog.declarations import declarations
+from streams.core.json_codec import MOST_DEPTH, is_deeper
 from streams.errors import ResyncNeeded
 from streams.replication.client.table_catch_up import Writers
 from streams.replication.errors import BadAddress, CatchUpError, GapError
-from streams.replication.protocol.commands import printable
+from streams.replication.protocol.commands import is_name, printable
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.transport.tls import checking_context
 from streams.runtime.logs import get_logger
@@ -81,14 +82,14 @@ class HttpServer:
 
 @dataclass(frozen=True)
 class HttpServers:
-    """The servers that facts are fetched from: a default server, servers for single writers, or both."""
+    """The servers for catch-up: ``by_writer`` maps writers to servers, and ``default`` serves all other writers."""
 
     default: HttpServer | None
     by_writer: Mapping[str, HttpServer]
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> HttpServers:
-        """Parses ``URL`` and ``WRITER=URL``. Raises `BadAddress`, also for a second URL without a writer."""
+        """Parses texts of the forms ``URL`` and ``WRITER=URL``. Raises `BadAddress`, also if two texts have no writer."""
         default: HttpServer | None = None
         by_writer: dict[str, HttpServer] = {}
         for text in texts:
@@ -102,7 +103,7 @@ class HttpServers:
         return cls(default, by_writer)
 
     def of(self, stream: str, writer: str | None) -> HttpServer:
-        """Returns the server that has the writer's facts. Raises `GapError` if none is given."""
+        """Returns the server for the writer's facts, or else the default server. Raises `GapError` if there is neither."""
         found = self.by_writer.get(writer or "", self.default)
         if found is None:
             raise GapError(f"Facts of {stream} of writer {writer!r} were missed: add --catch-up-url {writer}=URL.")
@@ -110,7 +111,7 @@ class HttpServers:
 
 
 class _Updates(msgspec.Struct):
-    """The body of the answer to a catch-up request."""
+    """The body of the response to a catch-up request."""
 
     updates: list[list[Any]]
     upto_token: int
@@ -130,10 +131,10 @@ class _Asked:
 
 
 class HttpCatchUp:
-    """A source of missed facts: the HTTP servers ``servers``.
+    """A source of missed facts that fetches them from HTTP servers.
 
-    ``writers_of`` returns the known writers of a stream, for servers whose answers do not name the writer of a fact.
-    ``secret`` is sent as bearer token, unless it is empty.
+    ``writers_of`` returns the known writers of a stream. It is needed for servers whose responses do not name the
+    writer of a fact. ``secret`` is sent as bearer token, unless it is empty.
     """
 
     def __init__(
@@ -156,6 +157,9 @@ class HttpCatchUp:
         return stream in MEMORY_STREAMS
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        return {}
+
+    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
         return {}
 
     async def fetch(
@@ -188,10 +192,10 @@ class HttpCatchUp:
         return self._rows(asked, answer.updates, reached), reached
 
     def _rows(self, asked: _Asked, updates: list[list[Any]], reached: int) -> list[FollowedRow]:
-        """Returns the rows with ``asked.after`` < token <= ``reached``, ascending.
+        """Returns the rows of ``updates`` with ``asked.after`` < token <= ``reached``, ascending.
 
-        Some old servers also send rows outside of this range, or rows in another order. Raises `GapError` if an update
-        cannot be read, or if its writer is unknown.
+        Some old servers also send rows outside of this range, or do not sort the rows. Raises `GapError` if an update
+        cannot be read, or if the writer of an update is unknown.
         """
         rows: list[FollowedRow] = []
         for update in updates:
@@ -199,7 +203,15 @@ class HttpCatchUp:
                 raise GapError(f"{asked} were missed: an update is {str(update)[:60]}, not [token, row].")
             if asked.after < update[0] <= reached:
                 instance = update[2] if len(update) == 3 else asked.writer or self._only_writer(asked)
-                rows.append(FollowedRow(asked.stream, str(instance), update[0], update[1]))
+                if not isinstance(instance, str) or not is_name(instance):
+                    raise GapError(f"{asked} were missed: {str(instance)[:60]!a} is no name of a writer.")
+                if asked.writer and instance != asked.writer:  # its facts come with its own announcements
+                    raise GapError(
+                        f"{asked} were missed: the server gives a fact of writer {instance!r} in the place of one."
+                    )
+                if is_deeper(update[1], MOST_DEPTH):
+                    raise GapError(f"{asked} were missed: a row is nested deeper than {MOST_DEPTH} levels.")
+                rows.append(FollowedRow(asked.stream, instance, update[0], update[1]))
         rows.sort(key=lambda row: row.token)
         return rows
 
@@ -213,7 +225,7 @@ class HttpCatchUp:
         return known[0]
 
     def _ask(self, server: HttpServer, asked: _Asked) -> bytes:
-        """Sends the request, and returns the body of the answer. Repeats the request after a transient error.
+        """Requests the facts ``asked``, and returns the body of the response. Repeats the request after a temporary error.
 
         Raises `CatchUpError`, `GapError` or ``ResyncNeeded``.
         """
@@ -269,8 +281,8 @@ def _refusal(asked: _Asked, status: int, trouble: str) -> Exception:
 
 
 def _error_text(body: bytes) -> str:
-    """Returns the message in the body of an error answer, made printable and cut to 300 characters."""
+    """Returns the error message in the body of an HTTP response, made printable and cut to 300 characters."""
     text = body[:2000].decode("utf-8", "replace")
-    with suppress(msgspec.MsgspecError, KeyError, TypeError):  # not every server answers with JSON
+    with suppress(msgspec.MsgspecError, KeyError, TypeError, RecursionError):  # not every server answers with JSON
         text = msgspec.json.decode(body)["error"]
     return printable(str(text)[:300])

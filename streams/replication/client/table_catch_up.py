@@ -1,7 +1,7 @@
-"""Sources of missed facts: our own tables, or no source.
+"""Sources of missed facts: our own tables, or a source that has no facts.
 
-A follower asks only for ranges that a server has announced, so everything in these ranges is complete. Database work
-runs in a thread.
+A follower asks only for ranges that a server has announced, so all IDs in these ranges are complete. Database queries
+run in a thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streams.core.watermarks import check_not_trimmed
 from streams.db import driver
 from streams.epochs import check_epoch, epoch_changed, readable_epoch
 from streams.errors import EpochChanged
-from streams.reading.possible_positions import possible_positions
+from streams.reading.possible_positions import given_out, possible_positions
 from streams.reading.rows import writer_names
 from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.errors import CatchUpError
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """All writers of a stream in one snapshot, with the linear position."""
+    """The linear position of a stream, and the positions of all its writers as ``{writer: position}``, from one snapshot."""
 
     linear: int
     positions: Mapping[str, int]
@@ -45,24 +45,28 @@ class CatchUp(Protocol):
     """The interface of a source of missed facts, as a follower uses it."""
 
     def covers(self, stream: str) -> bool:
-        """Returns true if missed facts of the stream, of any writer, can be fetched here."""
+        """Returns true if this source has the facts of the stream, of all writers."""
 
     def can_reset(self, stream: str) -> bool:
-        """Returns true if the stream may start again at a lower token. A stream with a durable table may not."""
+        """Returns true if the stream may start again at a lower token. Only a stream without a durable table may do so."""
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        """Returns the linear position and the writers' positions of each stream, from one snapshot.
+        """Returns the linear position and the writers' positions as ``{stream: Writers}``, from one snapshot.
 
-        ``streams`` null means all streams. Returns nothing if this source does not know the positions.
+        If ``streams`` is null, the result has all streams. It is empty if this source does not know the positions.
         """
+
+    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
+        """Returns ``{stream: highest ID that its sequence has given out}``. Omits streams that this source does not know."""
 
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
-        """Returns rows of one writer (null: of all) with after < token <= upto, and the position reached.
+        """Returns (rows, reached): rows with after < token <= upto of ``writer``, or of all writers if ``writer`` is null.
 
-        Rows are ascending and facts are whole. About ``limit`` rows are returned. Raises ``ResyncNeeded`` if
-        facts in the range were trimmed, and `CatchUpError` if they cannot be fetched now.
+        ``reached`` is the position up to which the rows are complete. Rows are ascending and facts are whole. About
+        ``limit`` rows are returned. Raises ``ResyncNeeded`` if facts in the range were trimmed, and `CatchUpError` if
+        they cannot be fetched now.
         """
 
     async def close(self) -> None:
@@ -70,7 +74,7 @@ class CatchUp(Protocol):
 
 
 class NoCatchUp:
-    """A source without facts. Missed facts stay missed, and the follower counts the missed ranges."""
+    """A source without facts. The follower then cannot fetch missed facts, and counts the missed ranges."""
 
     def covers(self, stream: str) -> bool:
         return False
@@ -79,6 +83,9 @@ class NoCatchUp:
         return True
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        return {}
+
+    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
         return {}
 
     async def fetch(
@@ -94,7 +101,7 @@ class TableCatchUp:
     """A source of missed facts: our own tables, read in bounded batches on a connection of its own.
 
     Each object serves one follower. ``writers`` raises ``EpochChanged`` if the database was restored since the first
-    call of ``writers``, because the follower's cursors then say nothing about the present facts.
+    call of ``writers``, because the follower's cursors are then not valid in the restored database.
     """
 
     def __init__(self, using: str, name: str) -> None:
@@ -112,6 +119,9 @@ class TableCatchUp:
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
         return await self._in_thread(lambda: self._writers(streams))
 
+    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
+        return await self._in_thread(lambda: self._given_out(streams))
+
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
@@ -124,7 +134,7 @@ class TableCatchUp:
         return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
     async def check_epoch(self, epoch: str, what: str) -> None:
-        """Raises `EpochChanged` if ``epoch`` is not the database's. ``what`` names the token in the message."""
+        """Raises `EpochChanged` if ``epoch`` is not the database's epoch. ``what`` names a token in the error message."""
         await self._in_thread(lambda: self._check_epoch(epoch, what))
 
     async def close(self) -> None:
@@ -152,6 +162,10 @@ class TableCatchUp:
             self._check_life(readable_epoch(cursor))
             found = possible_positions(cursor, wanted)
         return {name: _writers_of(found.get(name, {}), registry.get(name).declaration) for name in wanted}
+
+    def _given_out(self, streams: Collection[str]) -> dict[str, int]:
+        with self._connection.cursor() as cursor:
+            return given_out(cursor, streams)
 
     def _fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int

@@ -1,1 +1,1 @@
-"""Code that servers and followers share, apart from the protocol itself."""
+"""Code that servers and followers share and that is not part of the protocol."""

@@ -1,9 +1,9 @@
-"""Counts the commands that this process sends and receives, until the counts are added to a database table.
+"""Counts the commands that this process sends and receives. The counts are added to a database table later.
 
-Commands are counted by command word and by the name that the other side gives itself. Only plain names have counts of
-their own, and only a bounded number of them. All other names are counted as ``other``. The names that the table has are
-read first, so that all processes count the same names. ``received_rdata`` counts the RDATA commands that followers of
-this process receive. Any thread may add to it.
+Commands are counted by command word and by the name of the client or server at the other end. A bounded number of names
+have counts of their own. All other names are counted together as ``other``. A process first reads the names in the
+table, so that all processes count the same names. ``received_rdata`` counts the RDATA commands that followers of this
+process receive. Any thread may add to these counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["CommandCounts", "PendingCounts", "read_names", "received_rdata"]
 
 
 class CommandCounts:
-    """The counts of commands by word and name of the other side. A key is ``"WORD name"``, as in the table."""
+    """The counts of commands, by command word and name of the other end. A key of the counters is ``"WORD name"``."""
 
     def __init__(self) -> None:
         self.received: Counter[str] = Counter()
@@ -28,29 +28,29 @@ class CommandCounts:
         self._known: set[str] = set()
 
     def know(self, names: Iterable[str]) -> None:
-        """Marks names as known, because the table of counts has rows for them. `label` returns a known name unchanged."""
+        """Marks names as known, because the table of counts has rows for these names. `label` returns a known name unchanged."""
         self._known.update(names)
 
     def label(self, name: str) -> str:
-        """Returns the label under which a client or server of that name is counted: the name, or ``other``."""
+        """Returns the label under which a client or server with the name ``name`` is counted: this name, or ``other``."""
         label = plain_label(name, self._known)
         if label != OTHER:
             self._known.add(label)
         return label
 
     def add_sent(self, label: str, words: Counter[str]) -> None:
-        """Adds commands that one connection sent."""
+        """Adds the commands that were sent over one connection. ``words`` is ``{command word: number of commands}``."""
         for word, number in words.items():
             self.sent[f"{word} {label}"] += number
 
 
 def read_names(cursor: Any) -> set[str]:
-    """Returns the names of clients and servers that the table of counts has."""
+    """Returns the names of clients and servers in the table of counts."""
     return {name.partition(" ")[2] for name in counted_names(cursor, ["received", "sent"])}
 
 
 class PendingCounts:
-    """Counts that were not added to the table yet. Any thread may use them."""
+    """Counts that were not added to the database table yet. Any thread may call the methods."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -63,7 +63,7 @@ class PendingCounts:
             self._counts[name] += number
 
     def store(self, cursor: Any) -> None:
-        """Adds the counts to the table, and starts again at 0. If that fails, keeps the counts for the next call."""
+        """Adds the counts to the database table, and sets them to 0. After an error, keeps the counts for the next call."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         # The lock is not held during the write, so that `add`, called on event loops, never waits for the database.

@@ -17,7 +17,7 @@ __all__ = ["ReaderRows"]
 
 
 class ReaderRows:
-    """The rows of one kind of reader (``connection`` or ``follower``), as this process writes them."""
+    """The object that writes this process's rows of one kind of reader: ``connection`` or ``follower``."""
 
     def __init__(self, kind: str, served_by: str, using: str) -> None:
         self._kind = kind
@@ -27,7 +27,7 @@ class ReaderRows:
     def write(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Inserts or updates the rows. A row with a ``close_reason`` is closed. Raises the driver's errors.
 
-        Returns ``{key: requested by}`` for readers whose disconnection was requested.
+        Returns ``{key of the row: user}`` for each reader that a user has asked to disconnect.
         """
         if not rows:
             return {}
@@ -37,7 +37,7 @@ class ReaderRows:
             return store_readers(cursor, self._kind, os.getpid(), rows, self._served_by)
 
     def forget_old(self) -> None:
-        """Deletes the rows of all readers that ended or became silent long ago, except named readers."""
+        """Deletes old rows of readers that ended or no longer send heartbeats. Keeps the rows of named readers."""
         with self._connection.cursor() as cursor:
             forget_readers(cursor)
 

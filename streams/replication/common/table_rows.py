@@ -1,14 +1,14 @@
 """Fast reading of missed facts from the tables, for followers that are far behind.
 
-`table_rows` makes only plain tuples and one object per row. It returns the same rows as
+`table_rows` makes only plain tuples and one object per row, so it is fast. It returns the same rows as
 ``streams.reading.rows.rows_between``, but without the times of insertion. A test compares the two functions. Memory is
-bounded: `BatchSizer` asks for fewer rows when rows are large. All calls block.
+bounded, because `BatchSizer` lowers the number of rows to read when rows are large. All calls block.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -19,33 +19,50 @@ from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.protocol.row_size import row_size
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["BatchSizer", "FactRange", "table_rows"]
+__all__ = ["BatchSizer", "FactRange", "NotSo", "Premise", "table_rows"]
 
 _token = attrgetter("token")
 
 
 @dataclass(frozen=True, slots=True)
 class FactRange:
-    """The facts to read: those with after < token <= upto, of ``writers``, or of all writers if null."""
+    """The facts to read: facts with after < token <= upto, of ``writers``, or of all writers if ``writers`` is null."""
 
     after: int
     upto: int
     writers: Sequence[str] | None = None
 
 
-def table_rows(
-    cursor: Any, declaration: StreamDeclaration, wanted: FactRange, limit: int
-) -> tuple[list[FollowedRow], int]:
-    """Returns about ``limit`` rows, and the position reached.
+@dataclass(frozen=True, slots=True)
+class Premise:
+    """A condition that has to hold in the snapshot in which rows are read: its SQL, and the values of its parameters.
 
-    Rows ascend by token, facts are whole, and the rows of a fact are in order. The position is ``wanted.upto`` if
-    nothing is left in the range. ``wanted.upto`` must not exceed the positions of the wanted writers as the caller knew
-    them before this call, because facts above them may still be pending.
+    The parameters must have other names than the parameters of ``streams.core.queries.rows_sql``.
+    """
+
+    sql: str
+    values: Mapping[str, Any]
+
+
+class NotSo(Exception):
+    """The error if a `Premise` is false in the snapshot in which rows were read. The caller gets no rows."""
+
+
+def table_rows(
+    cursor: Any, declaration: StreamDeclaration, wanted: FactRange, limit: int, premise: Premise | None = None
+) -> tuple[list[FollowedRow], int]:
+    """Returns (rows, position): about ``limit`` rows of the range, and the position up to which the range was read.
+
+    Rows ascend by token, facts are whole, and the rows of a fact are in order. The position is ``wanted.upto`` if all
+    rows of the range were read. Before this call, the caller must have read the positions of the wanted writers.
+    ``wanted.upto`` must not exceed these positions, because facts above a position may still be pending.
+
+    Raises `NotSo` if ``premise`` is given, and is false in the snapshot in which a table is read.
     """
     bounds = wanted.after, wanted.upto
     with collector_paused():  # thousands of new tuples would start the garbage collector again and again
         reached, whole = read_whole(
-            declaration, lambda table, limit: _fetch(cursor, declaration, table, wanted, limit), bounds, limit
+            declaration, lambda table, limit: _fetch(cursor, declaration, table, wanted, limit, premise), bounds, limit
         )
         parts = [_followed(declaration, table, batch) for table, batch in zip(declaration.tables, whole, strict=True)]
         # heapq.merge is stable: rows of one token keep the order of the declaration's tables.
@@ -53,11 +70,23 @@ def table_rows(
 
 
 def _fetch(
-    cursor: Any, declaration: StreamDeclaration, table: FactTable, wanted: FactRange, limit: int
+    cursor: Any,
+    declaration: StreamDeclaration,
+    table: FactTable,
+    wanted: FactRange,
+    limit: int,
+    premise: Premise | None,
 ) -> list[tuple[Any, ...]]:
     cursor.execute(
-        rows_sql(declaration, table, of_writers=wanted.writers is not None, with_times=False),
+        rows_sql(
+            declaration,
+            table,
+            of_writers=wanted.writers is not None,
+            with_times=False,
+            premise="" if premise is None else premise.sql,
+        ),
         {
+            **({} if premise is None else premise.values),
             "after": wanted.after,
             "upto": wanted.upto,
             "writers": None if wanted.writers is None else list(wanted.writers),
@@ -65,7 +94,11 @@ def _fetch(
         },
     )
     found: list[tuple[Any, ...]] = cursor.fetchall()
-    return found
+    if premise is None:
+        return found
+    if not found[0][0]:
+        raise NotSo
+    return [row[1:] for row in found if row[1] is not None]
 
 
 def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[Sequence[Any]]) -> list[FollowedRow]:
@@ -76,7 +109,7 @@ def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[
 
 
 class BatchSizer:
-    """The number of rows to read at a time. It keeps batches near ``batch_bytes``, whatever the size of the rows."""
+    """The number of rows to read at a time. It adapts to the size of rows, so that a batch has about ``batch_bytes``."""
 
     def __init__(self, batch_bytes: int = 8 * 1024 * 1024, first_rows: int = 1_000) -> None:
         self._batch_bytes = batch_bytes
@@ -87,7 +120,7 @@ class BatchSizer:
         return min(self._rows, most)
 
     def learn(self, rows: Sequence[FollowedRow]) -> None:
-        """Adapts the number to the size of the rows that were read, estimated from a sample of them.
+        """Adapts the number of rows to the size of ``rows``, which is estimated from a sample.
 
         The number grows at most fourfold per call, and is never below 10.
         """

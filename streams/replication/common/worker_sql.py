@@ -1,25 +1,32 @@
 """Named SQL for the tables of workers' reports and of command counts (pure).
 
-Every function is given a cursor. The caller decides about the transaction and handles errors. The time of a
-connection's last command is given as an age in seconds, so that the stored time is by the database's clock. Times
-called ``ms`` were reported by workers, as Unix times in milliseconds.
+Every function gets a database cursor. The caller opens the transaction and handles errors. The time of a connection's
+last command is passed as an age in seconds, so that the stored time is by the database's clock. Times called ``ms``
+were reported by workers, as Unix times in milliseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from streams.catalog.declarations import FEDERATION_KEPT_SECONDS
+
 __all__ = [
+    "MOST_ADDRESSES_OF_USER",
+    "MOST_SENDERS",
+    "StoredAddresses",
     "add_counts",
+    "count_addresses",
     "counted_names",
     "end_syncs",
     "forget_connections",
     "forget_old",
     "forget_server",
     "forget_workers",
+    "free_acknowledged",
     "store_acknowledgements",
     "store_addresses",
     "store_connections",
@@ -27,6 +34,19 @@ __all__ = [
     "take_over",
 ]
 
+#: Most addresses that are kept of a user: as many as ``streams.workers.seen_addresses`` returns.
+MOST_ADDRESSES_OF_USER = 1_000
+#: Most addresses that one call of `forget_old` deletes, so that its transaction stays short.
+MOST_FORGOTTEN = 10_000
+#: The most federation senders whose acknowledgements are stored.
+MOST_SENDERS = 1_000
+
+_FREE_ACKNOWLEDGED = """
+DELETE FROM streams_federation WHERE stream_id <= (
+    SELECT min(token) FROM streams_federationacknowledgement
+    WHERE acknowledged_at > clock_timestamp() - make_interval(secs => %(kept)s)
+) AND (SELECT count(*) FROM streams_federationacknowledgement) < %(most)s
+"""
 #: Inserts connections over which users sync, or updates their names and the times of their last command.
 _CONNECTIONS = """
 INSERT INTO streams_workerconnection AS known (key, name, address, served_by, connected_at, last_news_at)
@@ -64,8 +84,8 @@ _FORGET_SERVER = """
 WITH gone AS (DELETE FROM streams_workerconnection WHERE served_by = %(served_by)s RETURNING key)
 DELETE FROM streams_syncinguser s USING gone WHERE s.connection_key = gone.key
 """
-#: A time of the last command that lies in the future is from before the clock was set back. It is set to now. Otherwise
-#: the connection would be kept until the clock has caught up.
+#: If the time of a last command lies in the future, the clock was set back since then. This time is replaced by the
+#: present time. Otherwise the row of the connection would be kept until the clock reaches the old time.
 _NEWS_AHEAD = (
     "UPDATE streams_workerconnection SET last_news_at = clock_timestamp() WHERE last_news_at > clock_timestamp()"
 )
@@ -76,30 +96,63 @@ WITH gone AS (
     RETURNING key)
 DELETE FROM streams_syncinguser s USING gone WHERE s.connection_key = gone.key
 """
-_FORGET_ADDRESSES = """
-DELETE FROM streams_useraddress WHERE id IN (
-    SELECT id FROM streams_useraddress WHERE last_seen_at < clock_timestamp() - make_interval(secs => %(seconds)s)
-    ORDER BY last_seen_at LIMIT 1000)
+#: Deletes federation senders whose last acknowledgement is too old to count (`_FREE_ACKNOWLEDGED`).
+_FORGET_SENDERS = """
+DELETE FROM streams_federationacknowledgement WHERE acknowledged_at < clock_timestamp() - make_interval(secs => %s)
 """
-#: A token beyond the stream's position belongs to an earlier generation. The sender has then handled nothing of the present
-#: one, so 0 is stored.
+#: Deletes the addresses that were not seen for longest. Rows that another server writes now are skipped, so that no two servers
+#: wait for each other.
+_FORGET_ADDRESSES = """
+DELETE FROM streams_useraddress WHERE id = ANY(ARRAY(
+    SELECT id FROM streams_useraddress WHERE last_seen_at < clock_timestamp() - make_interval(secs => %(seconds)s)
+    ORDER BY last_seen_at LIMIT %(most)s FOR UPDATE SKIP LOCKED))
+"""
+#: Deletes all but the latest addresses of these users.
+_FORGET_ADDRESSES_OF = """
+DELETE FROM streams_useraddress WHERE id = ANY(ARRAY(
+    SELECT id FROM streams_useraddress WHERE id = ANY(ARRAY(
+        SELECT older.id FROM unnest(%(users)s::text[]) AS name, LATERAL (
+            SELECT id FROM streams_useraddress WHERE user_id = name ORDER BY last_seen_at DESC, id OFFSET %(kept)s
+        ) AS older
+    )) FOR UPDATE SKIP LOCKED))
+"""
+_COUNT_ADDRESSES = "SELECT count(*) FROM (SELECT FROM streams_useraddress LIMIT %(most)s) AS found"
+#: Updates known senders, and inserts new ones only as long as there are fewer than ``most``.
+#: A token beyond the stream's position belongs to an earlier generation. The sender has then handled no fact of the present
+#: generation, so 0 is stored.
 _ACKNOWLEDGEMENTS = """
 INSERT INTO streams_federationacknowledgement (instance_name, token, acknowledged_at)
 SELECT key, CASE WHEN value::bigint > announced.position THEN 0 ELSE value::bigint END, clock_timestamp()
-FROM jsonb_each_text(%(rows)s::jsonb),
-     (SELECT max(position) AS position FROM streams_streamposition WHERE stream = 'federation') AS announced
+FROM (
+    SELECT given.key, given.value, known.instance_name IS NULL AS is_new,
+           row_number() OVER (PARTITION BY known.instance_name IS NULL ORDER BY given.key) AS number
+    FROM jsonb_each_text(%(rows)s::jsonb) AS given
+    LEFT JOIN streams_federationacknowledgement known ON known.instance_name = given.key
+) AS said, (SELECT max(position) AS position FROM streams_streamposition WHERE stream = 'federation') AS announced
+WHERE NOT is_new OR number <= %(most)s - (SELECT count(*) FROM streams_federationacknowledgement)
+ORDER BY key
 ON CONFLICT (instance_name) DO UPDATE SET token = excluded.token, acknowledged_at = excluded.acknowledged_at
 """
-#: Inserts or updates users' addresses. A time in the future is replaced by now, because no later report could replace
-#: it. Sorted by key, so that two servers that write the same rows lock them in the same order and cannot deadlock.
+#: Inserts or updates users' addresses, and returns the users of inserted rows. Inserts only as many addresses as ``room``
+#: allows. A time in the future is replaced by the present time, because no later report could replace it. The rows are
+#: sorted by key, so that two servers that write the same rows lock them in the same order and cannot deadlock.
 _ADDRESSES = """
+WITH given AS (
+    SELECT given.*, known.id IS NULL AS is_new
+    FROM jsonb_to_recordset(%(rows)s::jsonb)
+        AS given ("user" text, digest text, ip text, device text, agent text, ms double precision)
+    LEFT JOIN streams_useraddress known
+        ON known.user_id = given."user" AND known.token_digest = given.digest AND known.ip = given.ip
+), numbered AS (
+    SELECT *, row_number() OVER (PARTITION BY is_new ORDER BY "user", digest, ip) AS number FROM given
+)
 INSERT INTO streams_useraddress AS known (user_id, token_digest, ip, device_id, user_agent, last_seen_at)
 SELECT "user", digest, ip, device, agent, least(to_timestamp(ms / 1000.0), clock_timestamp())
-FROM jsonb_to_recordset(%(rows)s::jsonb)
-    AS given ("user" text, digest text, ip text, device text, agent text, ms double precision)
+FROM numbered WHERE NOT is_new OR number <= %(room)s
 ORDER BY "user", digest, ip
 ON CONFLICT (user_id, token_digest, ip) DO UPDATE SET device_id = excluded.device_id, user_agent = excluded.user_agent,
     last_seen_at = greatest(known.last_seen_at, excluded.last_seen_at)
+RETURNING user_id, xmax = 0
 """
 #: Adds to the counts; sorted by key for the same reason as `_ADDRESSES`.
 _COUNTS = """
@@ -112,8 +165,20 @@ ON CONFLICT (kind, name) DO UPDATE SET total = known.total + excluded.total
 Row = Mapping[str, Any]
 
 
+class StoredAddresses(NamedTuple):
+    """Three numbers of addresses, after a batch of addresses was stored.
+
+    ``inserted`` addresses are new. ``refused`` addresses were not stored, because there was no room. ``deleted``
+    addresses were the oldest of users with more than ``MOST_ADDRESSES_OF_USER`` addresses.
+    """
+
+    inserted: int
+    refused: int
+    deleted: int
+
+
 def store_connections(cursor: Any, rows: Sequence[Row], served_by: str) -> None:
-    """Inserts or updates connections.
+    """Inserts or updates workers' connections.
 
     A row has ``key``, ``name``, ``address`` and ``age`` (seconds since the last command).
     """
@@ -121,7 +186,10 @@ def store_connections(cursor: Any, rows: Sequence[Row], served_by: str) -> None:
 
 
 def store_syncs(cursor: Any, rows: Sequence[Row]) -> None:
-    """Inserts or updates syncing users. A row has ``connection``, ``worker``, ``user``, ``device`` and ``ms``."""
+    """Inserts or updates syncing users.
+
+    A row has ``connection``, ``worker``, ``user``, ``device``, and ``ms``, the time of the report.
+    """
     _write(cursor, _SYNCS, rows)
 
 
@@ -131,7 +199,7 @@ def end_syncs(cursor: Any, rows: Sequence[Row]) -> None:
 
 
 def take_over(cursor: Any, connections: Mapping[str, str]) -> None:
-    """Deletes the syncing users that a worker reported over another connection than its present one.
+    """Deletes the syncing users that a worker reported over another connection than the worker's present connection.
 
     ``connections`` maps each worker to its present connection.
     """
@@ -139,43 +207,77 @@ def take_over(cursor: Any, connections: Mapping[str, str]) -> None:
 
 
 def forget_workers(cursor: Any, workers: Sequence[str]) -> None:
-    """Deletes all syncing users of these worker processes."""
+    """Deletes all syncing users that the worker processes with these IDs reported."""
     if workers:
         cursor.execute(_FORGET_WORKERS, {"workers": list(workers)})
 
 
 def forget_connections(cursor: Any, keys: Sequence[str]) -> None:
-    """Deletes these connections and all syncing users reported over them."""
+    """Deletes the connections with these keys, and all syncing users that were reported over these connections."""
     if keys:
         cursor.execute(_FORGET_CONNECTIONS, {"keys": list(keys)})
 
 
 def forget_server(cursor: Any, served_by: str) -> None:
-    """Deletes connections and syncing users from an earlier run of this server."""
+    """Deletes the connections and syncing users that an earlier process of the server ``served_by`` left in the tables."""
     cursor.execute(_FORGET_SERVER, {"served_by": served_by})
 
 
-def forget_old(cursor: Any, silence_seconds: float, address_seconds: float) -> None:
-    """Deletes connections without a command for ``silence_seconds``, with their users.
+def forget_old(cursor: Any, silence_seconds: float, address_seconds: float) -> bool:
+    """Deletes three kinds of old rows. Returns true if further old addresses may remain.
 
-    Also deletes up to 1,000 addresses that were not seen for ``address_seconds``.
+    Deletes connections without a command for ``silence_seconds``, with their syncing users. Deletes federation senders
+    without an acknowledgement for ``FEDERATION_KEPT_SECONDS``. Deletes up to ``MOST_FORGOTTEN`` addresses that were not seen
+    for ``address_seconds``.
     """
     cursor.execute(_NEWS_AHEAD)
     cursor.execute(_FORGET_SILENT, {"silence": silence_seconds})
-    cursor.execute(_FORGET_ADDRESSES, {"seconds": address_seconds})
+    cursor.execute(_FORGET_SENDERS, [FEDERATION_KEPT_SECONDS])
+    cursor.execute(_FORGET_ADDRESSES, {"seconds": address_seconds, "most": MOST_FORGOTTEN})
+    return int(cursor.rowcount) == MOST_FORGOTTEN
 
 
 def store_acknowledgements(cursor: Any, tokens: Mapping[str, int]) -> None:
-    """Stores the last acknowledged token of each federation sender: ``{instance: token}``."""
-    _write(cursor, _ACKNOWLEDGEMENTS, tokens)
+    """Stores the last acknowledged token of each federation sender: ``{instance: token}``.
+
+    The table holds at most ``MOST_SENDERS`` senders, because a client may give itself a new name on each connection.
+    """
+    _write(cursor, _ACKNOWLEDGEMENTS, tokens, most=MOST_SENDERS)
 
 
-def store_addresses(cursor: Any, rows: Sequence[Row]) -> None:
-    """Inserts or updates users' addresses.
+def free_acknowledged(cursor: Any) -> int:
+    """Deletes the rows of the stream ``federation`` that all senders have acknowledged. Returns the number of deleted rows.
+
+    Ignores a sender that has acknowledged nothing in ``FEDERATION_KEPT_SECONDS``. If ``MOST_SENDERS`` senders are
+    stored, deletes nothing, because there may be further senders whose acknowledgements were not stored.
+    """
+    cursor.execute(_FREE_ACKNOWLEDGED, {"kept": FEDERATION_KEPT_SECONDS, "most": MOST_SENDERS})
+    return int(cursor.rowcount)
+
+
+def store_addresses(cursor: Any, rows: Sequence[Row], room: int) -> StoredAddresses:
+    """Updates users' addresses, and inserts at most ``room`` new addresses.
+
+    For each user with a new address, deletes all but the latest ``MOST_ADDRESSES_OF_USER`` addresses.
 
     A row has ``user``, ``digest`` (of the access token), ``ip``, ``device``, ``agent`` and ``ms``.
     """
-    _write(cursor, _ADDRESSES, rows)
+    if not rows:
+        return StoredAddresses(0, 0, 0)
+    _write(cursor, _ADDRESSES, rows, room=max(room, 0))
+    stored = cursor.fetchall()
+    fresh = [user for user, is_fresh in stored if is_fresh]
+    deleted = 0
+    if fresh:
+        cursor.execute(_FORGET_ADDRESSES_OF, {"users": sorted(set(fresh)), "kept": MOST_ADDRESSES_OF_USER})
+        deleted = int(cursor.rowcount)
+    return StoredAddresses(len(fresh), len(rows) - len(stored), deleted)
+
+
+def count_addresses(cursor: Any, most: int) -> int:
+    """Returns the number of stored addresses, or ``most`` if the number is larger."""
+    cursor.execute(_COUNT_ADDRESSES, {"most": most})
+    return int(cursor.fetchone()[0])
 
 
 def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
@@ -184,7 +286,7 @@ def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
 
 
 def counted_names(cursor: Any, kinds: Sequence[str]) -> list[str]:
-    """Returns the names of these kinds in the table of counts, at most 10,000."""
+    """Returns the names of the counts of these kinds in the table of counts, at most 10,000 names."""
     cursor.execute("SELECT name FROM streams_wirecount WHERE kind = ANY(%(kinds)s) LIMIT 10000", {"kinds": list(kinds)})
     return [name for (name,) in cursor.fetchall()]
 

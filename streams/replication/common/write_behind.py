@@ -1,8 +1,8 @@
 """Writes to the database in the background of an event loop: in batches, in a thread of its own, with retries.
 
-Batches are collected on the loop and written in the thread. If the database is unreachable, the batch is retried before
-another one is collected. So the code that collects must bound the data that waits meanwhile. A batch that fails with
-another error is logged and dropped.
+Batches are collected on the event loop and written in the thread. If the database is unreachable, the batch is retried
+before the next batch is collected. So the function ``collect`` must bound the data that waits meanwhile. If a batch
+fails with another error, it is dropped and the error is logged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ RETRY_SECONDS = 1.0
 
 
 class BackgroundWriter(Generic[B]):
-    """A background writer. Soon after `wake` it calls ``collect``, and passes the batch to ``write`` in its thread.
+    """A background task that calls ``collect`` on the event loop, and passes the collected batch to ``write`` in a thread.
 
-    Nothing is written if ``collect`` returns null. Two writes are at least ``gap_seconds`` apart. Without `wake`,
-    ``collect`` is called every ``idle_seconds``. ``close`` is called in the thread at the end.
+    Writes nothing if ``collect`` returns null. Two writes are at least ``gap_seconds`` apart. ``collect`` is called
+    after `wake`, and at least every ``idle_seconds``. ``close`` is called in the thread at the end.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class BackgroundWriter(Generic[B]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the background task. Called on the loop."""
+        """Starts the background task. Must be called on the event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     def wake(self) -> None:
-        """Requests a write. Called on the loop."""
+        """Requests a write. Must be called on the event loop."""
         self._wake.set()
 
     async def run(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` in the thread, after a write that is under way. Waits for its end, and raises its error."""
+        """Runs ``work`` in the writing thread, after the present write. Waits for the end of ``work``, and raises its error."""
         await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def stop(self) -> None:
-        """Makes one attempt to write what is left, and ends.
+        """Ends the background task, and makes one attempt to write the remaining data.
 
-        A write that is under way is not cancelled but waited for. The thread would finish it anyway, and its batch must
-        not be written twice.
+        First waits for the end of the present write. A cancelled write would finish anyway, and its batch would be
+        written twice.
         """
         if self._task is not None:
             self._stopping.set()
@@ -85,6 +85,8 @@ class BackgroundWriter(Generic[B]):
     async def _run(self) -> None:
         while not self._stopping.is_set():
             await _wait(self._wake, self._idle_seconds)
+            # Cleared before the batch is collected. In the other order: data arrives during the write and sets the event, the
+            # event is cleared, and the data waits for ``idle_seconds``.
             self._wake.clear()
             written = await self._flush()
             if not written:
@@ -93,7 +95,7 @@ class BackgroundWriter(Generic[B]):
 
     async def _flush(self) -> bool:
         if self._unwritten is not None:
-            self._wake.set()  # a wake meanwhile was for newer data: collect that in the next turn
+            self._wake.set()  # calls of `wake` since then were for newer data, which the next turn collects
         else:
             self._unwritten = self._collect()
         if self._unwritten is None:
@@ -111,7 +113,7 @@ class BackgroundWriter(Generic[B]):
         return True
 
     def _note(self, error: Exception | None) -> None:
-        """Logs one line when writing begins to fail, and one when it works again."""
+        """Logs one line when writing begins to fail, and one line when it works again. A successful write has no ``error``."""
         if error is not None:
             self._away.begins(error)
         else:
@@ -119,6 +121,6 @@ class BackgroundWriter(Generic[B]):
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Waits for the event, at most ``seconds``."""
+    """Waits until the event is set, at most ``seconds`` seconds."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)

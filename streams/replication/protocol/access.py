@@ -1,8 +1,8 @@
 """Admission to the replication port by the client's address: plain text, TLS, or refused (pure).
 
 Without TLS, only loopback and the networks of ``REPLSITE_PLAIN_NETWORKS`` are admitted, in plain text. With TLS, every
-address is admitted with a client certificate. The networks of ``REPLSITE_PLAIN_NETWORKS`` may then still use plain
-text, because a worker of Synapse 1.43 does not support TLS.
+address is admitted with a client certificate. Clients in the networks of ``REPLSITE_PLAIN_NETWORKS`` may use plain text
+even then, because a worker of Synapse 1.43 does not support TLS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class AllowedTransport(enum.Enum):
-    """The transport that a client may use."""
+    """The transport that a client may use: plain text, TLS, either of them, or none."""
 
     PLAIN = "plain"
     TLS = "TLS"
@@ -43,10 +43,11 @@ def is_among(host: str, networks: Sequence[Network]) -> bool:
 
 
 def address_key(host: str) -> str:
-    """Returns the key under which limits count a client.
+    """Returns the key under which the limits per address count a client.
 
-    An IPv4 address is its own key. IPv6 addresses share the key of their /64, because one client may own a whole /64. All
-    loopback addresses share ``loopback``. A host that is no IP address is its own key.
+    The key of an IPv4 address is the address itself. IPv6 addresses share the key of their /64, because one client may
+    own a whole /64. All loopback addresses share ``loopback``. The key of a host that is no IP address is ``host``
+    itself.
     """
     address = _address(host)
     if address is None:
@@ -57,7 +58,7 @@ def address_key(host: str) -> str:
 
 
 class Access:
-    """The admission rule: maps a client's address to the transport that it may use."""
+    """The rule of admission, which decides by a client's address which transport the client may use."""
 
     def __init__(self, plain_networks: Sequence[str] = (), *, has_tls: bool = False) -> None:
         self._networks = networks_of(plain_networks)
@@ -87,7 +88,7 @@ class Access:
 def _address(host: str) -> _IPAddress | None:
     """Returns the IP address in ``host``, or null if ``host`` is no IP address.
 
-    Returns an IPv4 address that is mapped into IPv6 as IPv4.
+    An IPv4 address in the mapped form of IPv6 (``::ffff:192.0.2.1``) is returned as an IPv4 address.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

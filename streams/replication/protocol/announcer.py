@@ -1,16 +1,17 @@
 """Computes what the broadcaster sends, from snapshots of stored positions (pure).
 
-One *round* turns a snapshot into steps. A step announces a new writer, reads rows of a writer, or moves a writer over a
-range without rows. Followers compute a linear position from the writers that they know, which gives two rules:
+One *round* turns a snapshot of stored positions into steps. A step announces a new writer, reads rows of a writer, or
+moves a writer over a range without rows. Followers compute a linear position from the writers that they know. Two rules
+follow:
 
-* A new writer is announced before anything else of its stream. Otherwise a follower's linear position could pass facts
+* A new writer is announced before any other step of its stream. Otherwise a follower's linear position could pass facts
   of the new writer.
-* A retired writer, or a writer whose stored row is gone, moves along with the linear position. Otherwise the position
-  where the writer stopped would hold back every follower for ever. A stream that has no writer yet is announced with a
-  *stand-in* as its writer. The stand-in moves along with the linear position as well.
+* A retired writer, or a writer whose row in the table of positions was deleted, moves along with the linear position.
+  Otherwise the position where the writer stopped would hold back every follower for ever. A stream that has no writer
+  yet is announced with an invented writer, the *stand-in*. The stand-in moves along with the linear position, too.
 
-Assumes that snapshots come in the order in which they were taken. Assumes that the rows of a step are read after the
-snapshot of its round was taken.
+Assumes that the caller passes snapshots in the order in which they were taken. Assumes that the rows of a step are read
+after the snapshot of the step's round was taken.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["Announce", "Announcer", "Lines", "Move", "Read", "Row", "Step", "enc
 
 
 class StoredWithGeneration(Stored, Protocol):
-    """A stored position with the generation of its stream."""
+    """A stored position of a writer, with the generation of the stream."""
 
     @property
     def generation(self) -> int: ...
@@ -38,7 +39,7 @@ class StoredWithGeneration(Stored, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _CombinedWriters:
-    """The one writer that stands for all writers of a stream, if these are announced under one name."""
+    """The position under which all writers of a stream are announced together, for streams with a single announced name."""
 
     position: int
     generation: int
@@ -56,7 +57,7 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A step: send a POSITION for a writer that followers do not know, or whose stream started again at 0."""
+    """A step: send a POSITION of a writer that followers do not know, or of a writer whose stream started again at 0."""
 
     stream: str
     writer: str
@@ -88,7 +89,7 @@ Step = Announce | Read | Move
 
 @dataclass(slots=True)
 class Lines:
-    """Encoded lines, the same bytes for every connection."""
+    """Encoded lines, which are the same bytes for every connection, and their counts."""
 
     data: bytes = b""
     count: int = 0
@@ -100,7 +101,7 @@ class Lines:
 
 @dataclass(slots=True)
 class _StreamState:
-    """The announced state of one stream: the position last sent for each writer, and the linear position."""
+    """The state of one stream as sent to followers: the position last sent for each writer, and the linear position."""
 
     sent: dict[str, int] = field(default_factory=dict)
     linear: int = 1
@@ -115,13 +116,14 @@ class _StreamState:
 
 
 class Announcer:
-    """The positions last sent for every writer, and the computation of the next steps.
+    """The positions that were last sent, for every writer of every stream. It computes the next steps.
 
     `steps` may run in another thread, but `start` and `skip` must not be called meanwhile.
 
-    ``streams`` gives the order of announcements. ``stand_in`` is the writer shown for a stream without writers. Streams
-    ``in_memory`` are at 0 while they are empty, and may start again at 0. ``announced_as`` maps a stream to the one name
-    under which all its writers are announced, up to the linear position.
+    Streams are announced in the order of ``streams``. ``stand_in`` is the name of the writer that is announced for a
+    stream without writers. The streams ``in_memory`` are at 0 while they are empty, and may start again at 0.
+    ``announced_as`` maps a stream to a single name. All writers of this stream are announced under this name, up to the
+    linear position.
     """
 
     def __init__(
@@ -141,12 +143,12 @@ class Announcer:
     def wants_round_at(self) -> float:
         """Returns the time at which the next deferred `Move` is due, or infinity if there is none.
 
-        The clock is that of the ``now`` given to `steps`.
+        The time is by the clock of the argument ``now`` of `steps`.
         """
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
     def start(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
-        """Starts at the stored positions. Nothing earlier is ever sent."""
+        """Sets the positions last sent to those of the snapshot, so that the next steps begin after these positions."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
             state.linear = state.said_linear = linear_position(stored.values(), state.linear)
@@ -160,11 +162,11 @@ class Announcer:
         now: float,
         only: Collection[str] | None = None,
     ) -> list[Step]:
-        """Returns the steps that bring clients from the positions sent last to those of the snapshot, in order.
+        """Returns the steps, in order, that bring clients from the positions sent last to those of the snapshot.
 
-        ``now`` is in seconds of a clock that never goes back. If ``only`` is given, steps of other streams are left
-        out. The caller confirms each step that it carried out with `said`. If it did not send all rows of a `Read`, it
-        must leave out the `Move` of the same writer that follows.
+        ``now`` is in seconds of a clock that never goes back. If ``only`` is given, returns only steps of these
+        streams. After each step the caller must call `said` with the position that was sent. If the caller did not send
+        all rows of a `Read`, it must not carry out a later `Move` of the same writer.
         """
         steps: list[Step] = []
         for name, state in self._streams.items():
@@ -173,7 +175,7 @@ class Announcer:
         return steps
 
     def skip(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
-        """Takes over the positions of the snapshot without any steps. Used while the server has no clients."""
+        """Raises the positions last sent to those of the snapshot, without any steps. Used while the server has no clients."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
             self._reset_if_restarted(state, stored)
@@ -183,14 +185,14 @@ class Announcer:
                 state.sent[writer] = max(state.sent.get(writer, 0), target)
 
     def said(self, stream: str, writer: str, position: int) -> None:
-        """Records that lines were sent that bring the writer to ``position``."""
+        """Records that all lines of the writer up to ``position`` were sent."""
         state = self._streams[stream]
         state.sent[writer] = position
         state.said_linear = state.linear  # the caller sends all steps of a round, or none
         state.to_reset.discard(writer)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
-        """Yields (stream, writer, position) as last sent, in the order of announcement."""
+        """Yields (stream, writer, position last sent), in the order of announcement."""
         for name, state in self._streams.items():
             for writer, position in sorted(state.sent.items()):
                 yield name, writer, position
@@ -200,17 +202,18 @@ class Announcer:
     ) -> Iterator[Step]:
         state.wants_round_at = math.inf
         self._reset_if_restarted(state, stored)
-        # Not state.linear, because the last round may have failed. Example: its snapshot had linear position 10 and a
-        # new writer B with fact 9, but B was not announced. If B were announced now at 10, followers would skip fact 9.
-        # The linear position of the last round that succeeded, 7, is below that fact.
+        # Not ``state.linear``, because the last round may have failed. Example: 1. The last round that succeeded had
+        # linear position 7. 2. The snapshot of the failed round had linear position 10 and a new writer B with fact 9. B
+        # was not announced. 3. If B were announced now at 10, followers would skip fact 9. So B is announced at 7 at
+        # most.
         before = state.said_linear
         state.linear = max(state.linear, linear_position(stored.values(), state.linear))
         sent = dict(state.sent)
         for writer in sorted(state.to_reset):
             yield Announce(name, writer, sent[writer])
-        # A writer commits its row before it reserves its first ID. So all its facts lie above the linear position from
-        # before it came. It is announced at that position, before the steps of other writers move followers past its
-        # facts.
+        # A writer commits its row before it reserves its first ID. So all facts of a new writer lie above the linear
+        # position of the last round. The new writer is announced at this position, before the steps of other writers move
+        # followers past its facts.
         for writer in sorted(stored.keys() - sent.keys()):
             sent[writer] = min(before, stored[writer].position)
             yield Announce(name, writer, sent[writer])
@@ -222,8 +225,9 @@ class Announcer:
                 yield Read(name, writer, sent[writer], end)
             if target <= max(end, sent[writer]):
                 continue
-            # The rest is a writer without pending facts that only keeps pace with the linear position. That would be a
-            # line per writer and round, so it is sent once an interval; wants_round_at asks for the round that sends it.
+            # Here the writer has no facts to send, and its position only follows the linear position. A POSITION per
+            # writer and round would be too many lines. So this POSITION is sent once an interval, by a round that
+            # ``wants_round_at`` requests.
             if pace_due:
                 state.paced_at = now
                 moves.append(Move(name, writer, max(end, sent[writer]), target))
@@ -236,7 +240,7 @@ class Announcer:
     ) -> Mapping[str, StoredWithGeneration]:
         """Returns the stored positions of a stream's writers.
 
-        If all writers of the stream are announced under one name, returns one writer of this name, at the linear
+        If all writers of the stream are announced under a single name, returns one writer with this name, at the linear
         position.
         """
         stored = snapshot.get(name, {})
@@ -246,7 +250,7 @@ class Announcer:
 
     @staticmethod
     def _reset_if_restarted(state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> None:
-        """Sets all positions of a stream to 0 if the stored generation is higher than the one in ``state``.
+        """Sets all positions of a stream to 0 if the generation in ``stored`` is higher than the generation in ``state``.
 
         Only a stream in memory can begin a new generation.
         """
@@ -256,9 +260,9 @@ class Announcer:
             state.to_reset = set(state.sent)
 
     def _with_pacers(self, state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> dict[str, int]:
-        """Returns the position to which each writer is to be moved.
+        """Returns ``{writer: position to which to move it}``.
 
-        For a writer without a stored row, this is the linear position.
+        For a writer without a stored position, the value is the linear position.
         """
         gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
         return gone | positions_to_show(stored, state.linear)
@@ -269,17 +273,18 @@ def _generation(stored: Mapping[str, StoredWithGeneration]) -> int:
 
 
 def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:
-    """Returns a POSITION line. Does not check the names, which were checked when they entered the program."""
+    """Returns a POSITION line. Does not check the names, because they were checked when the program received them."""
     return b"POSITION %s %s %d %d\n" % (stream.encode(), writer.encode(), previous, new)
 
 
 def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE_LIMIT_BYTES) -> Lines:
     """Returns the lines that bring followers from ``step.after`` to ``reached``.
 
-    ``rows`` are whole facts of one writer, ascending. Each row becomes an RDATA line. All lines of a fact but the last
-    have ``batch`` in place of the token. A POSITION follows if ``reached`` lies above the last row, or if there are no
-    rows. A fact with a row that does not fit into a line of ``limit`` bytes becomes a POSITION whose ``prev`` is the
-    fact's own token. Every follower is behind that token, so it fetches the fact.
+    ``rows`` are whole facts of one writer, ascending. Each row becomes an RDATA line. Only the last line of a fact has
+    the token. Its other lines have the word ``batch`` there. If ``reached`` lies above the last row, or if there are no
+    rows, the last line is a POSITION. If a row of a fact does not fit into a line of ``limit`` bytes, the fact is
+    replaced by a POSITION whose ``prev`` is the fact's token. All followers are behind this token, so they see a gap
+    and fetch the fact.
     """
     prefix = b"RDATA %s %s " % (step.stream.encode(), step.writer.encode())
     out: list[bytes] = []

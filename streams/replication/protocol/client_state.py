@@ -1,10 +1,10 @@
 """State that a following process reports to its server, and reports again after every reconnect (pure).
 
-This module is the sending side of a worker's reports: which users sync here, the position up to which federation was
-sent, users' addresses, and remote servers that are up again. A `ClientState` is given in the follower's options. While
-there is no connection, only syncing users and the last acknowledgement are kept. Every method raises
-`UnsendableCommand` if its command cannot be written as a line. Assumes one caller at a time, on the follower's event
-loop.
+A worker reports four things: its syncing users, the position up to which it has sent federation traffic, users'
+addresses, and remote servers that are up again. This module sends these reports. A `ClientState` is passed in the
+follower's options. While there is no connection, the `ClientState` keeps only the syncing users and the last
+acknowledgement. Every method raises `UnsendableCommand` if its command cannot be written as a line. Assumes one caller
+at a time, on the follower's event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_ADDRESSES = 10_000
 
 
 class ClientState:
-    """The reported state of one process.
+    """The state that one process reports to its server.
 
     ``worker_id`` is random per process (in Synapse 1.43: five letters). ``instance`` is the instance name. ``now_ms``
     returns the Unix time in milliseconds.
@@ -50,7 +50,7 @@ class ClientState:
     # --- the connection -------------------------------------------------------------------------------------------
 
     def attach(self, say: Callable[[Command], None] | None) -> None:
-        """Sets the function that sends a command. If it is null, commands are dropped until the next connection."""
+        """Sets ``say`` as the function that sends a command. If ``say`` is null, commands are dropped until the next call."""
         self._say = say or _drop
 
     def greeting(self) -> list[Command]:
@@ -62,13 +62,16 @@ class ClientState:
         return said
 
     def farewell(self) -> list[Command]:
-        """Returns the commands to send before an orderly end: CLEAR_USER_SYNC, if any USER_SYNC was sent."""
+        """Returns the commands to send before an orderly end: CLEAR_USER_SYNC if a USER_SYNC was sent, else no command."""
         return [ClearUserSync(self._worker_id)] if self._has_said_syncs else []
 
     # --- syncing users --------------------------------------------------------------------------------------------
 
     def start_syncing(self, user_id: str, device_id: str | None = None) -> None:
-        """Counts one request of a syncing user, and sends USER_SYNC for the first. Each call needs one `stop_syncing`."""
+        """Counts one more sync request of a user and device. Sends USER_SYNC if it is the only open request.
+
+        The caller must call `stop_syncing` once for each call of this method.
+        """
         key = user_id, device_id
         command = _checked(self._sync(key, is_syncing=True))
         self._syncs[key] = self._syncs.get(key, 0) + 1
@@ -77,7 +80,10 @@ class ClientState:
             self._say(command)
 
     def stop_syncing(self, user_id: str, device_id: str | None = None) -> None:
-        """Ends one request of the user, and sends USER_SYNC after the last. Raises ``KeyError`` if none was started."""
+        """Ends one sync request of a user and device. Sends USER_SYNC if no request is open now.
+
+        Raises ``KeyError`` if no request was open before.
+        """
         key = user_id, device_id
         self._syncs[key] -= 1
         if self._syncs[key] == 0:
@@ -91,12 +97,15 @@ class ClientState:
     # --- other reports --------------------------------------------------------------------------------------------
 
     def acknowledge_federation(self, token: int) -> None:
-        """Reports that every fact of stream ``federation`` up to ``token`` was handled."""
+        """Reports that this process has handled every fact of the stream ``federation`` up to ``token``."""
         self._acknowledged = token
         self._say(FederationAck(self._instance, token))
 
     def see(self, user_id: str, access_token: str, ip: str, user_agent: str, device_id: str | None = None) -> None:
-        """Reports that the user was seen at this address, at most once in two minutes per user, access token and address."""
+        """Reports that the user was seen at the address ``ip``.
+
+        Reports the same user, access token and address at most once in two minutes.
+        """
         now = self._now_ms()
         key = user_id, access_token, ip
         if now < self._seen.get(key, -SEEN_AGAIN_MS) + SEEN_AGAIN_MS:
@@ -106,7 +115,7 @@ class ClientState:
         self._say(command)
 
     def remote_server_up(self, server_name: str) -> None:
-        """Reports to the server, which relays it, that a remote server can be reached again."""
+        """Reports that a remote homeserver can be reached again. The server relays the report to other processes."""
         self._say(_checked(RemoteServerUp(server_name)))
 
 

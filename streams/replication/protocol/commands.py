@@ -1,7 +1,7 @@
 """The commands of the replication protocol (pure): one class per command, parsed from lines and formatted as lines.
 
-The module has all commands of Synapse 1.43, and those that later versions added (`LATER_WORDS`). A client of 1.43 must
-not be sent a later command.
+The module has all commands of Synapse 1.43, and the commands that later versions added (`LATER_WORDS`). A server must
+not send a later command to a client of version 1.43.
 
 A line is the command word, one blank and the arguments. Fields are separated by exactly one blank, so two blanks mean an
 empty field. Integers follow Python's ``int()``; tokens have at most 64 bits. The table `COMMANDS` holds the grammar of
@@ -44,12 +44,16 @@ __all__ = [
     "UserIP",
     "UserSync",
     "format_line",
+    "is_name",
     "parse_line",
     "printable",
 ]
 
 #: Longest line of version 1.43, line feed not counted.
 LINE_LIMIT_BYTES = 16_384
+#: The most characters of a stream's or a writer's name. An index of a table has both names, and a character takes up to
+#: four bytes.
+NAME_LIMIT = 255
 
 #: The word in place of the token in all rows of a fact but the last.
 _BATCH = "batch"
@@ -57,7 +61,7 @@ _SYNC_STATES = ("start", "end")
 
 
 class Side(enum.Enum):
-    """The two ends of a connection: the server listens, the client connects."""
+    """An end of a connection: the server, which listens, or the client, which connects."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -74,7 +78,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Server(Command, frozen=True):
-    """The server's name. It is the first line that a server sends."""
+    """The server's name for itself. This command is the first line that a server sends."""
 
     WORD: ClassVar[str] = "SERVER"
     server_name: str
@@ -94,7 +98,7 @@ class RData(Command, frozen=True):
 
 
 class Position(Command, frozen=True):
-    """The new position of a writer. All its rows with previous < token <= new were sent before this command."""
+    """The new position of a writer. The writer's rows with previous < token <= new were sent before this command."""
 
     WORD: ClassVar[str] = "POSITION"
     stream: str
@@ -111,7 +115,7 @@ class Error(Command, frozen=True):
 
 
 class Ping(Command, frozen=True):
-    """A sign of life. ``text`` is usually the sender's Unix time in milliseconds."""
+    """A message that shows that the sender is alive. ``text`` is usually the sender's Unix time in milliseconds."""
 
     WORD: ClassVar[str] = "PING"
     text: str
@@ -132,16 +136,22 @@ class Name(Command, frozen=True):
 
 
 class Replicate(Command, frozen=True):
-    """A request for the position of every stream. Arguments of older versions are ignored."""
+    """A request for the positions of all streams, or of ``streams`` alone.
+
+    With ``streams``, the server then sends the client only lines of these streams. On the wire their names are
+    separated by commas. Synapse neither sends nor reads names here. Two arguments, as versions before 1.0 sent them,
+    are ignored.
+    """
 
     WORD: ClassVar[str] = "REPLICATE"
+    streams: tuple[str, ...] = ()
 
 
 class UserSync(Command, frozen=True):
     """A report that a user started or stopped syncing on a worker process.
 
-    ``instance_id`` identifies the process, and is not its instance name. ``device_id`` is null in the form of 1.43,
-    which has no device. Later versions write the word ``None`` for no device.
+    ``instance_id`` is a random ID of the process, and not its instance name. ``device_id`` is null if no device is
+    named. The line of version 1.43 has no field for a device. Later versions write the word ``None`` for no device.
     """
 
     WORD: ClassVar[str] = "USER_SYNC"
@@ -160,7 +170,7 @@ class ClearUserSync(Command, frozen=True):
 
 
 class FederationAck(Command, frozen=True):
-    """The acknowledgement of a federation sender: it has handled every fact up to the token."""
+    """The acknowledgement of a federation sender: the sender has handled every fact of ``federation`` up to ``token``."""
 
     WORD: ClassVar[str] = "FEDERATION_ACK"
     instance: str
@@ -180,7 +190,7 @@ class UserIP(Command, frozen=True):
 
 
 class LockReleased(Command, frozen=True):
-    """A notice that a lock, shared by several processes, is free again (later versions)."""
+    """A notice that a lock that several processes use is free again (only in later versions)."""
 
     WORD: ClassVar[str] = "LOCK_RELEASED"
     instance: str
@@ -189,14 +199,14 @@ class LockReleased(Command, frozen=True):
 
 
 class NewActiveTask(Command, frozen=True):
-    """A notice that a scheduled task is ready to run (later versions)."""
+    """A notice that a scheduled task is ready to run (only in later versions)."""
 
     WORD: ClassVar[str] = "NEW_ACTIVE_TASK"
     task_id: str
 
 
 class CancelTask(Command, frozen=True):
-    """A request to end a running task (later versions)."""
+    """A request to end a running task (only in later versions)."""
 
     WORD: ClassVar[str] = "CANCEL_TASK"
     task_id: str
@@ -243,7 +253,7 @@ def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Returns text from the other side in a form that is safe in logs, pages and terminals.
+    """Returns ``text``, which the other side has sent, in a form that is safe in logs, pages and terminals.
 
     Every unprintable character, such as one that moves a cursor or reverses text, becomes U+FFFD.
     """
@@ -254,7 +264,7 @@ def printable(text: str) -> str:
 
 
 def _fields(arguments: str, form: str) -> list[str]:
-    """Splits the arguments into as many fields as ``form`` names. Only the last field may hold blanks."""
+    """Splits the arguments of a command into as many fields as ``form`` has words. Only the last field may have blanks."""
     wanted = form.count(" ") + 1
     fields = arguments.split(" ", wanted - 1)
     if len(fields) != wanted:
@@ -278,22 +288,46 @@ def _token(text: str, field: str) -> int:
 
 
 def _short(text: str, limit: int = 60) -> str:
-    """Quotes at most ``limit`` characters of the text, in ASCII.
+    """Returns the first ``limit`` characters of the text, quoted and in ASCII.
 
     Cuts the text before quoting, because quoting may lengthen a character tenfold.
     """
     return ascii(text) if len(text) <= limit else f"{text[:limit]!a}..."
 
 
+def is_name(text: str) -> bool:
+    """Returns true if the tables can store ``text`` as the name of a stream or a writer."""
+    return len(text) <= NAME_LIMIT and "\0" not in text
+
+
+def _check_name(text: str, field: str) -> None:
+    """Raises `MalformedCommand` for the name of a stream or a writer that no database can store.
+
+    A recorded stream stores these names in columns with an index. A name that is too long would stop the recording of
+    all streams.
+    """
+    if not is_name(text):
+        raise MalformedCommand(f"{field} {_short(text)} has NUL or more than {NAME_LIMIT} characters")
+
+
 def _read_rdata(arguments: str) -> RData:
     stream, instance, token, row = _fields(arguments, "stream instance token row")
+    for name, field in ((stream, "stream"), (instance, "instance")):
+        _check_name(name, field)
     number = None if token == _BATCH else _token(token, "token")
     return RData(stream, instance, number, decode_json(row))
 
 
 def _read_position(arguments: str) -> Position:
     stream, instance, previous, new = _fields(arguments, "stream instance prev new")
+    for name, field in ((stream, "stream"), (instance, "instance")):
+        _check_name(name, field)
     return Position(stream, instance, _token(previous, "prev"), _token(new, "new"))
+
+
+def _read_replicate(arguments: str) -> Replicate:
+    names = arguments.strip(" \r")  # no stream has a carriage return in its name
+    return Replicate() if not names or " " in names else Replicate(tuple(sorted(set(names.split(",")) - {""})))
 
 
 def _read_user_sync(arguments: str) -> UserSync:
@@ -348,16 +382,24 @@ def _text(value: str) -> bytes:
 
 
 def _words(*values: str | int) -> bytes:
-    """Joins fields with blanks. Refuses a blank inside of a field, which would shift all fields after it."""
+    """Joins fields with blanks. Refuses a field that has a blank, because the blank would shift all later fields."""
     for value in values:
         if isinstance(value, str) and " " in value:
             raise UnsendableCommand(f"field {_short(value)} holds a blank")
     return _text(" ".join(str(value) for value in values))
 
 
+def _place(stream: str, instance: str, *tokens: str | int) -> bytes:
+    """Joins the name of a stream, the name of a writer, and tokens. Refuses names that the other side would refuse."""
+    for name in (stream, instance):
+        if not is_name(name):
+            raise UnsendableCommand(f"name {_short(name)} has NUL or more than {NAME_LIMIT} characters")
+    return _words(stream, instance, *tokens)
+
+
 def _write_rdata(command: RData) -> bytes:
     token = _BATCH if command.token is None else command.token
-    return b"%s %s" % (_words(command.stream, command.instance, token), encode_json(command.row))
+    return b"%s %s" % (_place(command.stream, command.instance, token), encode_json(command.row))
 
 
 def _write_user_sync(command: UserSync) -> bytes:
@@ -382,12 +424,12 @@ COMMANDS: dict[str, Grammar] = {
     for grammar in (
         Grammar(Server, Server, lambda c: _text(c.server_name), _SERVER_ONLY),
         Grammar(RData, _read_rdata, _write_rdata, _SERVER_ONLY),
-        Grammar(Position, _read_position, lambda c: _words(c.stream, c.instance, c.previous, c.new), _SERVER_ONLY),
+        Grammar(Position, _read_position, lambda c: _place(c.stream, c.instance, c.previous, c.new), _SERVER_ONLY),
         Grammar(Error, Error, lambda c: _text(c.text), _BOTH),
         Grammar(Ping, Ping, lambda c: _text(c.text), _BOTH),
         Grammar(RemoteServerUp, RemoteServerUp, lambda c: _text(c.server_name), _BOTH),
         Grammar(Name, Name, lambda c: _text(c.name), _CLIENT_ONLY),
-        Grammar(Replicate, lambda _: Replicate(), lambda _: b"", _CLIENT_ONLY),
+        Grammar(Replicate, _read_replicate, lambda c: _words(",".join(c.streams)), _CLIENT_ONLY),
         Grammar(UserSync, _read_user_sync, _write_user_sync, _CLIENT_ONLY),
         Grammar(ClearUserSync, ClearUserSync, lambda c: _text(c.instance_id), _CLIENT_ONLY),
         Grammar(FederationAck, _read_federation_ack, lambda c: _words(c.instance, c.token), _CLIENT_ONLY),
@@ -398,5 +440,5 @@ COMMANDS: dict[str, Grammar] = {
     )
 }
 
-#: Commands unknown to 1.43: a client of that version ends the connection when it receives one.
+#: Commands unknown to 1.43: a client of version 1.43 ends the connection when it receives such a command.
 LATER_WORDS = frozenset({LockReleased.WORD, NewActiveTask.WORD, CancelTask.WORD})

@@ -1,8 +1,9 @@
 """One connection of the replication protocol, for either side (pure).
 
-A `Connection` is given bytes and the time. It returns commands, bytes to send, and the time of its next deadline. It
-uses neither socket nor clock. It behaves like Synapse 1.43. Where it accepts more than Synapse 1.43 on purpose,
-``docs/reference/wire-differences.md`` says so. Assumes one caller at a time, and a time that never goes back.
+The caller passes received bytes and the time to a `Connection`. The `Connection` returns commands, bytes to send, and
+the time of its next deadline. It uses neither socket nor clock. It behaves like Synapse 1.43. Where it accepts more
+than Synapse 1.43 on purpose, ``docs/reference/wire-differences.md`` says so. Assumes one caller at a time, and a time
+that never goes back.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HTTP_METHODS = frozenset({"GET", "POST", "PUT", "HEAD", "DELETE", "OPTIONS", "P
 
 
 _HTTP_GUESS = "; this looks like HTTP: is this the replication port?"
-#: First bytes of a TLS handshake. No command begins with them.
+#: First bytes of a TLS handshake. No command begins with these bytes.
 _TLS_START = b"\x16\x03"
 
 
@@ -51,7 +52,7 @@ class State(enum.Enum):
 
 
 class CloseReason(enum.StrEnum):
-    """The reason for the end of a connection. Every end is counted under one of these."""
+    """The reason for the end of a connection. Ended connections are counted by their reasons."""
 
     PEER_CLOSED = "peer closed"
     LINE_TOO_LONG = "line too long"
@@ -66,13 +67,14 @@ class CloseReason(enum.StrEnum):
     STOPPING = "stopping"
     RESTORED = "database restored"
     DISCONNECTED = "disconnected"
+    NOT_ALLOWED = "not allowed"
     FAILED = "internal error"
     SERVER_GONE = "server gone"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times and sizes of a connection."""
+    """The time limits of a connection, and the longest line."""
 
     ping_interval_seconds: float = 5.0
     ping_timeout_seconds: float = 15.0
@@ -93,7 +95,7 @@ _ALLOWED: dict[str, frozenset[State]] = {
 
 
 class Connection:
-    """The rules that both sides of a connection share. ``now`` is in seconds of a clock that never goes back.
+    """One side of a connection: the rules that both sides share. ``now`` is in seconds of a clock that never goes back.
 
     ``epoch_offset_seconds`` is added to ``now`` to get the Unix time, which PING carries in milliseconds.
     """
@@ -123,7 +125,7 @@ class Connection:
             self.send(command, now)
 
     def receive(self, data: bytes, now: float) -> list[Command]:
-        """Returns the valid commands in the received bytes, in order. An incomplete last line is kept for the next call.
+        """Returns the valid commands in ``data``, which was received, in order. Keeps an incomplete last line for the next call.
 
         At the first violation of the protocol the connection closes, and all further input is discarded.
         """
@@ -151,7 +153,7 @@ class Connection:
         return commands
 
     def send(self, command: Command, now: float) -> None:
-        """Appends a command to the output. Raises `UnsendableCommand`."""
+        """Appends a command to the output of the connection. Raises `UnsendableCommand`."""
         self._check("send")
         line = format_line(command, self.limits.line_bytes)
         self._output.append(line)
@@ -161,8 +163,8 @@ class Connection:
     def tick(self, now: float, *, reading: bool = True) -> None:
         """Handles a deadline: sends PING, or closes a connection whose other side is silent for too long.
 
-        ``reading`` false means that the caller did not read the socket, so the silence proves nothing. The silence is
-        then measured from ``now``.
+        If ``reading`` is false, the caller did not read the socket, so that the other side may not have been silent.
+        Then its silence is measured from ``now``.
         """
         self._check("tick")
         if self.state is not State.OPEN:
@@ -176,9 +178,9 @@ class Connection:
             self.send(self._ping(now), now)
 
     def close(self, reason: CloseReason, now: float, text: str | None = None) -> None:
-        """Closes the connection. If ``text`` is given, an open connection first sends it as an ERROR line.
+        """Closes the connection. If the connection is open and ``text`` is given, first sends ``text`` as an ERROR line.
 
-        The reason of the first call is kept.
+        If the connection is closed several times, the first reason counts.
         """
         self._check("close")
         if self.state is State.CLOSING:
@@ -191,7 +193,7 @@ class Connection:
         self._rest = b""
 
     def lost(self, reason: CloseReason = CloseReason.PEER_CLOSED) -> None:
-        """Records that the transport is gone. May be called in any state."""
+        """Records that the transport of the connection is gone. May be called in any state."""
         self._check("lost")
         self.state = State.CLOSED
         self.close_reason = self.close_reason or reason
@@ -199,9 +201,9 @@ class Connection:
         self._rest = b""
 
     def note_sent(self, size: int, lines: int, now: float) -> None:
-        """Counts output as sent.
+        """Counts ``size`` bytes in ``lines`` lines as sent.
 
-        The caller uses this for output that many connections share, which it writes directly to the transport.
+        The caller writes lines that many connections share directly to the transport, and then calls this method.
         """
         self.bytes_out += size
         self.lines_out += lines
@@ -210,13 +212,13 @@ class Connection:
     # --- outputs --------------------------------------------------------------------------------------------------
 
     def take_output(self) -> bytes:
-        """Returns the bytes to send, and removes them from the object."""
+        """Returns the bytes to send, and empties the connection's output."""
         output = b"".join(self._output)
         self._output.clear()
         return output
 
     def take_words(self) -> Counter[str]:
-        """Returns how often each command was sent since the last call.
+        """Returns ``{command word: number of commands sent since the last call of this method}``.
 
         Lines that many connections share are not included.
         """
@@ -229,14 +231,15 @@ class Connection:
 
     @property
     def last_command_at(self) -> float:
-        """Returns the time of the last valid command. Before the first command, returns the time of the connect."""
+        """Returns the time of the last valid command that was received. Before the first, returns the time of `connected`."""
         return self._last_command
 
     @property
     def deadline(self) -> float:
-        """Returns the time of the next deadline, or infinity.
+        """Returns the time of the next deadline, or infinity if there is no deadline.
 
-        At the deadline the caller calls `tick` if the connection is open, and aborts the transport if it is closing.
+        At the deadline the caller must call `tick` if the connection is open, and abort the transport if the connection
+        is closing.
         """
         if self.state is State.OPEN:
             ping_at = self._last_sent + self.limits.ping_interval_seconds
@@ -250,7 +253,7 @@ class Connection:
         raise NotImplementedError
 
     def _react(self, command: Command, now: float) -> None:
-        """Applies the effect that a valid command has on this connection itself."""
+        """Applies the effects of a valid command on the state of this connection."""
         if isinstance(command, Ping):
             self._peer_pings = True
 
@@ -308,6 +311,7 @@ class ClientConnection(Connection):
     """The connecting side of a connection. Without ``server_name`` it accepts any server.
 
     ``before_replicate`` returns the commands to send before REPLICATE, such as USER_SYNC for users that sync here.
+    ``streams`` are the only streams that the client wants. If ``streams`` is empty, it wants all streams.
     """
 
     side = Side.CLIENT
@@ -319,14 +323,17 @@ class ClientConnection(Connection):
         limits: Limits | None = None,
         epoch_offset_seconds: float = 0.0,
         before_replicate: Callable[[], Iterable[Command]] = tuple,
+        *,
+        streams: Iterable[str] = (),
     ) -> None:
         super().__init__(limits, epoch_offset_seconds)
         self._name = name
+        self._replicate = Replicate(tuple(sorted(streams)))
         self._server_name = server_name
         self._before_replicate = before_replicate
 
     def _greeting(self, now: float) -> tuple[Command, ...]:
-        return Name(self._name), self._ping(now), *self._before_replicate(), Replicate()
+        return Name(self._name), self._ping(now), *self._before_replicate(), self._replicate
 
     def _react(self, command: Command, now: float) -> None:
         super()._react(command, now)
@@ -337,7 +344,7 @@ class ClientConnection(Connection):
 def _parse_failure(line: str, error: CommandError, guess: str) -> str:
     """Returns the text of the ERROR that answers a bad line.
 
-    The text has the reason, the start of the line in ASCII, and ``guess``, a guess at the cause.
+    The text has the reason for the error, the start of the line in ASCII, and ``guess``, the likely cause.
     """
     cut = "..." if len(line) > _QUOTED_CHARACTERS else ""
     return f"failed to parse line: {error} ({line[:_QUOTED_CHARACTERS]!a}{cut}){guess}"

@@ -1,21 +1,22 @@
 """Turns the RDATA and POSITION commands that a follower receives into facts, moves, gaps and resets (pure).
 
-A POSITION says that its writer has no facts between ``prev`` and ``new`` except those already sent. If our cursor lies
-between ``prev`` and ``new``, no fact is missing. If our cursor lies below ``prev``, facts may be missing: a gap to
+A POSITION says that its writer has no facts between ``prev`` and ``new`` except the facts already sent. If our cursor
+lies between ``prev`` and ``new``, no fact is missing. If our cursor lies below ``prev``, facts may be missing: a gap to
 fetch. RDATA before the writer's first POSITION of the connection is ignored, because catch-up covers it.
 
 Writers may join while the follower is disconnected. So the first POSITION of a stream on a connection begins a *run* of
 POSITIONs, one per writer. The *start of the run* is the linear position that we had before the run:
 
-* A writer that is new to us begins at the start of the run, because all its facts lie above that. It does not begin at
-  the present linear position, which other POSITIONs of the run may have advanced. Exception: some streams may start
-  again at a lower token. A new writer below all other writers shows that such a stream has started again.
+* A writer that is new to us begins at the start of the run, because all its facts lie above the start of the run. It
+  does not begin at the present linear position, which other POSITIONs of the run may have advanced. Exception: some
+  streams may start again at a lower token. If a new writer has a lower position than all other writers, such a stream
+  has started again.
 * On a stream that is new to us, every writer of the run begins at its announced position.
 * The linear position is held until another command ends the run, because the next POSITION may name a writer that is
   far behind. After `learn` it is not held, because all writers are known.
 
-Assumes that commands come in the order of the connection. Assumes that the caller answers a `MissingRange` with
-`reached` before the next command.
+Assumes that commands come in the order in which the server sent them. Assumes that the caller calls `reached` after a
+`MissingRange`, before it passes the next command.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from streams.replication.protocol.row_size import row_size
 __all__ = ["Cursors", "Event", "Fact", "Ignored", "MissingRange", "Moved", "Reset"]
 
 
-#: Most tokens of received facts above the linear position that are remembered. They let the linear position advance
-#: over consecutive IDs. If there are more, it waits until the cursors of all writers have advanced.
+#: Most tokens of received facts above the linear position that are remembered. With these tokens the linear position can
+#: advance over consecutive IDs. If there are more tokens, the linear position waits until the cursors of all writers have
+#: advanced.
 FACTS_ABOVE_LIMIT = 100_000
 #: Most memory for the rows of incomplete facts, over all writers. A fact that does not fit is fetched when it is
 #: complete.
 BATCHES_LIMIT_BYTES = 64 * 1024 * 1024
-#: Most writers, over all streams, that a server may name. One more raises `TooManyWriters`.
+#: Most writers, over all streams, that a server may name. A further writer raises `TooManyWriters`.
 NAMES_LIMIT = 20_000
 
 
@@ -65,7 +67,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The move of a writer to ``token``. None of its facts up to there is missing."""
+    """The move of a writer to ``token``. All facts of the writer up to ``token`` were received or fetched."""
 
     stream: str
     instance: str
@@ -76,7 +78,7 @@ class Moved:
 class MissingRange:
     """A range in which facts of the writer may be missing: after < token <= upto.
 
-    The caller fetches the range, then calls `reached`.
+    The caller must fetch the facts of the range, then call `Cursors.reached`.
     """
 
     stream: str
@@ -87,7 +89,7 @@ class MissingRange:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The restart of a stream at a lower token. ``instance`` is the writer that showed it."""
+    """The restart of a stream at a lower token. ``instance`` is the writer whose lower position shows the restart."""
 
     stream: str
     instance: str
@@ -99,7 +101,7 @@ Event = Fact | Moved | MissingRange | Reset
 
 @dataclass(slots=True)
 class _Batch:
-    """The rows of a fact whose last row has not come yet."""
+    """The received rows of a fact whose last row was not received yet."""
 
     rows: list[Any] = field(default_factory=list)
     size: int = 0
@@ -111,9 +113,9 @@ class _Batch:
 class _StreamCursors:
     """The cursors of one stream, its linear position, and the state of the present connection.
 
-    Usually the linear position is the minimum of the cursors. Facts that were *received* take it further, if their IDs
-    follow without a gap. A position that was only announced never takes the linear position beyond the minimum. Writer
-    A may announce 7, the ID of a fact of writer B, before that fact has come.
+    Usually the linear position is the minimum of the cursors. It is higher if facts above the minimum were *received*,
+    and their IDs follow the minimum without a gap. A position that was only announced never raises the linear position
+    above the minimum. Example: writer A may announce 7, the ID of a fact of writer B, before this fact was received.
     """
 
     linear: int
@@ -131,7 +133,7 @@ class _StreamCursors:
     """True while the linear position must not advance, because the next command may name one more writer."""
 
     def reset_writer(self, instance: str, token: int) -> None:
-        """Sets the writer's cursor to ``token``, even if it was higher. Computes the linear position again."""
+        """Sets the writer's cursor to ``token``, even if the cursor was higher. Computes the linear position again."""
         self.cursors[instance] = token
         self.linear = min(self.cursors.values())
         self.facts_above.clear()
@@ -139,7 +141,7 @@ class _StreamCursors:
     def reach(self, instance: str, token: int, *, is_fact: bool = False) -> None:
         """Records that all facts of the writer up to ``token`` were received.
 
-        ``is_fact`` is true if the writer has a fact with this token.
+        ``is_fact`` must be true if the writer has a fact with the token ``token``.
         """
         self.cursors[instance] = max(token, self.cursors.get(instance, 0))
         if is_fact and len(self.facts_above) < FACTS_ABOVE_LIMIT:
@@ -160,8 +162,8 @@ class Cursors:
     """The cursors of one follower over all its connections.
 
     ``streams`` are the streams to follow; null means all. ``own_instance`` is the name under which this process writes:
-    commands about this writer are ignored. ``can_reset`` returns true for a stream that may start again at a lower
-    token. A stream with a durable table of ours may not.
+    commands about this writer are ignored. ``can_reset(stream)`` returns true if the stream may start again at a lower
+    token. It must return false for our streams with durable tables.
     """
 
     def __init__(
@@ -187,10 +189,11 @@ class Cursors:
         self._streams[stream] = _StreamCursors(linear, dict(positions), is_new=False)
 
     def learn(self, stream: str, writers: Iterable[str]) -> None:
-        """Sets the writers of a stream to those of a snapshot, taken after the server sent its positions.
+        """Sets the writers of a stream to ``writers``.
 
-        A writer that is new to us begins at the linear position, or during a run at the start of the run. A writer that
-        is not in the snapshot no longer holds the linear position back.
+        ``writers`` must be all writers of a snapshot that was taken after the server sent its positions. A writer that
+        is new to us begins at the linear position, or during a run at the start of the run. A writer that is not in
+        ``writers`` no longer holds the linear position back.
         """
         state, existing = self._streams[stream], set(writers)
         for writer in existing:
@@ -202,7 +205,7 @@ class Cursors:
         state.settle()
 
     def begin_connection(self) -> None:
-        """Prepares for a new connection. Discards incomplete batches, and forgets which writers had a POSITION."""
+        """Prepares for a new connection. Discards incomplete facts, and forgets which writers had a POSITION."""
         for state in self._streams.values():
             state.positioned.clear()
             state.batches.clear()
@@ -211,22 +214,23 @@ class Cursors:
         self._batches_bytes, self._held = 0, None
 
     def reached(self, stream: str, instance: str, token: int) -> None:
-        """Records that facts of the writer up to ``token`` were received or fetched."""
+        """Records that all facts of the writer up to ``token`` were received or fetched."""
         self._streams[stream].reach(instance, token)
 
     def rewind(self, stream: str, instance: str) -> None:
-        """Puts the writer at 0. Called after a `Reset`, before the facts of the restarted stream are fetched."""
+        """Sets the writer's cursor to 0. Called after a `Reset`, before the facts of the restarted stream are fetched."""
         self._streams[stream].reset_writer(instance, 0)
 
     # --- commands of the server -----------------------------------------------------------------------------------
 
     def take(self, command: Position | RData) -> Event | None:
-        """Applies a command. Returns its event, or null if the command is ignored or the fact is not complete yet.
+        """Applies a command, and returns the event that follows from it.
 
-        The cursor has already moved when a `Fact`, `Moved` or `Reset` is returned. After a `MissingRange`, `reached` moves it.
-        Raises `TooManyWriters`.
+        Returns null if the command is ignored, or if it is not the last row of its fact. When a `Fact`, `Moved` or
+        `Reset` is returned, the writer's cursor has moved already. After a `MissingRange`, the caller moves the cursor
+        by `reached`. Raises `TooManyWriters`.
         """
-        # Before anything is ignored: a command of an unwanted stream ends the run as well.
+        # This check comes before commands are ignored, because a command of an unwanted stream ends the run as well.
         if self._held is not None and not (isinstance(command, Position) and command.stream == self._held):
             self.end_run()
         if self._wanted is not None and command.stream not in self._wanted:
@@ -236,7 +240,7 @@ class Cursors:
         return self._take_position(command) if isinstance(command, Position) else self._take_rdata(command)
 
     def end_run(self) -> None:
-        """Ends the run of first POSITIONs. Called when another command came. The linear position is no longer held."""
+        """Ends the run of first POSITIONs, so that the linear position may advance. Called when another command arrives."""
         if self._held is not None:
             state = self._streams[self._held]
             state.is_held = False
@@ -271,8 +275,9 @@ class Cursors:
         """Begins, continues or ends the stream's run of first POSITIONs (see the module's docstring)."""
         if not state.positioned:
             state.run_start = state.linear
-            # We are at 5 and the server names A at 9, then B, new to us, at 6. Without holding, linear would be 9 after A,
-            # and B's facts 7 to 9 would be delivered below it.
+            # Example: our linear position is 5. The server names A at 9, and then B, which is new to us, at 6. If linear
+            # were not held, it would be 9 after A, and B's facts 7 to 9 would later be delivered below the linear
+            # position.
             if not state.is_learned and not state.is_new:
                 state.is_held, self._held = True, command.stream
         elif command.instance in state.positioned:  # a run names each writer once, so this is a later POSITION
@@ -283,17 +288,19 @@ class Cursors:
     def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
         """Handles a POSITION below the writer's cursor: the stream started again, or the POSITION is stale.
 
-        A stream with a durable table never goes back. There the POSITION is stale: the server has read less of the
-        table than we have. Any other stream may have started again. A known writer shows this by any lower POSITION. A
-        writer that is new to us shows it only if it is below all other writers. A writer that merely joined is never
-        below all other writers.
+        A stream with a durable table never goes back. So its POSITION is stale: the server has read less of the table
+        than this follower. Any other stream may have started again. If we know the writer, the lower POSITION proves
+        that the stream has started again. If the writer is new to us, the POSITION proves this only if it is below the
+        positions of all other writers. The position of a writer that has just joined the stream is never below all
+        others.
         """
         in_run = state.run_start is not None
         is_lowest = in_run and command.new < min(state.cursors.values())
         if not (is_known or is_lowest) or not self._can_reset(command.stream):
             if not is_known:
-                # A new writer was placed at the linear position of the others. Its pending facts lie above command.new, but
-                # may lie below that position. With the higher cursor they would be ignored as stale.
+                # The new writer's cursor was set to the linear position of the other writers. The new writer's pending
+                # facts lie above ``command.new``, but may lie below the linear position. With the higher cursor these
+                # facts would be ignored as stale.
                 state.cursors[command.instance] = command.new
             return self._ignore(Ignored.STALE)
         state.reset_writer(command.instance, command.new)
@@ -318,10 +325,10 @@ class Cursors:
         return Fact(command.stream, command.instance, command.token, (*batch.rows, command.row))
 
     def _collect(self, state: _StreamCursors, command: RData) -> None:
-        """Adds a row to the writer's incomplete batch.
+        """Adds a row to the writer's incomplete fact.
 
-        A batch beyond the memory limit is discarded. When the token of its fact comes, `_take_rdata` returns a
-        `MissingRange`, so that the caller fetches the fact.
+        If the incomplete facts exceed the memory limit, the rows of this fact are discarded. When the last row of the
+        fact arrives, `_take_rdata` returns a `MissingRange`, so that the caller fetches the fact.
         """
         batch = state.batches.setdefault(command.instance, _Batch())
         if batch.is_cut:
@@ -352,7 +359,7 @@ class Cursors:
     def _place(state: _StreamCursors, writer: str) -> int:
         """Returns the writer's cursor.
 
-        A writer that is new to us first gets the linear position as its cursor. During a run, it gets the start of the
+        If the writer is new to us, first sets its cursor to the linear position, or during a run to the start of the
         run.
         """
         if writer not in state.cursors:
@@ -366,11 +373,11 @@ class Cursors:
     # --- positions ------------------------------------------------------------------------------------------------
 
     def knows(self, stream: str) -> bool:
-        """Returns true if the stream has cursors."""
+        """Returns true if the object has cursors of the stream."""
         return stream in self._streams
 
     def is_starting(self, stream: str) -> bool:
-        """Returns true while the stream is new to us and its first run of POSITIONs may still go on."""
+        """Returns true while the stream is new to us and its first run of POSITIONs may continue."""
         return stream in self._streams and self._streams[stream].is_new
 
     def linear(self, stream: str) -> int:
@@ -378,7 +385,10 @@ class Cursors:
         return self._streams[stream].linear
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Returns ``{stream: {writer: cursor}}``. Cursors below the linear position are raised to it."""
+        """Returns ``{stream: {writer: position}}``.
+
+        A position is the writer's cursor. If the cursor is below the linear position, it is the linear position.
+        """
         return {
             stream: {writer: max(cursor, state.linear) for writer, cursor in state.cursors.items()}
             for stream, state in self._streams.items()

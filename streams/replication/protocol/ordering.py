@@ -1,12 +1,12 @@
 """The order in which a follower delivers facts (pure): per writer as soon as received, or linear over all writers.
 
-`LinearView` is given facts of one stream, each with all its rows, and the stream's linear position. It returns the rows
-that may be delivered, and buffers facts above the linear position.
+The caller passes whole facts of one stream and the stream's linear position to a `LinearView`. The `LinearView` returns
+the rows that may be delivered, and buffers facts above the linear position.
 
-If the buffer overflows, or if a gap was not fetched at once, the buffer may lack facts up to some position.
-`LinearView` then drops all buffered facts up to this position, and remembers only the position. The caller later reads
-all facts up to this position from the table, over all writers in ascending order, as far as the linear position has
-advanced.
+If the buffer overflows, or if a gap was not fetched at once, the buffer may lack facts. Some position covers all facts
+that may be missing. `LinearView` drops all buffered facts up to this position, and remembers only the position. The
+caller later reads all writers' facts up to this position from the table, in ascending order, but not above the linear
+position.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class View(enum.StrEnum):
 
 
 class FollowedRow(msgspec.Struct, frozen=True):
-    """One row as it is passed to a handler. All rows of a fact have the same token."""
+    """One row in the form in which it is passed to a handler. All rows of a fact have the same token."""
 
     stream: str
     instance: str
@@ -42,7 +42,7 @@ class FollowedRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A range to read from the table and deliver: all writers' facts with after < token <= upto, ascending."""
+    """A range of facts to read from the table and to deliver: the facts of all writers with after < token <= upto, ascending."""
 
     after: int
     upto: int
@@ -55,7 +55,7 @@ class _Waiting:
 
 
 class LinearView:
-    """The delivery of one stream in linear order. Everything up to ``handed_out`` was delivered."""
+    """The delivery of one stream in linear order. All facts up to ``handed_out`` were delivered."""
 
     def __init__(self, handed_out: int, buffer_limit_rows: int = 10_000) -> None:
         self.handed_out = handed_out
@@ -72,7 +72,7 @@ class LinearView:
     def add(self, rows: Iterable[FollowedRow]) -> None:
         """Buffers the rows of one fact until the linear position reaches the fact.
 
-        Ignores a fact that was delivered already, or that will be read from the table.
+        Ignores a fact that was delivered already, or that lies in a range to be read from the table.
         """
         fact = tuple(rows)
         token = fact[0].token
@@ -80,15 +80,15 @@ class LinearView:
             return  # delivered already, or read from the table with the missing range
         heapq.heappush(self._waiting, _Waiting(token, fact))
         self._waiting_rows += len(fact)
-        # The range to read from the table begins at handed_out. So the whole buffer is dropped, not only its end: a fact
-        # left inside of the range would be delivered twice.
+        # The range to read from the table begins at handed_out. So the whole buffer is dropped, and not only its end. A
+        # buffered fact inside of the range would be delivered twice.
         if self._waiting_rows > self._buffer_limit_rows:
             self.miss(max(waiting.token for waiting in self._waiting))
 
     def miss(self, upto: int) -> None:
-        """Records that the buffer may lack facts up to ``upto``, and drops the buffered facts up to there.
+        """Records that the buffer may lack facts up to ``upto``, and drops the buffered facts up to ``upto``.
 
-        `due` returns the range to read instead.
+        `due` then returns the range to read from the table in place of these facts.
         """
         self._missing_upto = max(self._missing_upto, upto)
         kept = [waiting for waiting in self._waiting if waiting.token > self._missing_upto]
@@ -97,19 +97,19 @@ class LinearView:
         self._waiting_rows = sum(len(waiting.rows) for waiting in kept)
 
     def due(self, linear: int) -> Range | None:
-        """Returns the range to read and deliver before any buffered rows, or null if there is none.
+        """Returns the range to read and deliver before any buffered rows, or null if no range has to be read.
 
-        The caller reports the progress of reading with `read`.
+        While the caller reads the range, it reports its progress by `read`.
         """
         upto = min(linear, self._missing_upto)
         return Range(self.handed_out, upto) if upto > self.handed_out else None
 
     def read(self, reached: int) -> None:
-        """Records that the due range was read and delivered up to ``reached``."""
+        """Records that the caller has read and delivered the range of `due` up to ``reached``."""
         self.handed_out = max(self.handed_out, reached)
 
     def take(self, linear: int) -> list[FollowedRow]:
-        """Returns the buffered rows up to the linear position, ascending. Call it only while `due` returns null."""
+        """Returns the buffered rows up to the position ``linear``, ascending. May be called only while `due` returns null."""
         rows: list[FollowedRow] = []
         while self._waiting and self._waiting[0].token <= linear:
             fact = heapq.heappop(self._waiting)
@@ -121,6 +121,6 @@ class LinearView:
     def leave(self) -> list[FollowedRow]:
         """Returns all buffered rows, ascending.
 
-        Called when the stream started again, because its new linear position says nothing about these rows.
+        Called when the stream started again. Its new linear position cannot be compared with the tokens of these rows.
         """
         return self.take(max((fact.token for fact in self._waiting), default=self.handed_out))

@@ -1,8 +1,9 @@
 """Waiting times of a follower before it connects again (pure).
 
-A server that sent positions and then went away is probably restarting. It is tried again at once, and then up to once a
-second. A server that accepts connections, but closes them before it sent a position, is full, refuses us, or is another
-program. It is tried again after longer and longer times.
+A server that sent positions before the connection ended is probably restarting. The follower tries such a server again
+at once, and then at least once a second. Another server may accept connections and close them before it sent a
+position. Such a server is full, refuses us, or is another program. The follower tries it again after longer and longer
+times.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Backoff:
         self._next_seconds = FIRST_SECONDS
 
     def seconds_after(self, outcome: Outcome, lasted_seconds: float) -> float:
-        """Returns the seconds to wait after an attempt with that outcome, which lasted ``lasted_seconds``.
+        """Returns the seconds to wait after an attempt with this outcome. The attempt lasted ``lasted_seconds``.
 
-        The time doubles with each attempt, up to a limit that depends on the outcome. After a steady connection it
-        starts again at `FIRST_SECONDS`.
+        The waiting time doubles with each attempt, up to a limit that depends on the outcome. After a steady connection
+        the waiting time starts again at `FIRST_SECONDS`.
         """
         longest = LONGEST_USELESS_SECONDS if outcome is Outcome.USELESS else LONGEST_SECONDS
         if outcome is Outcome.USED and lasted_seconds >= STEADY_SECONDS:

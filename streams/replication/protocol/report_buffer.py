@@ -2,8 +2,8 @@
 
 A later report replaces an earlier one about the same user, worker or sender, so a flood of reports costs one row. The
 buffer keeps the last state and not the order of the reports. `Reports` therefore defines the order of writing. The
-buffer is bounded. Reports that do not fit, or have a name too long for a column or index, are dropped and counted by
-command.
+buffer is bounded. A report is dropped if the buffer is full, or if a name is too long for a column or index. Dropped
+reports are counted by command.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from streams.replication.protocol.commands import ClearUserSync, Command, Federa
 
 __all__ = ["Addresses", "ReportBuffer", "Reports", "Sync"]
 
-#: Longest user, device, worker and instance name, and address. It is the protocol's limit, and fits into an index.
+#: Longest user, device, worker and instance name, and address. This is the limit of the protocol, and such a text fits
+#: into an index.
 LONGEST_NAME_BYTES = 255
-LONGEST_AGENT = 1_000
-#: 1 January 2200. Later times are mistakes and are reduced to this, because a database cannot hold the largest ones.
+LONGEST_AGENT = 250
+#: 1 January 2200. Later times are mistakes. They are replaced by this time, because the database cannot store the largest
+#: times.
 LATEST_MS = 7_258_118_400_000
 
 
 class Sync(NamedTuple):
     """A user that syncs on a worker process with a device, as reported on one connection.
 
-    ``device`` is empty if none was reported.
+    ``device`` is empty if the report names no device.
     """
 
     connection: str
@@ -44,8 +46,10 @@ Addresses = dict[tuple[str, str, str], tuple[str, str, int]]
 class Reports:
     """A batch of reports, to be written in the order of the fields.
 
-    ``gone`` has connections, and ``cleared`` has workers: the rows of the users that they reported are deleted.
-    ``taken_over`` maps a worker to the connection over which the worker reports now.
+    The rows of all syncing users are deleted that were reported over a connection in ``gone``, or by a worker in
+    ``cleared``. ``taken_over`` maps a worker to the connection over which the worker reports now. ``ends`` are the
+    users that stopped syncing. ``starts`` maps each user that started syncing to the time in milliseconds.
+    ``acknowledged`` maps a federation sender to a token. ``addresses`` are users' addresses.
     """
 
     gone: set[str] = field(default_factory=set)
@@ -62,11 +66,12 @@ class Reports:
 
 
 class ReportBuffer:
-    """The buffered reports of all connections. `drain` returns those to write.
+    """The buffered reports of all connections. `drain` returns the reports to write to the database.
 
-    ``limit`` bounds the number of syncing users, and the number of waiting reports of each kind. Further ones are
-    dropped and counted. One connection may have at most as many as are still free. So one connection that floods gets
-    half of the limit, two of them get two thirds together, and the next connection still finds room.
+    ``limit`` bounds the number of syncing users, and the number of waiting reports of each kind. Further users and
+    reports are dropped and counted. A connection may use at most as many places of the buffer as are still free. So a
+    connection that floods the server gets half of the places, and two such connections get two thirds together. The
+    rest is free for other connections.
     """
 
     def __init__(self, limit: int) -> None:
@@ -82,7 +87,7 @@ class ReportBuffer:
         self._waiting_of: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: str, command: Command) -> bool:
-        """Buffers or drops a report of a connection, and returns true. Returns false if the command is no report."""
+        """Buffers a report of a connection, or drops it if there is no room. Returns false if the command is not a report."""
         match command:
             case UserSync():
                 self._take_sync(connection, command)
@@ -97,7 +102,7 @@ class ReportBuffer:
         return True
 
     def gone(self, connection: str) -> None:
-        """Records that the connection ended. Its users no longer sync."""
+        """Records that the connection has ended, so that the users reported over it no longer sync."""
         workers = self._connections.pop(connection, None)
         if workers is not None:
             for worker in workers:
@@ -105,7 +110,7 @@ class ReportBuffer:
             self._reports.gone.add(connection)
 
     def drain(self) -> Reports:
-        """Returns the reports since the last call."""
+        """Returns the reports that were buffered since the last call, and empties the buffer."""
         drained, self._reports = self._reports, Reports()
         self._waiting_of.clear()
         return drained
@@ -115,8 +120,13 @@ class ReportBuffer:
         return bool(self._reports)
 
     def connections(self) -> list[str]:
-        """Returns the keys of connections over which workers reported syncing users."""
+        """Returns the keys of the connections over which workers have reported syncing users."""
         return list(self._connections)
+
+    def connection_of(self, worker: str) -> str | None:
+        """Returns the key of the connection over which the worker process reports its syncing users, or null if it has none."""
+        found = self._workers.get(_name(worker) or "")
+        return found[0] if found is not None else None
 
     # --- syncing users --------------------------------------------------------------------------------------------
 
@@ -137,8 +147,9 @@ class ReportBuffer:
         takes_over = owner != sync.connection
         if takes_over:
             syncs = set()
-        # The limit applies to new users only: a repeated start of a known user takes no more room. Without room for the
-        # takeover the start is dropped, too: the rows of the worker's earlier connection would stay beside its own.
+        # The limit applies to new users only, because a repeated start of a known user takes no further room. If there is
+        # no room for the takeover, the start is dropped, too. Otherwise the database would have rows of the worker's
+        # earlier connection beside the new row.
         is_over_limit = sync not in syncs and self._users_of[sync.connection] >= self._limit - self._users
         if is_over_limit or (takes_over and not self._take_over(sync.worker, sync.connection, syncs)):
             self.dropped[UserSync.WORD] += 1
@@ -155,8 +166,8 @@ class ReportBuffer:
     def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> bool:
         """Records that a worker process now reports over this connection.
 
-        Drops the users that it reported over an earlier connection. Returns false, and changes nothing, if there is no
-        room for the report.
+        Drops the users that the worker reported over an earlier connection. If there is no room for the report, changes
+        nothing and returns false.
         """
         is_new = worker not in self._reports.taken_over
         if is_new and not self._takes_room(connection, "workers", self._waiting_workers()):
@@ -170,7 +181,8 @@ class ReportBuffer:
     def _end(self, sync: Sync) -> None:
         """Records that a user no longer syncs.
 
-        Buffers this report even if the user is unknown here, because the database may still have a row of the user.
+        Buffers the report even if the buffer does not know the user, because the database may still have a row of the
+        user.
         """
         _, syncs = self._workers.get(sync.worker, ("", set()))
         if sync in syncs:
@@ -208,7 +220,7 @@ class ReportBuffer:
             del self._users_of[connection]
 
     def _takes_room(self, connection: str, kind: str, waiting: int) -> bool:
-        """Counts one more waiting report of this kind and connection, if there is room for it. Otherwise returns false.
+        """Counts one more waiting report of this kind and connection. Returns false if there is no room for the report.
 
         ``waiting`` is the number of waiting reports of this kind, of all connections.
         """
@@ -252,7 +264,7 @@ def _text(text: str) -> str:
 
 
 def _name(text: str) -> str | None:
-    """Replaces the characters that PostgreSQL cannot store. Returns null if the name is too long for an index."""
+    """Replaces the characters of a name that PostgreSQL cannot store. Returns null if the name is too long for an index."""
     clean = _text(text)
     return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
 

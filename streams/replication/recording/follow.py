@@ -1,8 +1,8 @@
-"""Connects a follower to the recorder of a foreign server: every batch is stored before the next one is taken.
+"""Connects a follower to the recorder of a foreign server. Each batch of rows is stored before the next batch is received.
 
-While the database is unreachable, the follower reads no further; nothing is dropped. Positions that move without rows are
-stored once a second, with a heartbeat and with the gaps that could not be fetched. Assumes a single event loop. Database
-work runs in a thread of its own.
+While the database is unreachable, the follower stops reading, and no rows are dropped. Positions that move without rows
+are stored once a second, with a heartbeat and with the gaps that could not be fetched. Assumes a single event loop.
+Database queries run in a separate thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Recording:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Positions:
-        """Opens the record and returns the positions to continue from.
+        """Opens the record, which is the stored rows and positions of the server. Returns the positions to continue from.
 
         Raises `RecorderBusy`, or `CatchUpError` when the database cannot be used.
         """
@@ -63,20 +63,24 @@ class Recording:
         return known
 
     async def take(self, rows: Sequence[FollowedRow]) -> None:
-        """Stores the rows. Returns when they are committed."""
+        """Stores the rows. Returns when the rows are committed."""
         await self._store(rows)
 
     def missed(
         self, event: MissingRange | Reset, reason: str = "not sent to us, and no --catch-up http was given"
     ) -> None:
-        """Adds a range of facts that could not be fetched, or a restart of the stream, to the next batch."""
+        """Keeps a range of facts that could not be fetched, or a restart of a stream, to be stored with the next batch."""
         if isinstance(event, Reset):
             self._resets.append(event)
         else:
             self._gaps.append((event, reason))
 
     async def end(self) -> None:
-        """Stores what is left, if the database can be reached, and releases the record's name."""
+        """Stores the waiting restarts and gaps and the last positions. Then releases the record's name.
+
+        If the database is unreachable for a while, gives up storing. The next run of the recording then fetches these
+        facts again.
+        """
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -95,7 +99,7 @@ class Recording:
                 trim_at = loop.time() + (0.0 if await self._trim() >= TRIM_ROWS else TRIM_SECONDS)
 
     async def _store(self, rows: Sequence[FollowedRow]) -> None:
-        """Stores the rows, with the resets and gaps that wait. Retries until the database is reachable.
+        """Stores the rows, with the restarts and gaps that wait to be stored. Retries while the database is unreachable.
 
         If there are no rows, stores the follower's positions.
         """
@@ -116,7 +120,7 @@ class Recording:
 
     async def _store_once(self, batch: Batch) -> None:
         await self._in_thread(lambda: self._recorder.store(batch))
-        # Only those of the batch: `missed` may have added others while the thread stored it.
+        # Only the resets and gaps of the batch: `missed` may have added others while the thread stored the batch.
         del self._resets[: len(batch.resets)]
         del self._gaps[: len(batch.gaps)]
 
@@ -137,7 +141,7 @@ class Recording:
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Awaits ``work``. If the caller is cancelled, waits until ``work`` has ended, then raises ``CancelledError``.
 
-    The work runs in a thread, which goes on after a cancellation and may still commit.
+    ``work`` runs in a thread. The thread continues after a cancellation, and may still commit.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -150,7 +154,10 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 class RecordedCatchUp:
-    """A catch-up that begins where the record ends. Ranges that the source refuses are recorded as gaps."""
+    """A catch-up for a recorded stream. It begins at the recorded positions, and fetches facts from ``source``.
+
+    If ``source`` can never provide the facts of a range, the range is recorded as a gap.
+    """
 
     def __init__(self, source: CatchUp, recording: Recording, known: Positions) -> None:
         self._source = source
@@ -164,9 +171,10 @@ class RecordedCatchUp:
         return self._source.can_reset(stream)
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        """Returns the recorded positions at the first call. Later calls return nothing.
+        """Returns the recorded positions at the first call, and an empty mapping at later calls.
 
-        Writers that appear later are not in the record that was read at the start.
+        The recorded positions were read at the start. They lack the writers that appeared later. If a later call
+        returned the recorded positions, the follower would drop these writers.
         """
         known, self._known = self._known or {}, None
         return {
@@ -174,6 +182,9 @@ class RecordedCatchUp:
             for stream, writers in known.items()
             if streams is None or stream in streams
         }
+
+    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
+        return await self._source.given_out(streams)
 
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int

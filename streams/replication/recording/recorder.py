@@ -1,14 +1,16 @@
 """The recorder of a foreign server: stores rows, positions and gaps, each batch in one transaction.
 
-Positions are stored with the rows that they cover. So every row is stored exactly once, and after any crash recording
-continues behind the last stored row. Positions never go down. If a writer starts again at a lower token, a new *life*
-of the writer begins, with a position of its own. Only one process records under a name. This process holds an advisory
-lock on the name. All calls block, and only one thread may call at a time.
+The stored rows and positions of one server are its *record*, and have a name. A position is stored in the transaction
+of the rows that it covers. So every row is stored exactly once, and after a crash the recording continues after the
+last stored row. Positions never decrease. If a writer starts again at a lower token, a new *life* of the writer begins,
+with a separate position. Only one process records under a name, and it holds an advisory lock on the name. All calls
+block, and only one thread may call at a time.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from streams.errors import StreamError
 from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.logs import get_logger
+from streams.writing.lease import describe_lock_holder
 
 __all__ = ["Batch", "Recorder", "RecorderBusy"]
 
@@ -97,13 +100,20 @@ _TRIM_GAPS = (
 )
 
 
+#: The end of the name of a later life.
+_LIKE_LIFE = re.compile(r"~\d+\Z")
+
+
 class RecorderBusy(StreamError):
-    """A record's name that cannot be used: another process records under it, or it is the record of another server."""
+    """The error if a record's name cannot be used.
+
+    Another process records under this name, or the record with this name is of another server.
+    """
 
 
 @dataclass(slots=True)
 class _Life:
-    """The present life of a writer. A new life begins when the writer starts again at a lower token."""
+    """The present life of a writer: its number and position. A new life begins if the writer starts again at a lower token."""
 
     number: int = 1
     position: int = 0
@@ -111,7 +121,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Change:
-    """The effect of a batch on one writer, in one life of the writer."""
+    """The change of one life of a writer by a batch: its new position, its last fact, and numbers of rows and missed ranges."""
 
     position: int = 0
     last_fact: int | None = None
@@ -121,7 +131,11 @@ class _Change:
 
 @dataclass(slots=True)
 class Batch:
-    """The unit of storage: restarts of writers, rows in order of arrival, gaps with their reason, and positions."""
+    """The data that one transaction stores: restarts of writers, rows in order of arrival, gaps, and positions.
+
+    ``gaps`` has pairs (range, reason why the range could not be fetched). ``positions`` is ``{stream: {writer:
+    position}}``.
+    """
 
     resets: Sequence[Reset] = ()
     rows: Sequence[FollowedRow] = ()
@@ -130,7 +144,7 @@ class Batch:
 
 
 class Recorder:
-    """The writer of one foreign server's record. Call `open` first."""
+    """The object that writes one foreign server's record. The caller must first call `open`."""
 
     def __init__(self, name: str, server_name: str, address: str, using: str) -> None:
         self._about = {"name": name, "server_name": server_name, "address": address}
@@ -139,7 +153,7 @@ class Recorder:
         self._lives: dict[tuple[str, str], _Life] = {}
 
     def open(self) -> dict[str, dict[str, int]]:
-        """Locks the name, and returns the ``{stream: {instance: position}}`` to continue from.
+        """Locks the record's name. Returns the positions to continue from, as ``{stream: {writer: position}}``.
 
         Raises `RecorderBusy` if another process records under the name, or if the name is the record of another server.
         """
@@ -148,12 +162,14 @@ class Recorder:
 
     def _open(self, cursor: Any) -> dict[str, dict[str, int]]:
         name = self._about["name"]
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.recorder_key(cursor, name)])
+        key = driver.recorder_key(cursor, name)
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
         if not cursor.fetchone()[0]:
             cursor.execute("SELECT host, process_id FROM streams_recordedserver WHERE name = %s", [name])
             host, process_id = cursor.fetchone() or ("?", "?")
             raise RecorderBusy(
-                f"{name!r} is recorded by process {process_id} on {host} already: stop that, or take another name."
+                f"{name!r} is recorded by process {process_id} on {host}{describe_lock_holder(cursor, key)} already: stop "
+                f"that, or take another name."
             )
         about = {**self._about, "host": socket.gethostname(), "process_id": os.getpid()}
         cursor.execute(_SERVER, about)
@@ -172,8 +188,8 @@ class Recorder:
     def store(self, batch: Batch) -> None:
         """Stores a batch in one transaction.
 
-        If it raises ``DatabaseError``, nothing was stored, and the same batch may be stored again. Raises
-        `RecorderBusy` if another process took over the name.
+        Raises ``DatabaseError``, after which the caller may store the same batch again. Raises `RecorderBusy` if
+        another process took over the record's name.
         """
         lives = {key: _Life(life.number, life.position) for key, life in self._lives.items()}
         facts, changes = _plan(lives, batch)
@@ -191,13 +207,13 @@ class Recorder:
 
     @contextmanager
     def _transaction(self) -> Any:
-        """Opens a transaction on the session that holds the lock on the name.
+        """Opens a transaction in the database session that holds the lock on the record's name. Yields its cursor.
 
         After a reconnection, first takes the lock again. Raises `RecorderBusy` if another process has the lock.
         """
         with self._connection.cursor() as cursor:
-            # The lock is counted: on a session that holds it already, this succeeds again. On a new session it shows if
-            # another process took the name meanwhile.
+            # PostgreSQL counts how often a session takes a lock. If the session holds the lock already, the call succeeds
+            # again. On a new session, the call shows if another process took the name meanwhile.
             cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.recorder_key(cursor, self._about["name"])])
             if not cursor.fetchone()[0]:
                 raise RecorderBusy(f"Another process took over the record {self._about['name']!r}.")
@@ -222,10 +238,10 @@ class Recorder:
             cursor.execute(_GAPS, {"server": self._server, **columns})
 
     def trim(self, days: float, facts_kept: int) -> int:
-        """Removes up to ``TRIM_ROWS`` of the oldest recorded rows, and returns their number.
+        """Deletes up to ``TRIM_ROWS`` of the oldest recorded rows, and returns the number of deleted rows.
 
-        Removes rows older than ``days``, and rows beyond the newest ``facts_kept`` of all servers together. Also
-        removes gaps older than ``days``.
+        Deletes rows older than ``days``, and rows that are not among the newest ``facts_kept`` rows of all servers
+        together. Also deletes gaps older than ``days``.
         """
         limits = {"rows": TRIM_ROWS, "seconds": days * 86_400, "kept": facts_kept}
         with self._connection.cursor() as cursor:
@@ -235,7 +251,7 @@ class Recorder:
         return removed
 
     def close(self, *, in_order: bool = True) -> None:
-        """Stores that recording has ended, unless ``in_order`` is false, and closes the connection."""
+        """Closes the database connection. If ``in_order`` is true, first stores that the recording has ended."""
         if in_order and self._server:
             try:
                 with self._connection.cursor() as cursor:
@@ -251,7 +267,10 @@ _Changes = dict[tuple[str, str, int], _Change]
 
 
 def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple[Any, ...]], _Changes]:
-    """Returns the rows that a batch inserts, and the changes of its writers. Updates ``lives``."""
+    """Returns (rows to insert, changes of writers) for a batch. Updates ``lives``.
+
+    The changes are ``{(stream, writer, number of the writer's life): change}``.
+    """
     changes: _Changes = {}
     for reset in batch.resets:
         _begin_life(lives, changes, reset)
@@ -289,7 +308,7 @@ def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: R
 def _settle(lives: dict[tuple[str, str], _Life], changes: _Changes, key: tuple[str, str], position: int) -> None:
     """Moves a writer to the position that the follower reports.
 
-    Ignores a position below the writer's present one, because the reported position may be a moment old.
+    Ignores a position below the writer's present position, because the follower may report an older position.
     """
     life = lives.get(key)
     if life is None:
@@ -305,7 +324,10 @@ def _life_of(lives: Mapping[tuple[str, str], _Life], stream: str, instance: str)
 
 
 def _writer_key(instance: str, life: _Life) -> str:
-    return instance if life.number == 1 else f"{instance}~{life.number}"
+    """Returns the name under which a life of a writer is stored. Two lives never have the same name."""
+    # Otherwise the second life of writer ``a`` and the first life of a writer with the name ``a~2`` would have the same
+    # row. No batch with both writers could be stored.
+    return instance if life.number == 1 and not _LIKE_LIFE.search(instance) else f"{instance}~{life.number}"
 
 
 def _moved(stream: str, instance: str, number: int, change: _Change) -> tuple[Any, ...]:
@@ -314,7 +336,7 @@ def _moved(stream: str, instance: str, number: int, change: _Change) -> tuple[An
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Returns one array for each column in ``names``."""
+    """Turns rows into columns. Returns ``{column: values}``, with the names of the columns from ``names``."""
     columns = zip(names, zip(*rows, strict=True), strict=True)
-    # PostgreSQL takes no NUL, which a hostile server may put into names.
+    # PostgreSQL does not store NUL, and a hostile server may put NUL into names.
     return {name: [v.replace("\0", "\ufffd") if isinstance(v, str) else v for v in values] for name, values in columns}

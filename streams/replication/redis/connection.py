@@ -1,7 +1,7 @@
-"""Connections to Redis that never reconnect by themselves, so that no message is missed unnoticed.
+"""Connections to Redis that never reconnect by themselves, so that the caller knows when messages may be missing.
 
-The publish/subscribe object of the client library reconnects and subscribes again in silence. Here a lost connection is
-an error, and the caller reconnects and asks for positions. Needs the extra ``redis``.
+The publish/subscribe object of the Python package ``redis`` reconnects and subscribes again without notice. In this
+module a lost connection is an error, and the caller reconnects and asks for positions. Needs the extra ``redis``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RedisConnection:
         self._connection = connection
 
     async def send(self, *words: str | bytes) -> None:
-        """Sends one command. The caller has to read its answer."""
+        """Sends one command. The caller must then read Redis's answer to the command."""
         await self.send_all([words])
 
     async def send_all(self, commands: Iterable[tuple[str | bytes, ...]]) -> None:
-        """Sends commands in one write, and waits until the transport takes them."""
+        """Sends several commands in one write, and waits until the transport has accepted them."""
         try:
             packed = self._connection.pack_commands(commands)
             await self._connection.send_packed_command(packed, check_health=False)
@@ -47,7 +47,7 @@ class RedisConnection:
             raise ConnectionError(f"the connection to Redis is lost: {error}") from error
 
     async def receive(self, timeout_seconds: float = math.inf) -> Any:
-        """Returns the next answer or message. Raises ``ConnectionError`` if none came in time."""
+        """Returns the next answer or message. Raises ``ConnectionError`` if nothing arrives within ``timeout_seconds``."""
         try:
             answer = await self._connection.read_response(disable_decoding=True, timeout=timeout_seconds)
         except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse) as error:
@@ -59,7 +59,7 @@ class RedisConnection:
         return answer
 
     async def ask(self, *words: str | bytes) -> Any:
-        """Sends a command, and returns its answer."""
+        """Sends a command, and returns Redis's answer to the command."""
         await self.send(*words)
         return await self.receive(CONNECT_TIMEOUT_SECONDS)
 

@@ -1,8 +1,9 @@
 """Converts our rows and lines to the form of current versions of Synapse (pure).
 
 Workers since 1.67 receive over Redis only, and some streams and rows have changed since 1.43. A worker closes its
-connection when it receives a stream that it does not know. So if ``REPLSITE_REDIS_SYNAPSE_VERSION`` is a later version,
-streams that this version does not have are left out, and rows with other fields are converted:
+connection when it receives a stream that it does not know. So if ``REPLSITE_REDIS_SYNAPSE_VERSION`` is a later version
+than 1.43, streams that later versions do not have are left out. Rows that have other fields in later versions are
+converted:
 
 * ``events``: ``ev`` rows end with the field *outlier*. Our rows do not have this field, so false is added.
 * ``receipts``: the ID of a thread comes before the data. Our receipts have no thread, so null is added.
@@ -10,8 +11,8 @@ streams that this version does not have are left out, and rows with other fields
   add false twice. Our rows that name a server instead of a user are left out.
 
 Later versions send the facts of ``tag_account_data`` in ``account_data``, and those of ``user_signature`` in
-``device_lists``. Our facts of ``tag_account_data`` and ``user_signature`` are left out all the same. They would have to
-be sorted by position into the facts of the other stream, because a reader drops facts that come late.
+``device_lists``. Our facts of ``tag_account_data`` and ``user_signature`` are left out nevertheless. A worker drops
+facts that are not in order. So we would have to merge these facts by position with the facts of the other stream.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ GONE = frozenset({"tag_account_data", "groups", "user_signature"})
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """Returns ``(1, 163)`` for ``1.163`` or ``1.163.2``.
+    """Parses a version: returns ``(1, 163)`` for ``1.163`` or ``1.163.2``.
 
-    Raises ``ValueError`` for a text that is no version, and for a version whose rows are not known.
+    Raises ``ValueError`` if the text is not a version, or if the rows of this version are not known.
     """
     parts = text.split(".")
     if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
@@ -45,7 +46,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 
 def is_later(version: str) -> bool:
-    """Returns true if the version has the later rows and streams. Raises ``ValueError`` as ``version_of`` does."""
+    """Returns true if the version has the rows and streams of later versions than 1.43. Raises ``ValueError``."""
     return version_of(version) >= FIRST_LATER_VERSION
 
 
@@ -66,7 +67,7 @@ _ROWS: Mapping[str, Any] = MappingProxyType({"events": _event, "receipts": _rece
 
 
 def _later_row(stream: str, row: Any) -> Any:
-    """Converts a row to the form of later versions. Returns None if later versions have no such row."""
+    """Converts a row of our stream to the form of later versions. Returns None if the row must be left out."""
     make = _ROWS.get(stream)
     return row if make is None else make(row)
 
@@ -74,8 +75,8 @@ def _later_row(stream: str, row: Any) -> Any:
 class LaterLines:
     """The conversion of the lines of one connection, in their order.
 
-    A fact keeps its position. If its last row is left out, the last remaining row ends the fact. If all its rows are
-    left out, the fact becomes a POSITION.
+    The position of a fact does not change. If the last row of a fact is left out, its last remaining row gets the
+    token. If all rows of a fact are left out, a POSITION is sent in place of the fact.
     """
 
     def __init__(self) -> None:

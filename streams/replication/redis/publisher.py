@@ -1,14 +1,14 @@
 """Publishes our lines on a Redis channel (``serve --redis URL``), as one more client of the broadcaster.
 
-One message is one line, on the channel that is named like our server. If several servers are configured for one
-channel, one server publishes and the others wait. The publishing server holds an advisory lock of the database, and
-stops when it loses the lock. Otherwise two servers could publish the rows of the same batch, which would break the
-batch for every follower.
+Each message is one line. The channel has the name of our homeserver. If several servers are configured for one channel,
+one server publishes and the others wait. The publishing server holds an advisory lock of the database, and stops when
+it loses the lock. Otherwise two servers could publish the rows of the same fact at the same time, and every follower
+would mix up these rows.
 
-A *link* is one connection to the channel. Every link begins with REPLICATE and our positions, so a follower that missed
-lines before sees the gap. The bytes that wait to be sent are bounded like those of any client. If Redis does not take
-them in time, the link ends. REMOTE_SERVER_UP is not relayed to Redis, because all processes on a channel receive every
-message. Commands that workers publish on the channel are handled like those of connected workers.
+A *link* is one connection to the channel. Every link begins with REPLICATE and our positions. So a follower that missed
+lines before sees the gap. The bytes that wait to be sent have the same limit as those of any client. If Redis does not
+accept these bytes in time, the link ends. REMOTE_SERVER_UP is not relayed to Redis, because all processes on a channel
+receive every message. Commands that workers publish on the channel are handled like those of connected workers.
 """
 
 from __future__ import annotations
@@ -40,15 +40,19 @@ log = get_logger(__name__)
 RETRY_SECONDS = 1.0
 LOCK_CHECK_SECONDS = 1.0
 #: Longest wait for a check of the lock. PostgreSQL keeps the lock of a lost session longer
-#: (``driver.SERVER_KEEPALIVES``).
+#: (``driver.SESSION_SETTINGS``).
 LOCK_ANSWER_SECONDS = 5.0
 #: Wait after getting the lock, longer than ``LOCK_CHECK_SECONDS``.
 HAND_OVER_SECONDS = 1.5
 ANSWER_SECONDS = 10.0
 #: About the most bytes that are turned into messages at a time. Each piece is taken as a whole.
 CHUNK_BYTES = 256 * 1024
+#: The longest time to handle messages of the channel before other connections are served.
+TURN_SECONDS = 0.002
+#: A message that is longer is not parsed. A line has at most 16 KiB, and to parse a message of 8 MB took eight seconds.
+MESSAGE_LIMIT_BYTES = 64 * 1024
 _PUBLISHED = (b"RDATA ", b"POSITION ")
-#: Our own lines come back on the channel. Those of these commands need not be parsed.
+#: The channel returns our own lines. Lines that begin with these words need not be parsed.
 _ECHOES = (b"RDATA ", b"POSITION ", b"LOCK_RELEASED ")
 
 
@@ -90,7 +94,7 @@ class _Waiting:
     abort = close
 
     def chunk(self) -> list[bytes]:
-        """Removes and returns the next pieces to send, about ``CHUNK_BYTES`` at most.
+        """Removes and returns the next pieces of bytes to send, together about ``CHUNK_BYTES`` at most.
 
         The bytes of these pieces count as buffered until `confirmed` is called.
         """
@@ -106,7 +110,7 @@ class _Waiting:
 
 
 class ChannelClient(ReplicationClient):
-    """The channel as a client of the broadcaster, with neither greeting nor keep-alive."""
+    """The client of the broadcaster that stands for the channel. It has neither greeting nor keep-alive."""
 
     def __init__(self, address: str, server_name: str) -> None:
         self.waiting = _Waiting()
@@ -118,7 +122,7 @@ class ChannelClient(ReplicationClient):
         self.name = "redis"
 
     def flush(self) -> None:
-        """Discards the output of the protocol object, which does not belong on a channel.
+        """Discards the output of the protocol object, such as PING, because it does not belong on a channel.
 
         Ends the link if the client is closed.
         """
@@ -134,7 +138,8 @@ class ChannelClient(ReplicationClient):
 class RedisPublisher:
     """The publisher of one channel. It runs until it is stopped, and starts a new link after every loss.
 
-    ``take`` is called with the commands that others publish on the channel, ``gone`` at the end of each link.
+    ``take`` is called with the client of the link and the commands that other processes publish on the channel.
+    ``gone`` is called with this client when the link ends.
     """
 
     def __init__(
@@ -157,7 +162,7 @@ class RedisPublisher:
         self._trouble = ""
 
     async def start(self) -> None:
-        """Begins to publish. Does not wait for Redis: if it is not there, the publisher tries again."""
+        """Starts the publisher. Does not wait for Redis: while Redis is unreachable, the publisher tries again."""
         self._broadcaster.redis_trouble = ""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="redis publisher")
 
@@ -175,6 +180,11 @@ class RedisPublisher:
                 await self._publish()
             except (OSError, RedisRefused, ChannelLocked, driver.DatabaseError) as error:
                 self._log_trouble(str(error).strip() or type(error).__name__)
+            except Exception as error:
+                # An error in our code for one message. Without this handler the task would end, and no line would be published
+                # until a restart. The health page would not show it, because it shows only errors that are set here.
+                log.exception("redis.failed", redis=str(self._address), channel=self.channel)
+                self._log_trouble(f"{type(error).__name__}: {error}")
             await self._lock.release()  # another server may be able to publish
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -183,7 +193,7 @@ class RedisPublisher:
         self._trouble = self._broadcaster.redis_trouble = ""
 
     def _log_trouble(self, trouble: str) -> None:
-        """Sets the error that the health page shows. If ``trouble`` is empty, publishing begins.
+        """Sets ``trouble`` as the error that the health page shows. An empty text means that publishing begins.
 
         Logs one line when publishing begins, and one line when the error changes.
         """
@@ -237,10 +247,17 @@ class RedisPublisher:
             waiting.confirmed(sum(map(len, pieces)))
 
     async def _receive_commands(self, peer: ChannelClient, hears: RedisConnection) -> None:
+        turn_ends = time.monotonic() + TURN_SECONDS
         while True:
+            # `receive` does not wait while messages are buffered. 1,000 messages would stall all other connections for
+            # 0.1 s.
+            if time.monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic() + TURN_SECONDS
             answer = await hears.receive()
             data = answer[2] if isinstance(answer, list) and answer[0] == b"message" else b""
-            command = None if data.startswith(_ECHOES) else _understood(data)
+            is_read = len(data) <= MESSAGE_LIMIT_BYTES and not data.startswith(_ECHOES)
+            command = _understood(data) if is_read else None
             peer.connection.bytes_in += len(data)
             if isinstance(command, Replicate):
                 self._broadcaster.answer_replicate(peer)
@@ -253,7 +270,7 @@ def _is_published(line: bytes) -> bool:
 
 
 def _understood(data: bytes) -> Command | None:
-    """Returns the command in a message. Returns None if it cannot be parsed: such a message is for other processes."""
+    """Returns the command in a message. Returns None if the message cannot be parsed, because it may be for other processes."""
     with contextlib.suppress(UnicodeDecodeError, CommandError):
         text = data.decode("utf-8")
         return parse_line(text) if text.strip() else None
@@ -261,7 +278,7 @@ def _understood(data: bytes) -> Command | None:
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Runs all coroutines until one ends, then cancels the others. Raises the error of the ended one, if any."""
+    """Runs the coroutines until the first of them ends, then cancels the others. If the first raised an error, raises it."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     try:
@@ -277,7 +294,7 @@ async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
 class _Lock:
     """The right to publish on a channel: a session advisory lock.
 
-    All calls to the database are made in one thread, which nothing else uses.
+    All database queries of the lock run in one thread, which no other code uses.
     """
 
     def __init__(self, using: str, name: str) -> None:
@@ -286,7 +303,7 @@ class _Lock:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-lock")
 
     async def acquire(self, another_has_it: Callable[[], None] = lambda: None) -> None:
-        """Waits until this process holds the lock. Then waits until an earlier holder must have noticed its loss.
+        """Waits until this process holds the lock. Then waits until an earlier holder must have noticed that it lost the lock.
 
         While another server holds the lock, calls ``another_has_it`` after each attempt. Raises ``ChannelLocked`` if a
         session whose role may not write holds the lock. Raises ``DatabaseError``.
@@ -299,7 +316,7 @@ class _Lock:
         await asyncio.sleep(HAND_OVER_SECONDS)
 
     async def watch(self) -> None:
-        """Checks again and again that this process holds the lock. Raises ``ConnectionError`` when it is lost.
+        """Checks at intervals that this process holds the lock. Raises ``ConnectionError`` when the lock is lost.
 
         Raises ``TimeoutError`` if the database does not answer within ``LOCK_ANSWER_SECONDS``.
         """
@@ -309,7 +326,7 @@ class _Lock:
                 raise ConnectionError("the lock on the channel is lost: another server may publish now")
 
     async def release(self) -> None:
-        """Releases the lock by closing its session."""
+        """Releases the lock by closing the database session that holds it."""
         await self._in_thread(self._connection.close)
 
     async def end(self) -> None:
@@ -335,7 +352,7 @@ class _Lock:
     def _holds(self) -> bool:
         """Returns true if the present database session holds the lock.
 
-        After a reconnection the session is a new one, which holds nothing yet.
+        After a reconnection there is a new session, which does not hold the lock yet.
         """
         with self._connection.cursor() as cursor:
             cursor.execute(

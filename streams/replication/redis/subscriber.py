@@ -1,12 +1,13 @@
 """Follows a homeserver over Redis publish/subscribe, which every Synapse since 1.67 uses.
 
-The lines are those of TCP, without the greeting. One message is one line, on the channel that is named like the
-homeserver. We subscribe, publish REPLICATE, and publish nothing else. Every process of the homeserver answers for the
-streams that it writes, in its own time. So the first commands of a connection are gathered for a moment. Then the first
-POSITION of every writer is passed on before all other commands, stream by stream. The follower thus knows all writers
-from the start.
+The lines are the same as over TCP, without the greeting. Each message is one line. The channel has the name of the
+homeserver. We subscribe, publish REPLICATE, and publish no other command. Every process of the homeserver answers for
+the streams that it writes, some sooner and some later. So the first commands of a connection are collected for a
+moment. Then the first POSITION of every writer is passed to the follower before all other commands, stream by stream.
+So the follower knows all writers from the start.
 
-Messages that cannot be parsed are counted, logged and skipped, because other processes may be of a later version.
+Messages that cannot be parsed are counted, logged and skipped, because other processes may be of a later version. SERVER and
+ERROR are skipped in the same way, because they concern a TCP connection.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 
 from streams.replication.client.connection import Counters
 from streams.replication.client.http_catch_up import MEMORY_STREAMS
-from streams.replication.errors import CommandError
+from streams.replication.errors import CommandError, MalformedCommand
 from streams.replication.protocol.commands import (
     Command,
+    Error,
     Position,
     RData,
     Replicate,
+    Server,
     format_line,
     parse_line,
     printable,
@@ -39,7 +42,8 @@ __all__ = ["RedisConnector", "RedisLink", "first_positions_first"]
 
 log = get_logger(__name__)
 
-# There is no line limit here: Redis has none, and ours is for what we send, which is one word.
+# Received lines have no limit here, because Redis has none. Our own limit is for lines that we send, and we send one
+# word.
 PING_SECONDS = 10.0
 SILENCE_LIMIT_SECONDS = 30.0
 #: The first answers are gathered until no new writer has appeared for this long ...
@@ -49,7 +53,9 @@ GATHER_SECONDS = 3.0
 GATHER_LIMIT = 50_000
 #: Most commands that wait here. At this number we stop reading, and Redis disconnects us when its own limit is reached.
 WAITING_LIMIT = 20_000
-#: Most messages that cannot be parsed and are logged. Further ones are only counted.
+#: Most bytes of messages that wait here. A single message may have half a gigabyte.
+WAITING_LIMIT_BYTES = 64 * 1024 * 1024
+#: Most messages that cannot be parsed and are logged. Further messages are only counted.
 LOGGED_LIMIT = 10
 
 
@@ -88,7 +94,7 @@ class RedisConnector:
 
 
 class RedisLink:
-    """A subscription. A task reads messages, and `receive` returns the commands in them."""
+    """A subscription to a channel. A task reads messages, and `receive` returns the commands in the messages."""
 
     def __init__(self, connection: RedisConnection, channel: str, where: str) -> None:
         self.counters = Counters()
@@ -97,6 +103,7 @@ class RedisLink:
         self._channel = channel
         self._where = where
         self._waiting: list[Command] = []
+        self._waiting_bytes = 0
         self._has_some = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -106,7 +113,7 @@ class RedisLink:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def subscribe(self) -> None:
-        """Subscribes, and begins to read. From now on every message of the channel is received."""
+        """Subscribes to the channel, and starts to read. From now on every message on the channel is received."""
         await self._connection.ask("SUBSCRIBE", self._channel)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read()), loop.create_task(self._keep_alive())]
@@ -114,7 +121,8 @@ class RedisLink:
     async def receive(self) -> Sequence[Command]:
         """Waits for commands and returns them. If the link has ended, raises the error that ended it.
 
-        The first call waits until the processes have answered REPLICATE, and returns their positions first.
+        The first call waits until the homeserver's processes have answered REPLICATE, and returns their positions
+        first.
         """
         if not self._is_settled:
             await self._settle()
@@ -129,7 +137,7 @@ class RedisLink:
         return self._take()
 
     def send(self, command: Command) -> None:
-        """Sends nothing, because the channel belongs to the homeserver's processes and a follower is none of them."""
+        """Does nothing: a follower is not a process of the homeserver, and only these processes may publish on the channel."""
 
     async def close(self, reason: CloseReason) -> None:
         for task in self._tasks:
@@ -141,7 +149,7 @@ class RedisLink:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def _take(self) -> list[Command]:
-        commands, self._waiting = self._waiting, []
+        commands, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._heard_at = time.monotonic()
         self._has_room.set()
         return commands
@@ -150,7 +158,7 @@ class RedisLink:
         """Waits until the homeserver's processes have sent their positions, at most ``GATHER_SECONDS``."""
         ends_at = time.monotonic() + GATHER_SECONDS
         named, named_at, looked_at = set[tuple[str, str]](), 0.0, 0
-        while self._error is None and time.monotonic() < ends_at and len(self._waiting) < GATHER_LIMIT:
+        while self._error is None and time.monotonic() < ends_at and not self._is_full(GATHER_LIMIT):
             new = self._waiting[looked_at:]
             looked_at = len(self._waiting)
             found = {(one.stream, one.instance) for one in new if isinstance(one, Position)} - named
@@ -163,12 +171,15 @@ class RedisLink:
             with contextlib.suppress(TimeoutError):  # the loop looks at the clock then
                 await asyncio.wait_for(self._has_some.wait(), QUIET_SECONDS / 3)
 
+    def _is_full(self, limit: int) -> bool:
+        return len(self._waiting) >= limit or self._waiting_bytes >= WAITING_LIMIT_BYTES
+
     async def _read(self) -> None:
         limit = WAITING_LIMIT
         try:
             while True:
                 self._note(await self._connection.receive())
-                if len(self._waiting) >= limit and self._is_settled:
+                if self._is_full(limit if self._is_settled else GATHER_LIMIT):
                     self._has_room.clear()
                     await self._has_room.wait()
         except Exception as error:  # noqa: BLE001 - raised by `receive`
@@ -185,12 +196,20 @@ class RedisLink:
         command = self._understood(data)
         if command is not None:
             self._waiting.append(command)
+            self._waiting_bytes += len(data)
             self._has_some.set()
 
     def _understood(self, data: bytes) -> Command | None:
         try:
             text = data.decode("utf-8")
-            return parse_line(text) if text.strip() else None
+            if "\n" in text:  # no line has one; it could be in a name, which is printed
+                raise MalformedCommand("a line feed within a message")
+            command = parse_line(text) if text.strip() else None
+            # No process of a homeserver sends SERVER or ERROR on a channel. A SERVER with another name would end the
+            # follower, and every program on the channel could send it.
+            if isinstance(command, Server | Error):
+                raise MalformedCommand(f"{command.WORD} does not belong on a channel")
+            return command
         except (UnicodeDecodeError, CommandError) as error:
             self.ignored += 1
             if self.ignored <= LOGGED_LIMIT:
@@ -199,7 +218,7 @@ class RedisLink:
             return None
 
     async def _keep_alive(self) -> None:
-        """Sends PING, and ends the link if nothing is received for ``SILENCE_LIMIT_SECONDS``, not even the answer to PING."""
+        """Sends PING to Redis at intervals. Ends the link if no message and no answer arrive for ``SILENCE_LIMIT_SECONDS``."""
         try:
             while True:
                 await asyncio.sleep(PING_SECONDS)
@@ -214,9 +233,9 @@ class RedisLink:
 
 
 def first_positions_first(commands: Sequence[Command]) -> list[Command]:
-    """Returns the commands with every writer's first POSITION ahead of the rest, stream by stream.
+    """Returns the commands in another order: first every writer's first POSITION, stream by stream, then all other commands.
 
-    A POSITION that comes after rows of its writer keeps its place, because those rows lie below it.
+    A POSITION that comes after rows of its writer is not moved, because these rows lie below the POSITION.
     """
     known: set[tuple[str, str]] = set()
     first: list[Position] = []

@@ -1,15 +1,14 @@
 """Reads positions and then rows for the broadcaster, on a database connection of its own.
 
-A position covers only facts that were committed before it, so reading positions before rows is safe
-(``streams.reading.rows``). Notifications are applied in the order in which they came, whichever thread makes the round
-(``streams.reading.position_cache``). All calls block, and only one thread may call at a time. Only ``hear`` may be
-called while another call runs.
+A stored position covers only facts that were committed before it was stored. So no fact is missed if positions are read
+before rows (``streams.reading.rows``). Notifications are applied in the order in which they came, no matter which
+thread reads (``streams.reading.position_cache``). All calls block, and only one thread may call at a time. Only
+``hear`` may be called while another call runs.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +23,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.reading import watcher
-from streams.reading.position_cache import PositionCache
+from streams.reading.position_cache import NotificationQueue, PositionCache
 from streams.reading.position_notifications import PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, existing_rows
@@ -39,31 +38,48 @@ from streams.replication.protocol.announcer import (
     encode_rows,
     position_line,
 )
-from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
+from streams.replication.protocol.rdata_sql import (
+    FEW_TOKENS,
+    can_write_lines,
+    few_lines,
+    few_rows_sql,
+    lines_sql,
+    plain_lines,
+    plain_lines_sql,
+    take_lines,
+)
 from streams.writing import dead_writers
 
-__all__ = ["BroadcastReader", "Done", "Round", "read_lines"]
+__all__ = ["BroadcastReader", "Done", "Piece", "Round", "read_lines"]
 
 #: Most rows of one writer that a round reads. The rest follows in the next round.
 ROWS_PER_READ = 1_000
-#: Most notifications that wait for a round. If there are more, all positions are read from the table instead.
-MOST_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The position of a writer after a step that was carried out."""
+    """The position up to which a round has read the facts of a writer."""
 
     stream: str
     writer: str
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Lines of one stream. ``lines`` counts all lines, and ``rows`` the RDATA lines. All other lines are POSITION."""
+
+    stream: str
+    data: bytes
+    lines: int
+    rows: int = 0
+
+
 @dataclass(slots=True)
 class Round:
-    """The result of one round: the lines of all its steps, in order, and their counts."""
+    """The result of one round of the broadcaster: the lines of all steps of the round, in order, and counts."""
 
-    data: bytes = b""
+    pieces: list[Piece] = field(default_factory=list)
     lines: int = 0
     facts: int = 0
     oversize: int = 0
@@ -75,7 +91,7 @@ class Round:
 
 
 class BroadcastReader:
-    """The reading side of the broadcaster."""
+    """The part of the broadcaster that reads positions and facts from the database."""
 
     def __init__(self, announcer: Announcer, using: str, line_limit_bytes: int, name: str) -> None:
         self._announcer = announcer
@@ -84,34 +100,25 @@ class BroadcastReader:
         self._name = name
         in_memory = [stream.name for stream in registry.all_streams() if stream.declaration.in_memory]
         self._heard = PositionCache(may_begin_anew=in_memory.__contains__)
-        self._waiting: list[PositionNotification | None] = []
-        """Notifications since the last round or read of the table; null: some may be lost."""
-        self._hearing = threading.Lock()
+        self._waiting = NotificationQueue()  # since the last round or read of the table
         self._current_at = -math.inf
         """Monotonic start time of the last read that read all announced facts."""
         self._epoch = ""
         self._knows_epoch = False
         """True if ``_epoch`` was read on the present connection, and not from a standby."""
+        self._has_many_rows: dict[str, bool] = {}
+        """Stream -> true if its last read had a fact of several rows. The next read probably has one, too."""
         self._connection = driver.KeptConnection(using, name, reads_in_order=True)
 
     def hear(self, notifications: Sequence[PositionNotification]) -> None:
-        """Queues received notifications for the next round. An empty list means that some may be lost.
+        """Queues received notifications for the next round. An empty list means that some notifications may be lost.
 
         Called by the listener's thread alone, before it requests a round.
         """
-        with self._hearing:
-            if notifications and len(self._waiting) + len(notifications) <= MOST_WAITING:
-                self._waiting.extend(notifications)
-            else:
-                self._waiting = [None]
-
-    def _take_queued(self) -> list[PositionNotification | None]:
-        with self._hearing:
-            heard, self._waiting = self._waiting, []
-        return heard
+        self._waiting.put(notifications)
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
-        """Returns all stored positions at one moment. Raises `DatabaseRestored`."""
+        """Returns all positions that are stored now, as ``{stream: {writer: position}}``. Raises `DatabaseRestored`."""
         began = time.monotonic()
         with self._at_work() as cursor:
             found = self._positions(cursor, None)
@@ -119,21 +126,22 @@ class BroadcastReader:
         return found
 
     def reload(self) -> dict[str, dict[str, StoredPosition]]:
-        """Returns all stored positions after the database was restored. Accepts the database's new epoch."""
+        """Returns all stored positions after the database was restored, like `snapshot`. Accepts the database's new epoch."""
         self._epoch = ""
         return self.snapshot()
 
     def _check_epoch(self, cursor: Any) -> None:
-        """Raises `DatabaseRestored` if the database is in another epoch than on the connection before.
+        """Raises `DatabaseRestored` if the database is in another epoch than at the last check.
 
-        Checks each new connection once. If the database is a standby, checks it every time.
+        Checks once on each new connection. If the database is a standby, checks at every call.
         """
         if self._knows_epoch:
             return
-        # A standby returns its primary's epoch, even if it is about to be promoted and begin one of its own. So its epoch is
-        # read again each time. ``is_standby`` is asked before the epoch. In the other order, a standby could return the
-        # primary's epoch, be promoted, and then answer that it is no standby: the old epoch would be kept.
-        standby = is_standby(cursor)
+        # A standby returns its primary's epoch, even if it is about to be promoted and begin a new epoch. So the epoch of
+        # a standby is read again each time. ``is_standby`` is called before the epoch is read. In the other order, a
+        # standby returns the primary's epoch, is promoted, and then ``is_standby`` returns false. The old epoch would be
+        # kept.
+        standby = epochs.is_standby(cursor)
         found = epochs.current_epoch(cursor)
         if epochs.epoch_changed(self._epoch, found):
             raise DatabaseRestored(
@@ -144,9 +152,10 @@ class BroadcastReader:
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """Yields a database cursor. After an error, forgets the known positions and has the epoch checked again.
+        """Yields a database cursor. After an error, forgets the known positions and makes the next call check the epoch.
 
-        The positions are not reliable then, because some received notifications may not have been applied.
+        The known positions are not reliable after an error, because some received notifications may not have been
+        applied.
         """
         try:
             with self._connection.cursor() as cursor:
@@ -157,11 +166,11 @@ class BroadcastReader:
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the positions of all writers of the streams in ``only``, or of all streams if it is null.
+        """Returns the positions of all writers of the streams in ``only``, or of all streams if ``only`` is null.
 
-        The positions come from notifications if these suffice, and otherwise from the table. First drops the cached
-        values that these positions invalidate, because a client that receives a position may send a request with this
-        position to this process.
+        If notifications have brought all these positions, no query is needed. Otherwise the positions are read from the
+        table. Before returning, drops the cached values that the positions invalidate. Otherwise a client might receive
+        a position, send a request to this process, and get a cached value that is older than the position.
         """
         found = self._find_positions(cursor, only)
         watcher.before_shown(found, self._using)
@@ -169,12 +178,10 @@ class BroadcastReader:
 
     def _find_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         self._check_epoch(cursor)
-        heard = self._take_queued()  # before the table is read: the table is then newer than all of these
+        heard = self._waiting.take()
         if only is None:
             return self._possible_positions(cursor, None)
-        if None in heard:
-            self._heard.forget()
-        if unclear := self._heard.hear((notification for notification in heard if notification is not None), only):
+        if unclear := self._heard.hear(heard, only):
             self._possible_positions(cursor, unclear)
         return self._heard.of(only)
 
@@ -184,13 +191,12 @@ class BroadcastReader:
         return found
 
     def round(self, only: Collection[str] | None = None) -> Round:
-        """Reads and encodes the steps since the last round, of the streams in ``only`` or of all streams.
+        """Makes the reading part of a round over the streams in ``only``, or over all streams if ``only`` is null.
 
-        The caller sends the lines, and then confirms each of ``done`` to the announcer. Raises `DatabaseRestored` and the
-        driver's errors.
+        The caller must send the lines, and then call the announcer's ``said`` for each entry of ``Round.done``. Raises
+        `DatabaseRestored` and the driver's errors.
         """
         result = Round()
-        pieces: list[bytes] = []
         cut: set[tuple[str, str]] = set()
         began = time.monotonic()
         with self._at_work() as cursor:
@@ -198,24 +204,24 @@ class BroadcastReader:
                 if (step.stream, step.writer) in cut:
                     continue
                 lines, position = self._carry_out(cursor, step)
-                # Rows are left. Other steps of this writer wait for them: a Move would take followers past these rows.
+                # Not all rows were read. The writer's other steps wait for the rest: a Move would take followers past the
+                # unread rows.
                 if isinstance(step, Read) and position < step.upto:
                     cut.add((step.stream, step.writer))
-                pieces.append(lines.data)
+                result.pieces.append(Piece(step.stream, lines.data, lines.count, lines.rows))
                 result.lines += lines.count
                 result.facts += lines.facts
                 result.oversize += lines.oversize
                 if lines.rows:
                     result.rows[step.stream] += lines.rows
                 result.done.append(Done(step.stream, step.writer, position))
-        result.data = b"".join(pieces)
         result.has_more = {stream for stream, _ in cut}
         if only is None and not cut:
             self._current_at = began  # not the end: facts announced since the start may be unread
         return result
 
     def resolve_dead_writers(self) -> None:
-        """Retires writers that are proven dead. Otherwise readers would wait for them where no other process writes."""
+        """Retires writers that are proven dead. Other writers do this, too, but there may be no other writer."""
         with self._at_work() as cursor:
             dead_writers.resolve_dead_writers(cursor, self._name)
 
@@ -230,7 +236,10 @@ class BroadcastReader:
             case Move(stream, writer, previous, new):
                 return Lines(position_line(stream, writer, previous, new), 1), new
         declaration = registry.get(step.stream).declaration
-        lines, position = read_lines(cursor, declaration, step, self._line_limit_bytes)
+        plain = not self._has_many_rows.get(step.stream, False)
+        lines, position = read_lines(cursor, declaration, step, self._line_limit_bytes, plain=plain)
+        if lines.rows:
+            self._has_many_rows[step.stream] = lines.facts < lines.rows
         # Facts that were trimmed before this read are missing in its lines. A POSITION whose ``prev`` is its own position makes
         # every follower fetch the facts, and learn that they are gone.
         if declaration.trimmable and self._is_behind() and _is_trimmed(cursor, declaration, step):
@@ -240,8 +249,8 @@ class BroadcastReader:
     def _is_behind(self) -> bool:
         """Returns true if facts that were not read yet may already be trimmed.
 
-        A fact is trimmed three heartbeats after it could be read, at the earliest. This returns true two heartbeats after
-        the last complete read.
+        A fact is trimmed at least three heartbeats after it could be read. So the result is true if the last complete
+        read began more than two heartbeats ago.
         """
         return time.monotonic() > self._current_at + 2 * stream_settings().heartbeat_seconds
 
@@ -249,20 +258,20 @@ class BroadcastReader:
 def _is_trimmed(cursor: Any, declaration: StreamDeclaration, step: Read) -> bool:
     """Returns true if facts of the step were trimmed. Called after the rows of the step were read.
 
-    Followers must then fetch these facts themselves, and get an error which says that the facts are gone.
+    If the result is true, the caller makes followers fetch the facts, so that they get the error for trimmed facts.
     """
     writer = None if declaration.announced_as else step.writer
     return bool(lost_facts(trim_mark(cursor, declaration.name), VectorToken(step.after), writer))
 
 
-def is_standby(cursor: Any) -> bool:
-    """Returns true if the database is a standby of another one."""
-    cursor.execute("SELECT pg_is_in_recovery()")
-    return bool(cursor.fetchone()[0])
+def read_lines(
+    cursor: Any, declaration: StreamDeclaration, step: Read, line_limit_bytes: int, *, plain: bool = True
+) -> tuple[Lines, int]:
+    """Returns (lines of the step, position that they reach). If possible, the database encodes the lines.
 
-
-def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_limit_bytes: int) -> tuple[Lines, int]:
-    """Returns a writer's next lines, and the position that they reach. If possible, the database encodes the lines."""
+    Pass ``plain`` true if each fact probably has one row. Then a faster statement is tried first, whose lines are the
+    same.
+    """
     if can_write_lines(declaration, step.writer):
         parameters = {
             "prefix": f"RDATA {step.stream} {step.writer} ",
@@ -271,9 +280,28 @@ def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_lim
             "upto": step.upto,
             "limit": ROWS_PER_READ,
         }
-        cursor.execute(lines_sql(declaration), parameters)
-        if (found := take_lines(step, cursor.fetchone(), line_limit_bytes)) is not None:
+        if (found := take_lines(step, _result(cursor, declaration, parameters, plain), line_limit_bytes)) is not None:
             return found
     writer = None if declaration.announced_as else step.writer  # one name for all writers: read the rows of all
     rows, reached = existing_rows(cursor, declaration, writer, step.after, step.upto, ROWS_PER_READ)
     return encode_rows(step, rows, reached, line_limit_bytes), reached
+
+
+def _result(cursor: Any, declaration: StreamDeclaration, parameters: dict[str, Any], plain: bool) -> Sequence[Any]:
+    """Returns a result of ``protocol.rdata_sql``: the text of the step's lines and its counts.
+
+    Uses ``plain_lines`` or ``few_lines`` if each fact has one row, and otherwise the slower ``lines_sql``.
+    """
+    if plain and (text := plain_lines_sql(declaration)) is not None:
+        upto, limit = parameters["upto"], parameters["limit"]
+        if upto - parameters["after"] <= min(FEW_TOKENS, limit - 1):
+            cursor.execute(few_rows_sql(declaration), parameters)
+            result = few_lines(cursor.fetchall(), parameters["prefix"], upto)
+        else:
+            between = f"\n{parameters['prefix']}"
+            cursor.execute(text, parameters | {"between": between})
+            result = plain_lines(cursor.fetchone(), between, upto, limit)
+        if result[1] == result[2]:  # as many lines as facts
+            return result
+    cursor.execute(lines_sql(declaration), parameters)
+    return cursor.fetchone()

@@ -1,13 +1,13 @@
 """Sends facts and positions to all clients of a server process. Each fact is read once and encoded once.
 
-A *round* reads new positions and facts, and sends them. Every notification starts a round, and a timer starts one at
-least once a second. Positions and facts are read in the thread that received the notification, or in a database thread.
-Their lines are then written to the clients on the event loop, and count as sent from then on. While there are no
-clients, the broadcaster follows the positions and reads no rows.
+A *round* reads new positions and facts, and sends them. Every notification starts a round, and a timer starts a round
+at least once a second. Positions and facts are read in the thread that received the notification, or in a database
+thread. The lines of the round are then written to the clients on the event loop, and from then on count as sent. While
+there are no clients, the broadcaster reads only positions, and no rows.
 
-The database may go away and come back: clients stay connected and miss nothing. If it comes back in another epoch
-(``streams.epochs``), clients are disconnected and have to connect again. Assumes a single event loop, on which `start`
-and `stop` are called.
+If the database is unreachable for a while, clients stay connected and miss no facts. If the database is then in another
+epoch (``streams.epochs``), clients are disconnected and have to connect again. Assumes a single event loop, on which
+`start` and `stop` are called.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.announcer import Announcer, position_line
 from streams.replication.protocol.commands import Command, Position, RData, format_line
 from streams.replication.protocol.connection import CloseReason, Limits
-from streams.replication.server.broadcast_reader import BroadcastReader, Round
+from streams.replication.protocol.rights import RightsTable
+from streams.replication.server.broadcast_reader import BroadcastReader, Piece, Round
 from streams.replication.server.client import ReplicationClient
+from streams.replication.server.probed import be_probed
 from streams.runtime.logs import Condition, LineBound, get_logger
 
-__all__ = ["Broadcaster", "process_broadcaster", "redis_trouble", "silent_seconds"]
+__all__ = ["Broadcaster", "process_broadcaster"]
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -55,24 +57,25 @@ ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
 ANSWER_TAKEN_BYTES = 4 * 1024
 #: The time of work for clients that send a lot, after which the loop rests.
 REST_FROM_SECONDS = 0.002
-#: The share of the loop's time for clients that each send little, and the most of it that may be saved up. Eight
-#: hundred clients that send two kilobytes a second need all of it. Beyond it, they take turns like clients that send a
-#: lot.
+#: The share of the loop's time for clients that each send little, and the most of it that may be saved up. Eight hundred
+#: clients that send two kilobytes a second need all of it. When the budget is used up, they take turns like clients that
+#: send a lot.
 FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
-#: Most clients that came and went within a second and get a row in the table of readers. More are only counted.
+#: The most clients, of those that connected and left within a second, that get a row in the table of readers.
 MOST_LOST = 100
-#: Most log lines about single clients, and the seconds within which they are counted. Further clients get none.
+#: The most log lines about single clients within ``CLIENT_LINES_SECONDS``. Further clients are not logged.
 CLIENT_LINES, CLIENT_LINES_SECONDS = 100, 10.0
-#: While more than this waits for every client, no more facts are read.
+#: While more than this number of bytes waits for every client, no further facts are read.
 PACE_BYTES = 1024 * 1024
-#: Slow clients are looked for once a second, and whenever so many bytes were written.
+#: The server checks for slow clients once a second, and after each such number of written bytes.
 CHECK_EVERY_BYTES = 1024 * 1024
 
 
 class FreeTime:
-    """The budget of the loop's time for clients that send little.
+    """The budget of the event loop's time for clients that send little.
 
-    Their input is handled at once while the budget lasts. Then they take turns like clients that send a lot.
+    While the budget lasts, the input of such clients is handled at once. Otherwise they take turns like clients that
+    send a lot.
     """
 
     def __init__(self) -> None:
@@ -80,7 +83,7 @@ class FreeTime:
         self._at = -math.inf
 
     def has_some(self, now: float) -> bool:
-        """Returns true if some of the budget is left at ``now`` (monotonic).
+        """Returns true if the budget is not used up at ``now`` (monotonic).
 
         The budget grows by ``FREE_SHARE`` of the time that passes, up to ``FREE_MOST_SECONDS``.
         """
@@ -89,15 +92,17 @@ class FreeTime:
         return self._seconds > 0
 
     def spend(self, seconds: float) -> None:
-        """Subtracts the seconds of a piece of work from the budget."""
+        """Subtracts ``seconds``, the duration of some work, from the budget."""
         self._seconds -= seconds
 
 
 class Broadcaster:
-    """The sending half of a replication server: its clients, and the rounds that read and send facts."""
+    """The sending part of a replication server: its clients, and the rounds that read and send facts."""
 
     def __init__(self, settings: StreamSettings | None = None, served_by: str = "") -> None:
         self.settings = settings or stream_settings()
+        self.rights = RightsTable(self.settings.wire_rights)
+        self.streams = registry.announced()
         self.peers: dict[str, ReplicationClient] = {}
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
@@ -108,7 +113,7 @@ class Broadcaster:
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
         self._announcer = Announcer(
-            registry.announced(),
+            self.streams,
             stand_in=instance,
             in_memory=[stream.name for stream in registry.all_streams() if stream.declaration.in_memory],
             announced_as={
@@ -123,7 +128,9 @@ class Broadcaster:
         self._wake = asyncio.Event()
         self._moved: set[str] = set()
         self._look_at_all = True
-        #: Held from the reading of a round until its lines are sent. Meanwhile no other code may use announcer and backlog.
+        #: Held from the reading of a round until its lines are sent. Meanwhile no other code may use announcer and
+        #: backlog. Without this lock, the listener's thread reads facts 5 to 7. Before these facts count as sent, the
+        #: database thread begins a round at 5 as well. Clients would receive the facts twice.
         self._in_round = threading.Lock()
         self._all_due = 0.0
         self._is_restored = False
@@ -142,7 +149,7 @@ class Broadcaster:
         self._others_answered_at = -math.inf
         self._asked_again: dict[str, ReplicationClient] = {}
         self._answer_again: asyncio.TimerHandle | None = None
-        self._positions_said: tuple[bytes, int] | None = None
+        self._positions_said: list[Piece] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looked_at = time.monotonic()
         self._database_away = Condition(log, "broadcaster.database_away", "broadcaster.database_back")
@@ -152,7 +159,7 @@ class Broadcaster:
 
     @property
     def silent_seconds(self) -> float | None:
-        """Returns the seconds since the last round for new facts ended.
+        """Returns the seconds since the broadcaster's task last completed a round.
 
         Returns infinity if one of the broadcaster's tasks has ended, and None if the broadcaster is not running.
         """
@@ -170,7 +177,7 @@ class Broadcaster:
 
     @property
     def commands(self) -> Counter[str]:
-        """Returns the number of received commands by command word."""
+        """Returns ``{command word: number of received commands}``."""
         found: Counter[str] = Counter()
         for what, number in self.counts.received.items():
             found[what.partition(" ")[0]] += number
@@ -179,7 +186,7 @@ class Broadcaster:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Starts at the stored positions, and begins to send.
+        """Starts the broadcaster. It sends the facts above the positions that are stored now.
 
         Raises the driver's errors if the database cannot be used.
         """
@@ -193,7 +200,7 @@ class Broadcaster:
         ]
 
     async def stop(self) -> None:
-        """Closes every client, and ends. Waits at most a second until the clients have taken their last bytes."""
+        """Closes all clients, and stops. Waits at most a second until the clients have taken their last bytes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -219,8 +226,8 @@ class Broadcaster:
     def leave(self, peer: ReplicationClient) -> None:
         """Removes a client, and counts the reason why it was closed.
 
-        If the client has a row in the table of readers, or has sent REPLICATE, its end is written there. Otherwise its
-        end is written only while fewer than ``MOST_LOST`` ends wait to be written.
+        If the client has a row in the table of readers, or has sent REPLICATE, its end is written to this table. For
+        other clients, an end is written only if fewer than ``MOST_LOST`` ends are waiting to be written.
         """
         if self.peers.pop(peer.key, None) is not None:
             self.counts.add_sent(peer.label, peer.connection.take_words())
@@ -232,8 +239,9 @@ class Broadcaster:
     def rest_after(self, seconds: float) -> float:
         """Returns the seconds to rest after ``seconds`` of work for clients that send a lot.
 
-        The rest is 0 until ``REST_FROM_SECONDS`` of work have added up, and then as long as that work. Without rests, a
-        thread that answers an HTTP request would wait five milliseconds each time that it needs the interpreter.
+        The rest is 0 until the work since the last rest adds up to ``REST_FROM_SECONDS``. Then the rest is as long as
+        this work. Without rests, a thread that answers an HTTP request would wait five milliseconds each time that it
+        needs the lock of the Python interpreter.
         """
         self._without_rest += seconds
         if self._without_rest < REST_FROM_SECONDS:
@@ -242,7 +250,7 @@ class Broadcaster:
         return rest
 
     def name_peer(self, peer: ReplicationClient, name: str) -> None:
-        """Sets the client's name. Commands that were sent to it before are counted under its former label."""
+        """Sets the client's name. Commands that were sent to the client before are counted under its former label."""
         self.counts.add_sent(peer.label, peer.connection.take_words())
         peer.name, peer.label = name, self.counts.label(name)
 
@@ -254,11 +262,21 @@ class Broadcaster:
         for peer in self.peers.values():
             self.counts.add_sent(peer.label, peer.connection.take_words())
 
-    def answer_replicate(self, peer: ReplicationClient) -> None:
-        """Sends the positions of all writers to every client: to the one that asked at once, to the others soon.
+    def limit_streams(self, peer: ReplicationClient, streams: Sequence[str]) -> None:
+        """Makes a client receive only lines of ``streams``, or of all streams if ``streams`` is empty.
 
-        The others get one answer to all requests of that time. A client that asks again must wait for a moment, and
-        until it has read its last answer. It then gets one answer to all its requests of that time.
+        The client's rights may exclude some of these streams.
+        """
+        allowed = peer.rights.of_streams(self.streams)
+        asked = frozenset(streams) & frozenset(self.streams) if streams else None
+        peer.follows = asked if allowed is None else allowed if asked is None else allowed & asked
+
+    def answer_replicate(self, peer: ReplicationClient) -> None:
+        """Answers a REPLICATE: sends the positions of all writers to this client at once, and to all other clients soon.
+
+        The other clients get the positions once for all REPLICATEs that arrive before. If this client got its last
+        answer a moment ago, or has not read this answer yet, the new answer is delayed. Until then further REPLICATEs
+        of this client get no separate answers.
         """
         peer.has_replicated = True
         now = time.monotonic()
@@ -276,7 +294,7 @@ class Broadcaster:
         return now >= peer.answered_at + ANSWER_AGAIN_SECONDS and peer.buffered_bytes < ANSWER_TAKEN_BYTES
 
     def _answer_those(self) -> None:
-        """Answers clients whose repeated REPLICATE waits. A client that has not read its last answer keeps waiting."""
+        """Sends the delayed answers to REPLICATEs, except to clients that have not read their last answer."""
         self._answer_again, now = None, time.monotonic()
         ready = [peer for peer in self._asked_again.values() if not peer.is_open or self._may_be_answered(peer, now)]
         for peer in ready:
@@ -287,14 +305,14 @@ class Broadcaster:
             self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
 
     def _answer(self, peers: list[ReplicationClient], now: float) -> None:
-        """Sends the positions to these clients now, and schedules the sending of positions to all other clients."""
+        """Sends the positions of all writers to the clients ``peers`` now, and schedules to send them to all other clients."""
         self._questions += 1
         self._send_positions(peers)
         for peer in peers:
             peer.answered_at = now
         if self._answer_others is None:
-            # A client that connects, asks and leaves, again and again, is a new one each time. The limit on answers to one
-            # client does not slow it down, so the answers to the others have a limit of their own.
+            # A program may connect, send REPLICATE and disconnect again and again. Each time it is a new client, so the
+            # limit on answers to one client does not slow it down. So the answers to the other clients have a limit, too.
             others_in = max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS)
             self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
@@ -310,7 +328,7 @@ class Broadcaster:
         self._write(b"".join(lines), Counter(command.WORD for command in commands), others)
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Returns ``{stream: {writer: position}}``: the positions up to which everything was sent."""
+        """Returns the positions up to which all facts were sent, as ``{stream: {writer: position}}``."""
         found: dict[str, dict[str, int]] = {}
         for stream, writer, position in self._announcer.positions():
             found.setdefault(stream, {})[writer] = position
@@ -322,12 +340,24 @@ class Broadcaster:
 
     def _send_positions(self, peers: list[ReplicationClient]) -> None:
         if self._positions_said is None:
-            lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
-            self._positions_said = b"".join(lines), len(lines)
-        data, number = self._positions_said
-        self._write(data, Counter({Position.WORD: number}), peers)
+            self._positions_said = [
+                Piece(stream, position_line(stream, writer, at, at), 1)
+                for stream, writer, at in self._announcer.positions()
+            ]
+        self._write_pieces(self._positions_said, peers)
         for peer in peers:
             peer.answered = self._questions
+
+    def _write_pieces(self, pieces: Sequence[Piece], peers: Sequence[ReplicationClient]) -> None:
+        """Sends each client the lines of the streams that it follows. Clients that follow the same streams share the bytes."""
+        groups: dict[frozenset[str] | None, list[ReplicationClient]] = {}
+        for peer in peers:
+            groups.setdefault(peer.follows, []).append(peer)
+        for streams, group in groups.items():
+            wanted = pieces if streams is None else [piece for piece in pieces if piece.stream in streams]
+            rows = sum(piece.rows for piece in wanted)
+            words = Counter({RData.WORD: rows, Position.WORD: sum(piece.lines for piece in wanted) - rows})
+            self._write(b"".join([piece.data for piece in wanted]), words, group)
 
     def _write(self, data: bytes, words: Counter[str], peers: list[ReplicationClient]) -> None:
         now, lines = time.monotonic(), words.total()
@@ -342,14 +372,14 @@ class Broadcaster:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _notified(self, notifications: list[PositionNotification]) -> None:
-        """Queues notifications. Reads a round in this thread, the listener's, if no other round is under way.
+        """Queues notifications. If no other round is running, makes the reading part of a round in this thread, the listener's.
 
-        If the loop passed the round to the database thread, there would be three thread switches between a commit and
-        the followers. The switches would take as long as all the rest of the work.
+        A round in the database thread would need three thread switches between a commit and the followers. Three
+        switches take as long as all other work of the round.
         """
         self._backlog.hear(
             notifications
-        )  # first: the next round must take all that came before it, in whichever thread
+        )  # first, so that the next round applies these notifications, whichever thread it runs in
         loop = self._loop
         if loop is None or loop.is_closed():
             return
@@ -377,7 +407,7 @@ class Broadcaster:
             self._wake.set()
 
     def _request_round(self, streams: set[str]) -> None:
-        """Requests a round over these streams, or over all streams if the set is empty."""
+        """Requests a round over ``streams``, or over all streams if ``streams`` is empty."""
         self._moved |= streams
         self._look_at_all = self._look_at_all or not streams
         self._wake.set()
@@ -420,7 +450,8 @@ class Broadcaster:
 
     async def _wait(self) -> None:
         timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
-        # Not wait_for: the task that it makes costs turns of the loop between a notification and the round.
+        # Not ``asyncio.wait_for``: it makes a task, which costs iterations of the loop between a notification and the
+        # round.
         time_to_look = asyncio.get_running_loop().call_later(timeout, self._request_round, set())
         try:
             await self._wake.wait()
@@ -430,7 +461,7 @@ class Broadcaster:
     def _take_moved(self) -> set[str] | None:
         """Returns the streams that the next round reads, or None for all streams.
 
-        Usually these are only the streams that notifications have named, because most streams are idle. All streams are
+        Usually a round reads only streams that notifications have named, because most streams are idle. All streams are
         read once per ``POLL_SECONDS``, and when a deferred step of the announcer is due.
         """
         now = time.monotonic()
@@ -443,14 +474,18 @@ class Broadcaster:
         return moved
 
     async def _round(self, only: set[str] | None) -> bool:
-        """Makes one round. Returns true if another round has to follow at once."""
+        """Makes one round over the streams in ``only``. Returns true if the next round has to follow at once.
+
+        If ``only`` is None, the round is over all streams.
+        """
         if not self.peers:
             snapshot = await self._begin_round(self._backlog.snapshot)
             try:
                 if self.peers:
                     self._look_at_all = True
-                    # A client connected during the read, and may have been sent the old positions. With `skip` it would miss
-                    # the facts between these and the snapshot, so a round has to send them.
+                    # A client connected during the read, and may have been sent the old positions. With `skip` this
+                    # client would miss the facts between the old positions and the snapshot. So a round has to send these
+                    # facts.
                     return True
                 self._announcer.skip(snapshot)
                 self._positions_said = None
@@ -479,9 +514,7 @@ class Broadcaster:
 
     def _take_over(self, result: Round) -> None:
         """Sends the lines of a round to all clients, and records the steps of the round as sent."""
-        rows = result.rows.total()
-        words = Counter({RData.WORD: rows, Position.WORD: result.lines - rows})
-        self._write(result.data, words, list(self.peers.values()))
+        self._write_pieces(result.pieces, list(self.peers.values()))
         self._positions_said = None
         for done in result.done:
             self._announcer.said(done.stream, done.writer, done.position)
@@ -498,9 +531,9 @@ class Broadcaster:
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
 
     async def _pace(self) -> None:
-        """Waits while more than ``PACE_BYTES`` wait to be sent to every client.
+        """Waits as long as every client has more than ``PACE_BYTES`` in its buffer.
 
-        If one client keeps up, the others are not waited for. A client that stays behind is disconnected later.
+        If a single client has less in its buffer, does not wait. The slow clients are disconnected later.
         """
         while self.peers and min(peer.buffered_bytes for peer in self.peers.values()) > PACE_BYTES:  # noqa: ASYNC110
             await asyncio.sleep(0.005)  # the transports do not notify when they are empty
@@ -535,9 +568,9 @@ class Broadcaster:
             peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
 
     async def _store_readers(self, peers: list[ReplicationClient]) -> None:
-        """Writes a row per client to the table of readers. Closes clients that an operator wants to disconnect."""
+        """Writes a row for each client to the table of readers. Closes clients that an operator wants to disconnect."""
         positions, now = self.positions(), time.monotonic()
-        rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
+        rows = [{**p.figures(now), "positions": _sent_to(p, positions)} for p in peers]
         for peer in peers:
             peer.is_told = True
         unwanted = await self._write_readers(lambda: self._reader_rows.write(rows)) or {}
@@ -549,7 +582,7 @@ class Broadcaster:
         """Runs ``write``, which writes to the table of readers, in the thread for this table.
 
         Returns the result of ``write``, or None after a database error. The table of readers only shows to people how
-        far readers are. So an error here must not stop the sending of facts.
+        far readers are. So a database error must not stop the sending of facts.
         """
         try:
             written = await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
@@ -563,7 +596,7 @@ class Broadcaster:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def figures(self) -> dict[str, Any]:
-        """Returns the broadcaster's figures for metrics."""
+        """Returns the broadcaster's figures for metrics, by name."""
         return {
             "connections": len(self.peers),
             "rounds": self.rounds,
@@ -576,25 +609,20 @@ class Broadcaster:
         }
 
 
+def _sent_to(peer: ReplicationClient, positions: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Returns those of ``positions`` whose streams the client follows."""
+    if not peer.has_replicated:
+        return {}
+    return {name: of_stream for name, of_stream in positions.items() if peer.follows is None or name in peer.follows}
+
+
 _of_process: Broadcaster | None = None
 
 
-def silent_seconds() -> float | None:
-    """Returns `Broadcaster.silent_seconds` of this process's broadcaster; None if there is no broadcaster."""
-    return None if _of_process is None else _of_process.silent_seconds
-
-
-def redis_trouble() -> str | None:
-    """Returns the reason why nothing is published on Redis.
-
-    Returns an empty text while this server or another one publishes, and None if this process does not use Redis.
-    """
-    return None if _of_process is None else _of_process.redis_trouble
-
-
 def process_broadcaster(served_by: str = "") -> Broadcaster:
-    """Returns the broadcaster of this process, and creates it at the first call. Does not start it."""
+    """Returns the broadcaster of this process. The first call creates the broadcaster, but does not start it."""
     global _of_process  # noqa: PLW0603 - one per process by its nature
     if _of_process is None:
         _of_process = Broadcaster(served_by=served_by)
+        be_probed(_of_process)
     return _of_process

@@ -1,6 +1,6 @@
-"""One connected client as the server sees it: the protocol object, the transport, limits and figures.
+"""One connected client on the server's side: the protocol object, the transport, limits and figures.
 
-Assumes a single event loop. Everything here is quick and never waits.
+Assumes a single event loop. All methods are quick and never wait.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.connection import CloseReason, Limits, ServerConnection
+from streams.replication.protocol.rights import EVERYTHING
 from streams.runtime.logs import get_logger
 from streams.runtime.text import OTHER
 
@@ -38,26 +39,32 @@ class Transport(Protocol):
 
 
 class ReplicationClient:
-    """One client, connected to this server."""
+    """One client that is connected to this server."""
 
     def __init__(self, connection: ServerConnection, transport: Transport, address: str) -> None:
         self.connection = connection
         self.address = address
         self.key = uuid.uuid4().hex
         self.name = ""
-        #: The label under which its commands are counted.
+        #: The label under which the client's commands are counted.
         self.label = OTHER
         self.connected_at = time.monotonic()
         self.has_replicated = False
+        self.rights = EVERYTHING
+        #: The number of commands of the client that were refused, and the reason for the last refusal.
+        self.refused, self.refusal = 0, ""
+        #: The streams whose lines the client gets, or null for all streams. The client may not follow other streams, or
+        #: did not ask for them.
+        self.follows: frozenset[str] | None = None
         #: True if the client sent a command that 1.43 does not know, so that such commands may be sent to the client.
         self.knows_later_commands = False
-        #: Start of a second (monotonic), and the number of its commands that were relayed to all others in that second.
+        #: The start of the present second (monotonic), and the weight of the client's commands that were relayed in it.
         self.relay_second, self.relayed = -math.inf, 0
         #: ``answered``: number of the last REPLICATE, of any client, whose answer this client got. ``answered_at``:
         #: time of the last answer to a REPLICATE of this client.
         self.answered = 0
         self.answered_at = -math.inf
-        #: True once its row was passed to the writer of the table of readers.
+        #: True once the client's row was written to the table of readers, or the write was attempted.
         self.is_told = False
         self._transport = transport
         self._timer: asyncio.Handle | None = None
@@ -67,7 +74,7 @@ class ReplicationClient:
 
     @classmethod
     def accept(cls, transport: Transport, address: str, server_name: str, limits: Limits) -> ReplicationClient:
-        """Returns the client of a new connection, after sending it the greeting."""
+        """Creates the client of a new connection, sends the greeting to the client, and returns it."""
         now = time.monotonic()
         peer = cls(ServerConnection(server_name, limits, time.time() - now), transport, address)
         peer.connection.connected(now)
@@ -80,11 +87,11 @@ class ReplicationClient:
 
     @property
     def buffered_bytes(self) -> int:
-        """Returns the number of bytes that the client has not taken yet."""
+        """Returns the number of sent bytes that the client has not taken yet."""
         return self._transport.buffered_bytes
 
     def keep_place(self) -> None:
-        """Protects the connection from being closed to make room for new ones.
+        """Protects the connection from being closed to make room for new connections.
 
         Called when the client has sent its name or has asked for facts.
         """
@@ -101,14 +108,17 @@ class ReplicationClient:
     def write_shared(self, data: bytes, lines: int, now: float) -> None:
         """Sends lines that go to many clients. The bytes are shared, not copied.
 
-        Empty data does not count as a sign of life.
+        If ``data`` is empty, does nothing. In particular the next PING is not delayed.
         """
         if self.is_open and data:
             self._transport.write(data)
             self.connection.note_sent(len(data), lines, now)
 
     def flush(self) -> None:
-        """Writes the output of the protocol object, closes the transport if the protocol has ended, and sets the timer."""
+        """Writes the output of the protocol object to the transport. If the connection is closing, closes the transport.
+
+        Sets the timer for the next deadline of the protocol object.
+        """
         if output := self.connection.take_output():
             self._transport.write(output)
         if not self.is_open:
@@ -118,7 +128,7 @@ class ReplicationClient:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Command]:
-        """Returns the commands in received bytes."""
+        """Passes received bytes to the protocol object, and returns the commands in them."""
         commands = self.connection.receive(data, time.monotonic())
         if not self.is_open:
             self.flush()
@@ -129,13 +139,17 @@ class ReplicationClient:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self, reason: CloseReason, text: str | None = None) -> None:
-        """Ends the connection after all earlier output, and after an ERROR line if ``text`` is given."""
+        """Closes the connection after all earlier output was sent. If ``text`` is given, first sends it as an ERROR line."""
         if self.is_open:
             self.connection.close(reason, time.monotonic(), text)
             self.flush()
 
+    def refuse(self, why: str) -> None:
+        """Counts a refused command of the client. Keeps ``why``, the reason, for the table of readers."""
+        self.refused, self.refusal = self.refused + 1, why
+
     def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
-        """Closes the client if too many bytes wait for it, or if it has taken none for too long.
+        """Closes the client if too many bytes wait for it, or if it has not taken any bytes for too long.
 
         Returns true if it closed the client.
         """
@@ -143,8 +157,9 @@ class ReplicationClient:
             return False
         waiting = self.buffered_bytes
         drained = self.connection.bytes_out - waiting
-        # The kernel takes more only when a third of its buffer of megabytes is free. On a slow line that takes minutes, in which
-        # ``waiting`` stays the same. So progress is measured behind that buffer.
+        # The kernel takes more only when a third of its buffer of megabytes is free. On a slow connection this takes
+        # minutes, and ``waiting`` does not change meanwhile. So progress is measured by the bytes that have left the
+        # kernel's buffer.
         if waiting:
             drained -= self._transport.kernel_bytes[0]
         if waiting == 0 or drained != self._drained_bytes:
@@ -164,7 +179,7 @@ class ReplicationClient:
         return True
 
     def lost(self) -> None:
-        """Ends the client after its transport is gone."""
+        """Records that the client's transport is gone, and stops its timer."""
         if self._timer is not None:
             self._timer.cancel()
         self.connection.lost()
@@ -190,8 +205,11 @@ class ReplicationClient:
         else:
             self._set_timer()
 
+    def _rights(self) -> dict[str, Any]:
+        return {**self.rights.in_words(), "refused": self.refused, "refusal": self.refusal}
+
     def figures(self, now: float) -> dict[str, Any]:
-        """Returns the client's row in the table of readers. ``now`` is a monotonic time, as all times of this class."""
+        """Returns the client's row for the table of readers. ``now`` is a monotonic time, as all times of this class."""
         connection = self.connection
         reason = connection.close_reason
         return {
@@ -207,4 +225,5 @@ class ReplicationClient:
             "waiting_lines": self._transport.waiting_lines,
             **dict(zip(("kernel_send_bytes", "kernel_read_bytes"), self._transport.kernel_bytes, strict=True)),
             "close_reason": reason.value if reason else "",
+            "rights": None if self.rights is EVERYTHING else self._rights(),
         }

@@ -1,7 +1,7 @@
 """The Channels consumer of one replication connection. It reads the client's input, and ends with the connection.
 
 Lines for many clients do not pass through the consumer: the broadcaster writes them directly to the transport. A
-worker's reports are handed to ``worker_reports``. The consumer touches neither the database nor other processes. So no
+worker's reports are passed to ``worker_reports``. The consumer uses neither the database nor other processes. So no
 message needs a change of thread or a channel layer. The consumer runs on the scope ``tcp``
 (``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
 """
@@ -40,7 +40,8 @@ FREE_BYTES = 2 * SLICE_BYTES
 class ReplicationConsumer(AsyncConsumer):
     """The consumer of one client's connection.
 
-    If no ``broadcaster`` is given, it uses the broadcaster of the process, which the server has to start.
+    If no ``broadcaster`` is given, the consumer uses the broadcaster of the process. The server must start this
+    broadcaster.
     """
 
     def __init__(self, broadcaster: Broadcaster | None = None, reports: WorkerReports | None = None) -> None:
@@ -56,7 +57,7 @@ class ReplicationConsumer(AsyncConsumer):
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Handles messages until the connection is gone. Unlike the base class, uses no channel layer."""
+        """Handles the ASGI messages of the connection until it ends. Unlike the base class, uses no channel layer."""
         self.scope = scope
         self.base_send = send
         try:
@@ -72,7 +73,7 @@ class ReplicationConsumer(AsyncConsumer):
             self._leave()
 
     async def dispatch(self, message: Message) -> None:
-        """Calls the handler of the message. Raises ``ValueError`` for a message that is not of the scope ``tcp``.
+        """Calls the handler of an ASGI message. Raises ``ValueError`` for a message that does not belong to the scope ``tcp``.
 
         Replaces the method of the base class, which checks database connections in a thread for each message.
         """
@@ -96,6 +97,11 @@ class ReplicationConsumer(AsyncConsumer):
         await self.send({"type": "tcp.accept"})
         transport = self.scope["extensions"]["tcp.transport"]
         self._peer = ReplicationClient.accept(transport, address, settings.server_name, self._broadcaster.limits)
+        certificate = self.scope["extensions"].get("tls", {}).get("client_cert_name")
+        rights = self._peer.rights = self._broadcaster.rights.of(certificate)
+        self._peer.follows = rights.of_streams(self._broadcaster.streams)
+        if rights.are_none:
+            self._refuse(self._peer, "this certificate has no rights here")
         self._broadcaster.join(self._peer)
 
     async def _receive(self, data: bytes) -> None:
@@ -120,8 +126,9 @@ class ReplicationConsumer(AsyncConsumer):
     def _is_free(self, size: int, now: float) -> bool:
         """Returns true if the client has sent at most ``FREE_BYTES`` in the present second, including ``size``.
 
-        Further input has to wait for a turn. Normal clients send less. Without this limit, fifty clients that flood the
-        server would get fifty slices of input handled in each iteration of the loop.
+        If the result is false, the input has to wait for a turn. Normal clients send less than the limit. Without this
+        limit, fifty clients that flood the server would get fifty slices of input handled in each iteration of the
+        event loop.
         """
         if now >= self._second + 1.0:
             self._second, self._bytes_in_second = now, 0
@@ -132,18 +139,30 @@ class ReplicationConsumer(AsyncConsumer):
         reported: list[Command] = []
         for command in commands:
             self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
+            if (refusal := peer.rights.refusal(command) or self._reports.refusal(peer, command)) is not None:
+                self._refuse(peer, refusal)
+                break
             self._handle(peer, command)
             if isinstance(command, FederationAck) and command.instance != self._name:
                 self._reports.drop(command)  # a federation sender must not acknowledge for another one
+                peer.refuse(printable(f"it may not acknowledge for {command.instance[:100]}"))
             else:
                 reported.append(command)
         self._reports.take(peer, reported)
 
+    def _refuse(self, peer: ReplicationClient, why: str) -> None:
+        """Closes a connection because the client's certificate does not allow the client's command. ``why`` is the reason."""
+        if self._broadcaster.client_lines.has_room():
+            log.warning("replication.not_allowed", client=peer.name, address=peer.address, why=printable(why))
+        peer.refuse(printable(why))
+        peer.close(CloseReason.NOT_ALLOWED, printable(why))
+
     def _handle(self, peer: ReplicationClient, command: Command) -> None:
-        """Applies a command to this connection. Commands for other clients are relayed by `WorkerReports`."""
+        """Applies a command to this connection. `WorkerReports` relays the commands that are for other clients."""
         match command:
-            case Replicate():
+            case Replicate(streams):
                 peer.keep_place()
+                self._broadcaster.limit_streams(peer, streams)
                 if not peer.has_replicated and self._broadcaster.client_lines.has_room():
                     log.info("replication.follows", client=peer.name, address=peer.address)
                 self._broadcaster.answer_replicate(peer)
@@ -163,7 +182,7 @@ class ReplicationConsumer(AsyncConsumer):
     def _end_of_input(self) -> None:
         """Closes the connection after the client has ended its input.
 
-        The answers to the client's requests are in its output buffer already, and are still sent.
+        Answers to the client's requests that are already in the output buffer are still sent.
         """
         if self._peer is not None:
             self._peer.close(CloseReason.PEER_CLOSED)

@@ -1,9 +1,9 @@
 """``GET /_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>?from_token=N&upto_token=M``: HTTP catch-up.
 
-Requests, statuses and bodies are those of Synapse 1.43, so a real worker can ask. Later versions add ``instance_name``,
-which selects the facts of one writer. If ``REPLSITE_REPLICATION_SECRET`` is set, a request must have this secret as its
-bearer token. If it is not set, only this machine and the networks of ``REPLSITE_PLAIN_NETWORKS`` may ask, and only
-without a proxy.
+Requests, statuses and bodies have the form of Synapse 1.43, so that a worker of Synapse can use this endpoint. Later
+versions of Synapse add ``instance_name``, which selects the facts of one writer. If ``REPLSITE_REPLICATION_SECRET`` is
+set, a request must have this secret as its bearer token. If the setting is empty, only requests from this machine and
+from the networks of ``REPLSITE_PLAIN_NETWORKS`` are allowed, and only if they do not come through a proxy.
 
 For half an hour, a request with the same transaction ID and the same arguments gets the same answer again. Synapse 1.43
 compares only the ID, so it can answer with another stream's facts.
@@ -43,6 +43,7 @@ from streams.runtime.logs import Condition, get_logger
 __all__ = [
     "ANSWER_LIMIT_BYTES",
     "ROWS_PER_ANSWER",
+    "TXN_ID_LIMIT",
     "AnswerCache",
     "RangeQuery",
     "Refused",
@@ -55,19 +56,20 @@ _database_away = Condition(log, "catch_up.database_away", "catch_up.database_bac
 
 CACHE_SECONDS = 30 * 60
 CACHE_LIMIT_BYTES = 16 * 1024 * 1024
-#: Most requests that are answered at a time. Further ones wait, and get 503 after ``WAIT_SECONDS``.
+#: Most requests that are answered at a time. Further requests wait, and get 503 after ``WAIT_SECONDS``.
 MOST_AT_ONCE = 8
 WAIT_SECONDS = 10.0
-#: Longest transaction ID. Longer ones are refused.
-TXN_ID_LIMIT = 200
-#: Bytes of memory that a stored answer takes besides its body.
-_ENTRY_BYTES = 600
+#: Longest transaction ID and longest name of a writer, in characters. A request with a longer ID or name is refused.
+TXN_ID_LIMIT, INSTANCE_LIMIT = 200, 200
+#: Most bytes of memory that a stored answer takes besides its body. A character of the transaction ID or of the writer's
+#: name takes up to four bytes.
+_ENTRY_BYTES = 1_200 + 4 * (TXN_ID_LIMIT + INSTANCE_LIMIT)
 
 _places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
 class Refused(Exception):
-    """An error answer: HTTP status, Matrix error code, and text."""
+    """The error that refuses a request: HTTP status, Matrix error code, and text."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -75,7 +77,7 @@ class Refused(Exception):
 
 
 class AnswerCache:
-    """A cache of answers by transaction ID and query, bounded in time and bytes. Threads may share it."""
+    """A cache of answers by transaction ID and query, bounded in time and bytes. Several threads may use it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self._clock = clock
@@ -84,7 +86,7 @@ class AnswerCache:
         )
 
     def get(self, txn_id: str, question: RangeQuery) -> bytes | None:
-        """Returns the stored answer to a query, or None if there is none or it is too old."""
+        """Returns the stored answer to a query. Returns None if no answer is stored, or if the stored answer is too old."""
         found = self._answers.get((txn_id, question))
         return None if found is None or found[0] <= self._clock() - CACHE_SECONDS else found[1]
 
@@ -99,7 +101,7 @@ _cache = AnswerCache()
 
 @csrf_exempt  # there are no cookies here; a request that is not GET must get its error as JSON, too
 def stream_updates_view(request: HttpRequest, stream: str = "", txn_id: str = "") -> HttpResponse:
-    """Answers a request for missed facts. Every answer is JSON, also an error."""
+    """Answers a request for missed facts. All answers are JSON, including errors."""
     try:
         _check_access(request)
         return HttpResponse(_answer(txn_id, _question(request, stream, txn_id)), content_type="application/json")
@@ -167,8 +169,11 @@ def _integer(request: HttpRequest, name: str) -> int:
 
 def _instance(request: HttpRequest) -> str | None:
     name = request.GET.get("instance_name")
-    if name is not None and "\0" in name:
-        raise Refused(400, "M_INVALID_PARAM", "Query parameter 'instance_name' must not hold NUL")
+    # Answers are cached under this name, among others. Without the limit, names of 64 kB would make the cache a hundred
+    # times larger than stated.
+    if name is not None and ("\0" in name or len(name) > INSTANCE_LIMIT):
+        text = f"Query parameter 'instance_name' must have at most {INSTANCE_LIMIT} characters, and no NUL"
+        raise Refused(400, "M_INVALID_PARAM", text)
     return name
 
 
@@ -209,13 +214,13 @@ STATEMENT_LIMIT_MS = 20_000
 #: Streams for which 1.43 returns its own position as ``upto_token``, instead of the requested one.
 _ANSWERED_WITH_OWN_POSITION = frozenset({"presence_federation"})
 
-#: Stream -> the number of its rows to read at a time.
+#: Stream -> the number of the stream's rows to read at a time.
 _paces: dict[str, BatchSizer] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class RangeQuery:
-    """A range of facts: those of ``stream`` with after < token <= upto, of the writer ``instance`` (null: of all).
+    """A query for the facts of ``stream`` with after < token <= upto, of the writer ``instance`` or of all if it is null.
 
     If ``with_instances`` is true, each update ends with its writer's name, after the row. Only our own followers ask
     for these names.
@@ -231,25 +236,25 @@ class RangeQuery:
 def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
     """Returns the body of the answer: a JSON object with the rows of the range.
 
-    The answer has only whole facts. It ends with the fact that makes it longer than ``ANSWER_LIMIT_BYTES``. Blocks, and
-    opens a database connection of its own. Raises ``UnknownStream``, ``DatabaseError``, and ``ResyncNeeded`` for a
-    range that begins below the low-water mark.
+    The answer has only whole facts. It ends with the fact by which it becomes longer than ``ANSWER_LIMIT_BYTES``. This
+    function blocks, and opens a database connection. Raises ``UnknownStream``, ``DatabaseError``, and ``ResyncNeeded``
+    for a range that begins below the low-water mark.
     """
     declaration = registry.get(question.stream).declaration
     if question.after > question.upto and declaration.in_memory:
-        question = replace(question, after=0)  # the client knows a former generation of the stream: all is new
+        question = replace(question, after=0)  # the client is at a former generation: all is new
     if question.after >= question.upto:
         return _body([], question.upto, is_limited=False)
     instance = None if declaration.announced_as else question.instance  # one name for all writers
     pace = _paces.setdefault(question.stream, BatchSizer())
     with closing(driver.direct_connection(using, application_name="replsite http catch-up")) as connection:
         driver.read_in_order(connection)
-        connection.set_session(isolation_level="REPEATABLE READ", readonly=True, autocommit=False)
         with connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_MS}")
-            # Positions are read in the same snapshot as the rows. Otherwise: a client asks for more than the POSITION
-            # that it got. Fact 6 of writer B is pending, and fact 7 of writer C is committed. If the answer had 7, the
-            # client would go on from 7 and miss 6.
+            # Positions are read in the same snapshot as the rows. Otherwise: a client asks for facts above the last
+            # POSITION that it got. Fact 6 of writer B is pending, and fact 7 of writer C is committed. If the answer had
+            # fact 7, the client would continue at 7 and miss fact 6.
             found = stored_positions(cursor, [question.stream])
             watcher.before_shown(found, using)
             stored = found.get(question.stream, {})
@@ -280,9 +285,9 @@ def _answered_position(question: RangeQuery, stored: Mapping[str, StoredPosition
 
 
 def _encoded(rows: Iterable[FollowedRow], announced_as: str, *, with_instances: bool) -> tuple[list[bytes], int | None]:
-    """Returns the encoded updates, and their last token.
+    """Returns (encoded updates, token of the last encoded fact). An update is a row with its token.
 
-    If the size limit did not cut the answer, returns None in place of the token.
+    The second value is None if all rows were encoded, because the size limit then did not end the answer early.
     """
     found: list[bytes] = []
     size = last = 0

@@ -1,12 +1,13 @@
 """Relays a worker's commands to all other clients: directly on this server, and by NOTIFY to the other servers.
 
-These commands are hints and not facts: losing one is harmless, and none is stored. Only the commands in ``RELAYED`` are
-relayed, whether they come from a client or from another server. Commands from other servers are accepted only if the
-role of the sending session may write (``streams.reading.trust``), because every role that may connect can send NOTIFY.
-Lines travel as base64 in parts, since a payload of NOTIFY holds no NUL and fewer than 8,000 bytes.
+The relayed commands are hints and not facts. They are not stored, and the loss of a command is harmless. Only the
+commands in ``RELAYED`` are relayed, no matter if they come from a client or from another server. Every role that may
+connect can send NOTIFY. So commands from other servers are accepted only if the sending session's role may write
+(``streams.reading.trust``). Lines travel as base64 in parts, since a payload of NOTIFY holds no NUL and fewer than
+8,000 bytes.
 
-Commands that Synapse 1.43 does not know go only to clients that have sent such a command themselves. Other clients
-would end the connection. Assumes a single event loop.
+Synapse 1.43 does not know some later commands, and its clients would end the connection. So a later command is sent
+only to clients that have sent a later command themselves. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ CHANNEL = "replsite_relay"
 RELAYED = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 
 PART_BYTES = 7_000
-#: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. More is
-#: dropped and counted.
+#: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
+#: lines and parts are dropped and counted.
 WAITING_LIMIT_BYTES = 256 * 1024
 GAP_SECONDS = 0.05
-#: Untrusted senders are logged no more often than this.
+#: The least time between two log lines about untrusted senders.
 TELL_SECONDS = 60.0
 #: Most parts of a message, and longest server name and message name.
 _MOST_PARTS = 2 * WAITING_LIMIT_BYTES // PART_BYTES
@@ -73,7 +74,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, payload: str) -> Part | None:
-        """Parses a payload. Returns None if the payload has another form."""
+        """Parses the payload of a NOTIFY. Returns None if the payload does not have the form of a part."""
         fields = payload.split(" ")
         if len(fields) != 5 or max(len(fields[0]), len(fields[1])) > _MOST_NAME:
             return None
@@ -84,7 +85,7 @@ class Part(NamedTuple):
 
 
 def parts_of(server: str, data: bytes) -> list[str]:
-    """Returns the payloads that carry these lines, with at most ``PART_BYTES`` of base64 each."""
+    """Splits ``data``, which holds lines, into payloads for NOTIFY, each with at most ``PART_BYTES`` bytes of base64."""
     text = base64.b64encode(data).decode("ascii")
     pieces = [text[start : start + PART_BYTES] for start in range(0, len(text), PART_BYTES)]
     message = uuid.uuid4().hex
@@ -94,7 +95,7 @@ def parts_of(server: str, data: bytes) -> list[str]:
 def notify_all(cursor: Any, server: str, data: bytes) -> None:
     """Sends ``data``, which holds lines, to every server as one message.
 
-    One transaction sends all parts of the message, so they arrive together.
+    One transaction sends all parts of the message, so that the parts arrive together.
     """
     channel = driver.channel(cursor, CHANNEL)
     cursor.execute("SELECT pg_notify(%s, part) FROM unnest(%s::text[]) AS part", [channel, parts_of(server, data)])
@@ -110,8 +111,16 @@ class _Listener(NotifyListener[Part]):
         self._told_at = -math.inf
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[Part]:
-        """Returns the parts that trusted sessions sent. Counts and drops all other payloads."""
-        trusted = self._trusted.of({session for session, _ in heard}, self._connection.cursor) if heard else set()
+        """Returns the parts that trusted sessions sent. Counts and drops all other payloads.
+
+        ``heard`` has pairs (number of the sending session, payload).
+        """
+        try:
+            trusted = self._trusted.of({session for session, _ in heard}, self.asking)
+        except driver.DatabaseError as error:  # hints may be lost, and the listening connection still works
+            log.debug("relay.senders_not_known", error=str(error).strip())
+            self._relay.dropped["relay"] += len(heard)
+            return []
         strangers = {session for session, _ in heard} - trusted
         if strangers and time.monotonic() > self._told_at + TELL_SECONDS:
             self._told_at = time.monotonic()
@@ -123,7 +132,7 @@ class _Listener(NotifyListener[Part]):
 
 
 class Relay:
-    """The exchange of commands between the clients of all servers."""
+    """The exchange of relayed commands between the clients of all servers."""
 
     def __init__(self, broadcaster: Broadcaster) -> None:
         self.dropped: Counter[str] = Counter()
@@ -140,7 +149,10 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        """Starts to receive and to send. Raises the driver's errors if the database cannot be used."""
+        """Starts to receive commands from other servers and to send commands to them.
+
+        Raises the driver's errors if the database cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
         await self._loop.run_in_executor(None, self._listener.start)
         self._flusher = BackgroundWriter(
@@ -154,7 +166,7 @@ class Relay:
         self._flusher.start()
 
     async def stop(self) -> None:
-        """Sends the waiting commands, and ends."""
+        """Sends the waiting commands to the other servers, and stops the relay."""
         if self._loop is not None and self._flusher is not None:
             await self._flusher.stop()
             await self._loop.run_in_executor(None, self._listener.stop)
@@ -214,7 +226,7 @@ class Relay:
     # --- from other servers ---------------------------------------------------------------------------------------
 
     def receive_in_thread(self, parts: list[Part]) -> None:
-        """Passes parts from the listener's thread to the event loop."""
+        """Passes parts that were received in the listener's thread to the event loop."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._receive, parts)
 

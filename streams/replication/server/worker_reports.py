@@ -1,9 +1,10 @@
 """Stores what workers report: users that sync, federation acknowledgements, and users' addresses.
 
-Reports are taken on the event loop into a bounded buffer, and a thread writes them to tables a moment later. Every
-process can read these tables. A syncing user belongs to the connection that reported the user, and is removed with this
-connection. A connection without a command for `worker_silence_seconds` is removed from the tables, in case its server
-has died. Counts of sent and received commands are written in the same transactions. Assumes a single event loop.
+Reports are put into a bounded buffer on the event loop, and a thread writes them to tables a moment later. Every
+process can read these tables. A syncing user belongs to the connection over which the user was reported, and is removed
+with this connection. A connection without a command for `worker_silence_seconds` is removed from the tables, in case
+its server has died. Counts of sent and received commands are written in the same transactions. Assumes a single event
+loop.
 """
 
 from __future__ import annotations
@@ -17,25 +18,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from streams.core.lookup import find
+from streams.core.names import name_without_number
 from streams.db import driver
-from streams.homeserver.federation_queue import free_acknowledged
 from streams.replication.common import worker_sql
 from streams.replication.common.command_counts import read_names
 from streams.replication.common.write_behind import BackgroundWriter
-from streams.replication.protocol.commands import Command
+from streams.replication.errors import UnsendableCommand
+from streams.replication.protocol.commands import ClearUserSync, Command, UserIP, UserSync, format_line
 from streams.replication.protocol.report_buffer import ReportBuffer, Reports, Sync
+from streams.replication.protocol.rights import EVERYTHING
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.server.client import ReplicationClient
 from streams.replication.server.relay import RELAYED, Relay
-from streams.runtime.logs import get_logger
+from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["WorkerReports", "process_reports"]
 
 log = get_logger(__name__)
+_FULL = "REPLSITE_USER_ADDRESS_LIMIT addresses of users are stored. New ones are dropped until older ones are deleted"
 GAP_SECONDS = 0.1
-#: Most commands that are relayed in a second: those of one client, and those of all clients together. One client gets
-#: at most what the others have left of the second number.
+#: Most commands that are relayed in a second: of one client, and of all clients together. One client gets at most as many
+#: as the other clients have not used of the second number. A command counts once for each ``RELAYED_BYTES`` of its line,
+#: so that long commands do not overload clients with a slow connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND = 1_000, 2_000
+RELAYED_BYTES = 64
 #: Least time between two writes of a connection's row, between two deletions of old rows, and between two writes of
 #: counts.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
@@ -43,7 +50,10 @@ NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
 
 @dataclass(slots=True)
 class _Batch:
-    """The reports, rows and counts that one transaction writes. ``forget`` is true if it also deletes old rows."""
+    """The reports, rows of connections, and counts that one transaction writes.
+
+    If ``forget`` is true, the transaction also deletes old rows.
+    """
 
     reports: Reports
     connections: list[dict[str, Any]] = field(default_factory=list)
@@ -55,18 +65,22 @@ class _Batch:
 
 
 class WorkerReports:
-    """The worker reports of all connections of one server, and the relay between the connections."""
+    """The worker reports of all connections of one server. It also passes commands to the relay."""
 
     def __init__(self, broadcaster: Broadcaster, served_by: str = "") -> None:
         given = broadcaster.settings
         self.relay = Relay(broadcaster)
-        #: Returns further counts of this process, kind -> name -> total.
+        #: A function that returns further counts of this process, as ``{kind: {name: total}}``.
         self.more_counts: Callable[[], Mapping[str, Mapping[str, int]]] = dict
         self._settings = given
         self._broadcaster = broadcaster
         #: Includes the host's name, because instance names and ports may be the same on several hosts.
-        self._served_by = f"{served_by or given.instance} on {socket.gethostname()}"
+        self._served_by = f"{served_by or name_without_number(given.instance)} on {socket.gethostname()}"
         self._buffer = ReportBuffer(given.worker_report_limit)
+        #: Written only by the thread that writes to the database. ``_room`` is the number of further addresses that may be
+        #: stored, as of the last count.
+        self._room = self._addresses_dropped = 0
+        self._full = Condition(log, "workers.addresses_full", "workers.addresses_have_room")
         self._peers: dict[str, ReplicationClient] = {}
         self._told: dict[str, float] = {}
         self._counted: Counter[tuple[str, str]] = Counter()
@@ -78,7 +92,7 @@ class WorkerReports:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Deletes the rows that a former process of this server left, and starts to write.
+        """Deletes the rows that a former process of this server left, and starts to write reports.
 
         Raises the driver's errors if the database cannot be used.
         """
@@ -95,7 +109,7 @@ class WorkerReports:
         self._flusher.start()
 
     async def stop(self) -> None:
-        """Writes the remaining reports, and ends."""
+        """Writes the remaining reports to the database, and stops writing."""
         for key in list(self._peers):
             self._buffer.gone(key)
         self._count_due = 0.0
@@ -105,7 +119,7 @@ class WorkerReports:
     # --- input ----------------------------------------------------------------------------------------------------
 
     def take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
-        """Relays or buffers the commands of one piece of input. Ignores all other commands."""
+        """Relays a client's commands that are for other clients, and buffers its reports. Ignores all other commands."""
         relayed = self._within_rate(peer, [command for command in commands if isinstance(command, RELAYED)])
         if relayed:
             self.relay.pass_on(relayed, peer)
@@ -115,14 +129,34 @@ class WorkerReports:
         if self._buffer.has_reports:
             self._wake()
 
+    def refusal(self, peer: ReplicationClient, command: Command) -> str | None:
+        """Returns the reason why a client may not report users of a worker process, or null if the client may do so.
+
+        Certificates do not contain the random ID of a worker process. So the first certificate that reports users of a
+        worker process owns the reports of this process. While a connection with this certificate reports users of the
+        process, clients with other certificates can neither add users to the process nor clear them.
+        """
+        if peer.rights is EVERYTHING or not isinstance(command, UserSync | ClearUserSync):
+            return None
+        owner = self._peers.get(self._buffer.connection_of(command.instance_id) or "", peer)
+        # Two connections with certificates without a name may have different certificates. So neither connection may
+        # report for the other.
+        certificate = peer.rights.certificate
+        if owner is peer or (certificate and owner.rights.certificate == certificate):
+            return None
+        return (
+            f"this certificate may not report users of worker process {command.instance_id[:100]}, which is another's"
+        )
+
     def drop(self, command: Command) -> None:
-        """Counts a report as dropped."""
+        """Counts ``command``, a report, as dropped."""
         self._buffer.dropped[command.WORD] += 1
 
     def _within_rate(self, peer: ReplicationClient, commands: list[Command]) -> list[Command]:
-        """Returns the commands that may be relayed now. Drops and counts the commands above the limits per second.
+        """Returns those of ``commands`` that may be relayed. Drops and counts the others.
 
-        The limits exist because a relayed command is written to every client.
+        A command is dropped if it exceeds the limits per second, or if it cannot be written as a line. The limits are
+        needed because a relayed command is written to every client.
         """
         if not commands:
             return commands
@@ -131,23 +165,36 @@ class WorkerReports:
             peer.relay_second, peer.relayed = now, 0
         if now >= self._relay_second + 1.0:
             self._relay_second, self._relayed = now, 0
-        most = min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND - self._relayed)
-        taken = commands[: max(most - peer.relayed, 0)]
-        peer.relayed += len(taken)
-        self._relayed += len(taken)
-        self.relay.dropped.update(command.WORD for command in commands[len(taken) :])
+        room = min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND - self._relayed) - peer.relayed
+        taken: list[Command] = []
+        for number, command in enumerate(commands):
+            try:
+                line = format_line(command, self._settings.line_limit_bytes)
+            except UnsendableCommand:
+                # A message on Redis may hold a line feed or be of any length, and JSON in ASCII may be longer than the
+                # received JSON.
+                self.relay.dropped[command.WORD] += 1
+                continue
+            weight = math.ceil(len(line) / RELAYED_BYTES)
+            if weight > room:
+                self.relay.dropped.update(late.WORD for late in commands[number:])
+                break
+            taken.append(command)
+            room -= weight
+            peer.relayed += weight
+            self._relayed += weight
         return taken
 
     def gone(self, peer: ReplicationClient) -> None:
-        """Records that a connection has ended, so that the users it reported are deleted."""
+        """Records that a client's connection has ended, so that the users that it reported are deleted."""
         if self._peers.pop(peer.key, None) is not None:
             self._told.pop(peer.key, None)
             self._buffer.gone(peer.key)
             self._wake()
 
     def figures(self) -> dict[str, int]:
-        """Returns the number of dropped reports by command."""
-        return dict(self._buffer.dropped + self.relay.dropped)
+        """Returns ``{command word: number of dropped commands}``."""
+        return dict(self._buffer.dropped + self.relay.dropped + Counter({UserIP.WORD: self._addresses_dropped}))
 
     def _wake(self) -> None:
         if self._flusher is not None:
@@ -163,7 +210,7 @@ class WorkerReports:
         return batch or None
 
     def _news(self, now: float) -> list[dict[str, Any]]:
-        """Returns a row for each worker connection whose row was not written within the last ``NEWS_SECONDS``."""
+        """Returns the new row of each worker's connection, unless a row was returned within the last ``NEWS_SECONDS``."""
         due = [key for key in self._buffer.connections() if now >= self._told.get(key, 0.0) + NEWS_SECONDS]
         rows = []
         for key in due:
@@ -175,9 +222,10 @@ class WorkerReports:
         return rows
 
     def _counts(self, now: float) -> list[dict[str, Any]]:
-        """Returns by how much each count grew since this method last returned counts.
+        """Returns the growth of this process's counts, as rows to add to the table of counts.
 
-        Returns nothing if that was less than ``COUNT_SECONDS`` ago.
+        A row has ``kind``, ``name``, and as ``total`` the number by which the count grew since the last call that
+        computed rows. Such a call is made at most every ``COUNT_SECONDS``. A call in between returns an empty list.
         """
         if now < self._count_due:
             return []
@@ -214,11 +262,18 @@ class WorkerReports:
         with self._connection.cursor() as cursor:
             with driver.in_transaction(cursor):
                 self._write_all(cursor, batch)
-            if batch.reports.acknowledged:
-                free_acknowledged(cursor)
+                stored = self._write_addresses(cursor, batch)
+            self._room -= stored.inserted - stored.deleted
+            self._addresses_dropped += stored.refused + stored.deleted
+            if stored.refused:
+                self._full.begins(_FULL)
+            elif self._room > 0:
+                self._full.ends()
+            if batch.reports.acknowledged and find("federation") is not None:  # a site may have no such stream
+                worker_sql.free_acknowledged(cursor)
 
     def _write_all(self, cursor: Any, batch: _Batch) -> None:
-        reports, given = batch.reports, self._settings
+        reports = batch.reports
         worker_sql.forget_connections(cursor, sorted(reports.gone))
         worker_sql.forget_workers(cursor, sorted(reports.cleared))
         worker_sql.store_connections(cursor, batch.connections, self._served_by)
@@ -226,10 +281,19 @@ class WorkerReports:
         worker_sql.end_syncs(cursor, [_row(sync) for sync in reports.ends])
         worker_sql.store_syncs(cursor, [_row(sync) | {"ms": ms} for sync, ms in reports.starts.items()])
         worker_sql.store_acknowledgements(cursor, reports.acknowledged)
-        worker_sql.store_addresses(cursor, _address_rows(reports))
         worker_sql.add_counts(cursor, batch.counts)
+
+    def _write_addresses(self, cursor: Any, batch: _Batch) -> worker_sql.StoredAddresses:
+        """Stores the addresses of the batch.
+
+        If ``batch.forget`` is true, first deletes old rows and counts the remaining addresses.
+        """
+        given = self._settings
         if batch.forget:
-            worker_sql.forget_old(cursor, given.worker_silence_seconds, given.user_address_days * 86_400)
+            if worker_sql.forget_old(cursor, given.worker_silence_seconds, given.user_address_days * 86_400):
+                self._forget_due = 0.0
+            self._room = given.user_address_limit - worker_sql.count_addresses(cursor, given.user_address_limit)
+        return worker_sql.store_addresses(cursor, _address_rows(batch.reports), self._room)
 
 
 def _row(sync: Sync) -> dict[str, Any]:
@@ -247,9 +311,9 @@ _of_process: WorkerReports | None = None
 
 
 def process_reports(served_by: str = "") -> WorkerReports:
-    """Returns the worker reports of this process's broadcaster, and creates them at the first call.
+    """Returns the `WorkerReports` of this process.
 
-    Does not start them.
+    The first call creates the object, but does not start it.
     """
     global _of_process  # noqa: PLW0603 - one per process by its nature
     if _of_process is None:

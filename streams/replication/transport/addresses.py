@@ -1,7 +1,7 @@
 """Parsing of addresses and Redis URLs, and the opening of listening sockets.
 
-A port without TLS has neither encryption nor passwords. `refuse_open_network` therefore restricts where it may listen.
-Errors never contain a password.
+A port without TLS has neither encryption nor passwords. So `refuse_open_network` restricts the addresses on which such
+a port may listen. Error messages never contain a password.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import psutil
-
 from streams.conf import redis_password
 from streams.replication.errors import BadAddress, PortTaken
 from streams.replication.protocol.access import networks_of
@@ -29,6 +27,7 @@ __all__ = [
     "bind",
     "holder_of_port",
     "missing_redis_hint",
+    "missing_server_hint",
     "parse_redis",
     "refuse_open_network",
 ]
@@ -43,7 +42,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, scheme: str = "") -> Address:
-        """Parses ``HOST:PORT``, or ``SCHEME://HOST:PORT`` if a scheme is given. An IPv6 host needs brackets.
+        """Parses ``HOST:PORT``. If ``scheme`` is given, also parses ``SCHEME://HOST:PORT``. An IPv6 host needs brackets.
 
         Raises `BadAddress` for any other text, and for a host that IDNA cannot encode.
         """
@@ -67,7 +66,7 @@ _REDIS_FORM = "redis://[USER:PASSWORD@]HOST:PORT[/DB][?channel=NAME]"
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A Redis server and, optionally, the homeserver's channel on it (empty: not given). ``str`` omits user and password."""
+    """A Redis server and the homeserver's channel (empty if no channel is given). ``str(address)`` omits user and password."""
 
     host: str
     port: int
@@ -81,7 +80,8 @@ class RedisAddress:
     def parse(cls, text: str, password: str = "") -> RedisAddress:
         """Parses ``redis://…``, or ``rediss://…`` for TLS. Defaults are port 6379 and database 0.
 
-        ``password`` applies if the text has none. Raises `BadAddress`, without the password in its text.
+        If ``text`` has no password, the argument ``password`` is used. Raises `BadAddress`, whose message has no
+        password.
         """
         try:
             parts = urlsplit(text)
@@ -102,7 +102,7 @@ class RedisAddress:
 
 
 def parse_redis(text: str) -> RedisAddress:
-    """Parses a Redis address. If it has no password, the one from the settings applies.
+    """Parses a Redis address. If the address has no password, uses the password from the settings.
 
     Raises `BadAddress`, also if ``REPLSITE_REDIS_PASSWORD_FILE`` cannot be read.
     """
@@ -113,12 +113,12 @@ def parse_redis(text: str) -> RedisAddress:
 
 
 def missing_redis_hint() -> str:
-    """Returns the instruction to install the ``redis`` extra, or an empty text if it is installed."""
+    """Returns the instruction to install the extra ``redis``, or an empty text if the extra is installed."""
     return "" if find_spec("redis") else "Redis needs an extra: pip install 'replsite[redis]'."
 
 
 def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Address]:
-    """Returns a listening socket (non-blocking) and the address that it listens on. Port 0 selects a free port.
+    """Returns (listening non-blocking socket, address on which it listens). Port 0 selects a free port.
 
     Raises `PortTaken`, with the process that holds the port if it can be determined. Raises `BadAddress` for other errors.
     """
@@ -145,8 +145,17 @@ def _resolve(address: Address) -> list[Any]:
         raise BadAddress(f"Cannot listen on {address}: {error.strerror or error}.") from error
 
 
+def missing_server_hint() -> str:
+    """Returns an error message if the packages of a server are not installed, else an empty text."""
+    return "" if find_spec("daphne") else "A server needs an extra: pip install 'replsite[site]'."
+
+
 def holder_of_port(port: int) -> str:
     """Returns text such as `` by process 12 (python manage.py serve)``, or an empty text if the process cannot be determined."""
+    if find_spec("psutil") is None:  # of the extra `site`
+        return ""
+    import psutil  # noqa: PLC0415 - only after a failure
+
     try:
         for one in psutil.net_connections("tcp"):
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
@@ -160,8 +169,8 @@ def holder_of_port(port: int) -> str:
 def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
     """Raises `BadAddress` if a port without TLS would listen outside loopback and the given networks.
 
-    All addresses to which the host resolves are checked. An unspecified address (``0.0.0.0``, ``::``) is allowed if any
-    network is given, because clients from elsewhere are refused when they connect.
+    All IP addresses to which the host resolves are checked. An unspecified address (``0.0.0.0``, ``::``) is allowed if
+    at least one network is given, because clients from other networks are refused when they connect.
     """
     allowed = networks_of(networks)
     for *_, where in _resolve(address):

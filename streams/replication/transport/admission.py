@@ -1,9 +1,9 @@
 """Admission of a TCP connection: checks limits, the client's network, the first byte and the certificate, and does TLS.
 
 An `Admission` sits between the socket's transport and the application protocol above it. If the client uses plain text,
-the `Admission` hands the socket over and is no longer involved. If the client uses TLS, the `Admission` stays, as the
-transport of the protocol above. TLS runs on memory buffers (``ssl.MemoryBIO``). A refused client therefore receives the
-TLS alert, or a line with the reason, on any event loop.
+the `Admission` passes the socket's transport to the protocol above, and its work is done. If the client uses TLS, the
+`Admission` remains, as the transport of the protocol above. TLS runs on memory buffers (``ssl.MemoryBIO``). A refused
+client therefore receives the TLS alert, or a line with the reason, on any event loop.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _NEEDS_CERTIFICATE = b"ERROR a client certificate is needed, from an authority t
 
 
 class Turns:
-    """A queue of work of many connections. It uses the loop for ``SLICE_SECONDS`` at a time, and then rests for as long.
+    """A queue of handshake steps of all connections. Runs steps for ``SLICE_SECONDS``, and then pauses for the same time.
 
-    A step of a TLS handshake costs the server most of a millisecond, but a hostile client can send the same bytes again
-    and again. Without this queue, a client that begins 1,000 handshakes would hold the loop for a second.
+    A step of a TLS handshake costs the server almost a millisecond, but a hostile client only sends the same bytes many
+    times. Without this queue, a client that begins 1,000 handshakes would block the event loop for a second.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Turns:
         self._is_due = False
 
     def add(self, step: Callable[[], None]) -> None:
-        """Queues a step behind all earlier steps. The loop calls the step later."""
+        """Queues a step behind all earlier steps. The event loop calls the step later."""
         self._steps.append(step)
         if not self._is_due:
             self._is_due = True
@@ -65,17 +65,17 @@ class Turns:
 
 
 class AdmissionOwner(Protocol):
-    """The server's side of an admission: limits, TLS context and callbacks."""
+    """The interface of the server that an admission uses: limits, TLS context and callbacks."""
 
     handshake_limit_seconds: float
     handshakes: Turns
 
     def tls_context(self) -> ssl.SSLContext: ...
     def entered(self, gate: Admission, host: str) -> Refusal | None:
-        """Takes a place for a new connection. Returns null, or the reason of the refusal if there is no place."""
+        """Takes a place for a new connection and returns null. If there is no place, returns the reason of the refusal."""
 
     def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
-        """Transfers the place to the protocol above, just before its ``connection_made``."""
+        """Transfers the place of a connection from ``gate`` to the protocol ``above``, just before its ``connection_made``."""
 
     def left(self, gate: Admission) -> None:
         """Releases the place of a connection that ended during admission. Has no effect after `passed`."""
@@ -136,14 +136,14 @@ class Admission(asyncio.Protocol):
         elif self._state is not _State.REFUSED:
             self._incoming.write(data)
         if self._state is _State.HANDSHAKE:
-            # Not read further until its turn: a client could fill the memory meanwhile.
+            # Reading pauses until the step is executed. Otherwise a client could fill the memory while the step waits.
             self._raw.pause_reading()
             self._keeper.handshakes.add(self._step)
         elif self._state is _State.OPEN:
             self._read()
 
     def _step(self) -> None:
-        """Continues the handshake, unless it has ended meanwhile. Then reads application data if TLS is open."""
+        """Continues the handshake, unless it ended while this step was queued. Then reads application data if TLS is open."""
         if self._state is _State.HANDSHAKE:
             self._raw.resume_reading()  # first: the protocol above may pause it again
             self._shake_hands()
@@ -224,7 +224,7 @@ class Admission(asyncio.Protocol):
         self._refuse(Refusal.TIMEOUT, _NEEDS_TLS if self._state is _State.FIRST_BYTE else b"")
 
     def _refuse(self, reason: Refusal, text: bytes, detail: str = "") -> None:
-        """Sends ``text``, if any, and closes the connection after ``LINGER_SECONDS``."""
+        """Sends ``text``, if it is not empty, and closes the connection after ``LINGER_SECONDS``."""
         self._cancel_timer()
         self._state = _State.REFUSED
         self._keeper.refused(reason, self._host, detail)
@@ -236,9 +236,9 @@ class Admission(asyncio.Protocol):
         self._set_timer(LINGER_SECONDS, self._raw.abort)
 
     def _turn_away(self, reason: Refusal) -> None:
-        """Closes a connection above a limit at once.
+        """Closes a connection at once for which there is no place.
 
-        First sends the reason, unless the client may use TLS only.
+        If the client may use plain text, first sends the reason.
         """
         self._state = _State.REFUSED
         self._keeper.refused(reason, self._host)
@@ -323,7 +323,7 @@ class Admission(asyncio.Protocol):
         self._raw.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Returns TLS values for ``peercert`` and ``tls_version``, else the socket transport's value."""
+        """Returns TLS values for the names ``peercert`` and ``tls_version``, and else the socket transport's value."""
         if name == "peercert":
             return self._tls.getpeercert()
         if name == "tls_version":

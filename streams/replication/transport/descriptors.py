@@ -20,7 +20,7 @@ OWN_DESCRIPTORS = 256
 
 
 def raise_descriptor_limit(limits: ListenerLimits) -> ListenerLimits:
-    """Raises the soft limit on descriptors as far as needed and possible. Returns limits that fit the result.
+    """Raises the process's soft limit on descriptors as far as needed and possible. Returns limits that fit the raised limit.
 
     If the descriptors still do not suffice, it logs a warning and returns reduced limits (see `fitted`).
     """
@@ -47,7 +47,7 @@ def raise_descriptor_limit(limits: ListenerLimits) -> ListenerLimits:
 
 
 def fitted(limits: ListenerLimits, descriptors: int) -> ListenerLimits:
-    """Returns the limits reduced to ``descriptors``, all by the same ratio.
+    """Reduces the limits by the same ratio, so that ``descriptors`` file descriptors suffice. Returns the reduced limits.
 
     A limit never falls below 1, and a limit of 0 stays 0. At most half of the descriptors are kept back for the process
     itself.

@@ -1,9 +1,9 @@
-"""Limits for HTTP and WebSocket connections under daphne, which has none: numbers, times, and memory for clients.
+"""Limits for HTTP and WebSocket connections, because daphne sets no limits: numbers, times, and memory for clients.
 
-A connection counts from its beginning to its end, also after it became a WebSocket. At a limit, connections that wait
-for their client are closed to make room. Silence, half a request, or an answer that is not read cost a client nothing,
-so such connections must not keep other clients out. Pipelined requests are processed one by one, each after the
-previous answer was accepted by the transport. All code here runs in the reactor's thread.
+A connection counts from its beginning to its end, even after it became a WebSocket. At a limit, connections that wait
+for their client are closed to make room. A client has no cost if it is silent, sends half a request, or does not read
+an answer. So connections of such clients must not keep other clients out. Pipelined requests are processed one by one,
+each after the transport has accepted the previous answer. All code of this module runs in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ CONNECTION_LIMIT, ADDRESS_LIMIT, GAVE_WAY = "HTTP connection limit", "HTTP addre
 BODY_LIMIT, REQUEST_TIMEOUT, NOT_TAKEN = "HTTP body too long", "HTTP request too slow", "HTTP client too slow"
 MEMORY_LIMIT = "HTTP memory limit"
 TOO_SLOW, TOO_FAST = "WebSocket client too slow", "WebSocket client too fast"
-#: The longest message of a WebSocket client. A longer one closes the connection with code 1009.
+#: The longest message of a WebSocket client. A longer message closes the connection with code 1009.
 WEBSOCKET_MESSAGE_BYTES = 64 * 1024
-#: The most frames of a client within a second, PINGs included. Each costs the loop as much as a short line. A viewer of the
-#: live page sends one occasionally.
+#: The most frames of a client within a second, PINGs included. A frame costs the event loop as much time as a short line.
+#: A viewer of the live page sends a frame occasionally.
 WEBSOCKET_FRAMES_A_SECOND = 100
 #: Messages of at least this length are framed once and shared between clients.
 _SHARED_FROM = 1_024
-#: A client that takes its answer more slowly is cut. No modem is that slow.
+#: The connection of a client that takes its answer more slowly is aborted. No modem is so slow.
 SLOWEST_BYTES_PER_SECOND = 1_024
-#: The size of the kernel's send buffer for a client. By default the kernel lets it grow to some megabytes each.
+#: The size of the kernel's send buffer for a client. By default the kernel lets each buffer grow to some megabytes.
 KERNEL_SEND_BYTES = 128 * 1024
 #: The most bytes that are read from a client before other clients have their turn.
 READ_BYTES = 16 * 1024
@@ -56,6 +56,9 @@ _PIECE_BYTES = 64
 #: average. Each chunk costs the loop as much as a kilobyte, and a client that writes text to the network sends longer
 #: chunks.
 _FREE_CHUNKS, _LEAST_CHUNK_BYTES = 64, 32
+#: The most steps in which Python decodes the escapes of a request's cookies: for each value, its length times its
+#: backslashes. Django's cookie of messages, with at most 2,048 characters, needs half of these steps.
+_COOKIE_STEPS = 4_000_000
 #: The percentage of the limit that is closed at once to make room, because finding candidates visits every connection.
 _GIVE_WAY_PERCENT = 5
 LOOK_SECONDS = 1.0
@@ -87,7 +90,7 @@ class HttpBounds:
 
 
 class _Phase(enum.Enum):
-    """What an HTTP connection waits for at present."""
+    """The event for which an HTTP connection is waiting."""
 
     IDLE = "a request"
     HEAD = "the rest of a head"
@@ -97,7 +100,7 @@ class _Phase(enum.Enum):
 
 
 class HttpLimits:
-    """The enforcement of `HttpBounds` in one process. ``refused`` counts refusals and closed connections by reason."""
+    """The object that enforces `HttpBounds` in one process. ``refused`` counts refused and closed connections by reason."""
 
     def __init__(self, bounds: HttpBounds) -> None:
         self.refused: Counter[str] = Counter()
@@ -115,7 +118,7 @@ class HttpLimits:
 
     @property
     def has_unfinished(self) -> bool:
-        """Returns true if a connection waits for its first request, the rest of a request, or the end of an answer."""
+        """Returns true if a connection waits for its first request, for the rest of a request, or for the end of an answer."""
         return any(connection.is_unfinished for connection in self._connections)
 
     def apply(self, factory: Any) -> None:
@@ -137,7 +140,7 @@ class HttpLimits:
         self._check_again()
 
     def count(self, reason: str, client: str = "") -> None:
-        """Counts a refusal. Logs at most one line per reason in `_LOG_SECONDS`."""
+        """Counts a refused or closed connection. Logs at most one line per reason in `_LOG_SECONDS`."""
         self.refused[reason] += 1
         now = time.monotonic()
         if now >= self._logged.get(reason, 0.0) + _LOG_SECONDS:
@@ -145,13 +148,13 @@ class HttpLimits:
             log.warning("listener.http_refused", reason=reason, client=client, open=self.open)
 
     def enter(self, connection: _Counted) -> None:
-        """Registers a new connection."""
+        """Gives a new connection a place."""
         self._connections[connection] = None
         if connection.address:
             self._of_address.setdefault(connection.address, {})[connection] = None
 
     def leave(self, connection: _Counted) -> None:
-        """Releases a connection's place. Does nothing if it has none."""
+        """Releases a connection's place. Does nothing if the connection has no place."""
         self._connections.pop(connection, None)
         if (others := self._of_address.get(connection.address)) is not None:
             others.pop(connection, None)
@@ -159,9 +162,10 @@ class HttpLimits:
                 del self._of_address[connection.address]
 
     def wrote(self, size: int) -> None:
-        """Adds ``size`` bytes that were buffered for clients.
+        """Counts ``size`` bytes that were buffered for clients.
 
-        Has the memory checked when the bytes since the last check exceed an eighth of the limit.
+        If more than an eighth of ``buffer_bytes`` was buffered since the last check of the memory, checks the memory
+        again.
         """
         self._written += size
         if self._written > self.bounds.buffer_bytes // 8:
@@ -183,7 +187,7 @@ class HttpLimits:
         return "" if not self.bounds.of_address or is_among(host, self.bounds.proxies) else address_key(host)
 
     def _has_room(self, host: str) -> bool:
-        """Returns true if one more connection from ``host`` is allowed. Otherwise counts a refusal.
+        """Returns true if one more connection from ``host`` is allowed. If not, counts a refusal and returns false.
 
         At a limit, connections that wait for their client are closed to make room.
         """
@@ -198,12 +202,13 @@ class HttpLimits:
         return True
 
     def _give_way(self, connections: Iterable[_Counted], limit: int) -> bool:
-        """Ends some connections that wait for their client. Returns false if there were none.
+        """Ends some connections that wait for their client. Returns false if no connection waits for its client.
 
-        Ends up to `_GIVE_WAY_PERCENT` of ``limit``, but at least one. Begins with the address that has the most such
-        connections, and there with those that have waited longest.
+        Ends as many connections as `_GIVE_WAY_PERCENT` of ``limit``, but at least one. Begins with the address that has
+        the most such connections, and within an address with the connections that have waited longest.
         """
-        # Several are ended at once: this visits every connection, and a flood would otherwise repeat it for each new one.
+        # Several connections are ended at once, because this method visits every connection. Otherwise a flood of new
+        # connections would repeat this for each of them.
         waiting = [connection for connection in connections if connection.waits_for_client]
         number_of = Counter(connection.address for connection in waiting)
         waiting.sort(key=lambda connection: (-number_of[connection.address], connection.since))
@@ -213,9 +218,10 @@ class HttpLimits:
         return bool(chosen)
 
     def _free_memory(self) -> None:
-        """Cuts connections until the bytes held for all clients are within ``buffer_bytes``.
+        """Aborts connections until at most ``buffer_bytes`` bytes are held for all clients together.
 
-        Connections that wait for their client are cut first, and of these the ones that have waited longest.
+        Connections that wait for their client are aborted first. Among these, the connections that have waited longest
+        come first.
         """
         self._written = 0
         held = {connection: size for connection in self._connections if (size := connection.held_bytes)}
@@ -235,7 +241,7 @@ def _later(seconds: float, call: Callable[[], None]) -> None:
 
 
 class _NoFactory:
-    """A factory for `ProtocolWrapper` that ignores its registrations."""
+    """A factory for `ProtocolWrapper` that ignores the registration of protocols."""
 
     def registerProtocol(self, protocol: Any) -> None: ...
     def unregisterProtocol(self, protocol: Any) -> None: ...
@@ -266,7 +272,7 @@ class _Counted(ProtocolWrapper):
         super().makeConnection(transport)
 
     def enters(self, phase: _Phase) -> None:
-        """Records the phase of the connection and the time at which it began. Called by the channel."""
+        """Records that the connection enters ``phase`` now. Called by the HTTP channel."""
         self._phase, self.since, self._is_new = phase, time.monotonic(), False
         if phase in (_Phase.IDLE, _Phase.ANSWER):
             self._body_bytes = 0  # the request is done, and its body is no longer kept
@@ -286,7 +292,7 @@ class _Counted(ProtocolWrapper):
 
     @property
     def waits_for_client(self) -> bool:
-        """Returns true if the client has to make the next step. Always returns false for a WebSocket."""
+        """Returns true if the connection waits for its client to send or to receive bytes. Returns false for a WebSocket."""
         return self._phase is not _Phase.WORK and not self._is_websocket
 
     @property
@@ -294,7 +300,7 @@ class _Counted(ProtocolWrapper):
         """Returns the number of bytes held for this connection.
 
         These are the received bytes of a request's body, and bytes of answers that the kernel has not accepted yet.
-        WebSocket output does not count here; it has a limit of its own.
+        Output of a WebSocket is not included, because ``websocket_buffer_bytes`` limits it.
         """
         return self._body_bytes + (0 if self._is_websocket else _waiting_bytes(self.transport))
 
@@ -303,7 +309,7 @@ class _Counted(ProtocolWrapper):
         return isinstance(self.wrappedProtocol, WebSocketProtocol)
 
     def holds(self, more: int) -> None:
-        """Counts ``more`` received bytes of a request's body."""
+        """Adds ``more`` to the counted bytes of the request's body, which is received piece by piece."""
         self._body_bytes += more
         self._limits.wrote(more)
 
@@ -317,7 +323,8 @@ class _Counted(ProtocolWrapper):
             self._output = SharedOutput(self.transport)
         if not self._is_cut:
             self._output.write(data)
-            # New messages arrive whether or not the client reads. Without this check, unread ones would fill the memory.
+            # New messages arrive whether or not the client reads. Without this check, unread messages would fill the
+            # memory.
             self._cut_when_slow(self._output)
 
     def writeSequence(self, data: Any) -> None:
@@ -326,7 +333,7 @@ class _Counted(ProtocolWrapper):
     def look(self, now: float) -> None:
         """Ends the connection if its client exceeds a time limit. Called every `LOOK_SECONDS`.
 
-        A WebSocket has no time limits here; `_cut_when_slow` bounds its output.
+        Does nothing for a WebSocket. `_cut_when_slow` bounds the output of a WebSocket.
         """
         if self._is_websocket:
             return
@@ -354,7 +361,8 @@ class _Counted(ProtocolWrapper):
     def give_way(self) -> None:
         """Ends the connection, and releases its place at once.
 
-        The client receives status 503. If earlier output still waits for the client, the connection is aborted instead.
+        The client receives HTTP status 503. If earlier output still waits for the client, the connection is aborted
+        without this answer.
         """
         self._limits.count(GAVE_WAY, _host(self.transport))
         if self._phase is _Phase.ANSWER or _waiting_bytes(self.transport):
@@ -366,7 +374,7 @@ class _Counted(ProtocolWrapper):
         self.loseConnection()
 
     def cut(self, reason: str = "") -> None:
-        """Aborts the connection, and releases its place at once. Counts ``reason``, if it is given."""
+        """Aborts the connection, and releases its place at once. If ``reason`` is given, counts the abort under this reason."""
         transport: Any = self.transport
         if reason and not self._is_cut:
             self._limits.count(reason, _host(transport))
@@ -391,7 +399,7 @@ class _Counted(ProtocolWrapper):
 
 
 class _PacedChannel(http.HTTPChannel):
-    """A channel that processes a pipelined request only after the transport accepted the answer before it."""
+    """A channel that processes a pipelined request only after the transport has accepted the previous answer."""
 
     transport: Any
     _answered: Any = None
@@ -410,8 +418,9 @@ class _PacedChannel(http.HTTPChannel):
         super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
-        # A client sends 1,000 requests of 60 bytes and reads nothing. Twisted stops reading from the socket, but has the
-        # 1,000 requests already, and would buffer 1,000 answers. So the second request waits until the first answer is gone.
+        # A client sends 1,000 requests of 60 bytes and reads nothing. Twisted stops reading from the socket, but has
+        # already read the 1,000 requests, and would buffer 1,000 answers. So the second request waits until the transport
+        # has accepted the first answer.
         if self._waitingForTransport and self.persistent:
             self.transport.enters(_Phase.ANSWER)
             self._answered = request
@@ -430,22 +439,23 @@ class _PacedChannel(http.HTTPChannel):
 
 
 def _waiting_bytes(transport: Any) -> int:
-    """Returns the number of output bytes that the kernel has not accepted. Twisted keeps them in two buffers."""
+    """Returns the number of output bytes that the kernel has not accepted. Twisted keeps these bytes in two buffers."""
     return len(transport.dataBuffer) - int(transport.offset) + int(transport._tempDataLen)
 
 
 def _kernel_bytes(transport: Any) -> int:
     """Returns the number of bytes that the kernel has accepted and the client has not acknowledged.
 
-    The kernel accepts more only when a third of its buffer is free. Without this number, a client that takes 2 kB a
-    second would seem to take nothing for half a minute, and would be cut.
+    The kernel accepts further bytes only when a third of its buffer is free. If the bytes in the buffer counted as
+    taken, a client that takes 2 kB a second would seem to take nothing for half a minute. Then its connection would be
+    aborted.
     """
     made = getattr(transport, "socket", None)
     return kernel_bytes(made.fileno())[0] if made is not None else 0
 
 
 def _forget_output(transport: Any) -> None:
-    """Empties a lost connection's buffers. Otherwise they stay until the garbage collector runs."""
+    """Empties a lost connection's buffers. Otherwise they would stay in memory until the garbage collector runs."""
     # Transport and protocol reference each other, so reference counting alone does not free them.
     transport.dataBuffer, transport.offset = b"", 0
     transport._tempDataBuffer, transport._tempDataLen = [], 0
@@ -456,7 +466,7 @@ def _host(transport: Any) -> str:
 
 
 class _Refusal(Protocol):
-    """A protocol that answers with status 503 and closes."""
+    """A protocol that answers each connection with HTTP status 503 and closes it."""
 
     def connectionMade(self) -> None:
         transport: Any = self.transport
@@ -467,14 +477,15 @@ class _Refusal(Protocol):
 class _BoundedWebSocket(WebSocketProtocol):
     """daphne's WebSocket with limits on message length and frame rate.
 
-    A message that is too long is refused before it is read. A long message that is sent to many clients is framed once.
+    A message from a client that is too long is refused before it is read. A long message to many clients is framed
+    once.
     """
 
     texts = PreparedTexts()
     _second, _frames = 0.0, 0
 
     def _dataReceived(self, data: bytes) -> None:
-        """Passes bytes on. Cuts a client that sends more than `WEBSOCKET_MESSAGE_BYTES` before the handshake ends."""
+        """Passes bytes to the base class. Aborts if the client sends over `WEBSOCKET_MESSAGE_BYTES` before the handshake ends."""
         # The library keeps all bytes that arrive before the handshake is done: without this they could fill the memory.
         if self.state == self.STATE_CONNECTING and len(self.data) + len(data) > WEBSOCKET_MESSAGE_BYTES:
             self._cut()
@@ -482,13 +493,13 @@ class _BoundedWebSocket(WebSocketProtocol):
             super()._dataReceived(data)
 
     def onFrameBegin(self) -> None:
-        """Counts a frame. Cuts a client that sends more than `WEBSOCKET_FRAMES_A_SECOND`."""
+        """Counts a received frame. Aborts if the client sends more frames than `WEBSOCKET_FRAMES_A_SECOND`."""
         now = time.monotonic()
         if now >= self._second + 1.0:
             self._second, self._frames = now, 0
         self._frames += 1
         if self._frames > WEBSOCKET_FRAMES_A_SECOND:
-            # Aborted, not closed in order: during a closing handshake the client could go on sending.
+            # The connection is aborted, because the client could go on sending during a closing handshake.
             self._cut()
         else:
             super().onFrameBegin()
@@ -510,7 +521,7 @@ class _BoundedWebSocket(WebSocketProtocol):
             self.sendPreparedMessage(self.texts.of(content, self.factory.prepareMessage))
 
     def sendMessage(self, *arguments: Any, **options: Any) -> None:
-        """Sends a message of any length."""
+        """Sends a message of any length. The limit on message length applies only to messages from clients."""
         # The library applies one limit in both directions. It is lifted (0) while this server's own message is sent.
         self.maxFramePayloadSize = self.maxMessagePayloadSize = 0
         try:
@@ -520,7 +531,7 @@ class _BoundedWebSocket(WebSocketProtocol):
 
 
 class _BoundedRequest(WebRequest):
-    """daphne's request with a limit on its body, enforced while the body arrives."""
+    """daphne's request with a limit on its body, enforced while the body arrives, and without unsafe headers."""
 
     limits: HttpLimits
     _is_chunked = _is_refused = False
@@ -554,12 +565,33 @@ class _BoundedRequest(WebRequest):
         self.channel.loseConnection()
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Starts processing without Twisted's parsing of query and form.
+        """Starts to process the request without Twisted's parsing of query and form.
 
-        That parsing takes seconds for a form of four megabytes, and Django repeats it.
+        For a form of four megabytes this parsing would take seconds, and Django parses query and form again.
         """
         self.content.seek(0)
+        self._forget_unsafe_headers()
         self.args: dict[bytes, list[bytes]] = {}
         self.method, self.uri, self.clientproto = command, path, version
         self.path = path.partition(b"?")[0]
         self.process()
+
+    def _forget_unsafe_headers(self) -> None:
+        """Removes the headers that are unsafe for daphne.
+
+        Daphne trusts some of them from any client. It cannot read others, or takes too long to read them.
+        """
+        # Suppose that a proxy refuses requests for ``/metrics`` from outside. A client requests ``/x/metrics``, and this
+        # header says that the site's root is ``/x``. Daphne would trust the header, and Django would serve ``/metrics``.
+        self.requestHeaders.removeHeader(b"daphne-root-path")
+        # Daphne decodes this header as ASCII, and logs a traceback if it is not ASCII.
+        if not all(value.isascii() for value in self.requestHeaders.getRawHeaders(b"sec-websocket-protocol", ())):
+            self.requestHeaders.removeHeader(b"sec-websocket-protocol")
+        # ``http.cookies`` of Python before 3.11.10 and 3.12.6 searches the rest of a value again for each backslash. To
+        # decode a cookie of 16 kB takes almost a second, and the cookie of a WebSocket is decoded on the event loop.
+        if _cookie_steps(self.requestHeaders.getRawHeaders(b"cookie", ())) > _COOKIE_STEPS:
+            self.requestHeaders.removeHeader(b"cookie")
+
+
+def _cookie_steps(headers: Iterable[bytes]) -> int:
+    return sum(len(value) * value.count(b"\\") for header in headers for value in header.split(b";"))

@@ -1,4 +1,4 @@
-"""Numbers of bytes in the kernel's buffers of a connection. They are known on Linux only, and 0 on other systems."""
+"""Numbers of bytes in the kernel's buffers of a connection. On systems other than Linux these numbers are always 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTHING = bytes(4)
 
 
 def kernel_bytes(descriptor: int) -> tuple[int, int]:
-    """Returns two byte counts of a TCP socket: sent but not acknowledged by the other host, received but not read here.
+    """Returns two byte counts of a TCP socket: (sent but not acknowledged by the other host, received but not read here).
 
     Both are 0 for a closed descriptor and on systems other than Linux.
     """

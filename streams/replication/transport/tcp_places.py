@@ -1,9 +1,10 @@
 """Places for raw TCP connections, and the choice of the connection to close when there are too many.
 
-A connection takes a place when it is accepted. It is *unknown* until its client has stated what it wants. Silence, an
-endless handshake or a single byte cost a client nothing, so unknown connections must not keep other clients out. To
-make room, the server finds the address with the most unknown connections, and closes the oldest of these. A known
-connection keeps its place. Therefore each address may have only a share of the places.
+A connection takes a place when it is accepted. The connection is *unknown* until its client has sent its name or has
+asked for facts. A client has no cost if it is silent, never ends a handshake, or sends a single byte. So unknown
+connections must not keep other clients out. To make room, the server finds the address with the most unknown
+connections, and closes the oldest of these connections. A known connection keeps its place. Therefore each address may
+have only a share of the places.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class PlacedConnection(Protocol):
 
 
 class TcpPlaces:
-    """The places of one server. ``of_address`` is the limit for one address; 0 means no limit.
+    """The places of one server: at most ``limit``, and at most ``of_address`` for one address (0: no limit per address).
 
     Calls must not run concurrently.
     """
@@ -46,7 +47,7 @@ class TcpPlaces:
         return iter(list(self._address_of))
 
     def enter(self, guest: PlacedConnection, host: str) -> Refusal | None:
-        """Takes a place for a new, unknown connection. Returns null, or the reason if there is no place."""
+        """Takes a place for a new, unknown connection and returns null. If there is no place, returns the reason."""
         address = address_key(host)
         if 0 < self._share <= self._number_of[address] and not self._gives_way(self._unknown.get(address)):
             return Refusal.ADDRESS_LIMIT
@@ -56,19 +57,22 @@ class TcpPlaces:
         return None
 
     def hand_on(self, before: PlacedConnection, after: PlacedConnection) -> None:
-        """Transfers a place from one object to another of the same connection. Makes it the youngest unknown one."""
+        """Transfers a connection's place from the object ``before`` to the object ``after``.
+
+        Afterwards ``after`` is the youngest unknown connection of its address.
+        """
         address = self._address_of.get(before, "")
         self.leave(before)
         self._put(after, address)
 
     def know(self, guest: PlacedConnection) -> None:
-        """Makes a connection known: it is no longer closed to make room. Ignored if it has no place."""
+        """Marks a connection as known, so that it is not closed to make room. Does nothing if the connection has no place."""
         address = self._address_of.get(guest)
         if address is not None:
             self._forget_unknown(guest, address)
 
     def leave(self, guest: PlacedConnection) -> None:
-        """Releases the place of a connection. Ignored if it has none."""
+        """Releases the place of a connection. Does nothing if the connection has no place."""
         address = self._address_of.pop(guest, None)
         if address is None:
             return
@@ -83,11 +87,12 @@ class TcpPlaces:
         self._unknown.setdefault(address, {})[guest] = None
 
     def _gives_way(self, guests: dict[PlacedConnection, None] | None) -> bool:
-        """Aborts the first, and oldest, of these connections. Returns false if there are none."""
+        """Aborts the first of ``guests``, which is the oldest. Returns false if ``guests`` is empty."""
         oldest = next(iter(guests), None) if guests else None
         if oldest is None:
             return False
-        # Released here, because the loss of the aborted connection is reported only later, and the place is needed now.
+        # The place is released here, because it is needed now, and the loss of the aborted connection is reported only
+        # later.
         self.leave(oldest)
         oldest.abort()
         return True

@@ -2,10 +2,10 @@
 
 This module does not know the replication protocol. ``docs/reference/tcp-scope.md`` describes the scope for other
 applications. Connections run on the reactor's asyncio loop, because asyncio's transports report the number of unsent
-bytes. daphne registers the applications of all connections.
+bytes. Daphne keeps the list of applications of all connections.
 
-Both directions are bounded. Reading pauses while the application has not taken its input. Output waits in pieces of bytes
-that many connections may share. Network rules and TLS are in `admission`.
+Input and output are bounded. Reading from the socket pauses while the application has not taken its earlier input.
+Output waits in pieces of bytes that many connections may share. Network rules and TLS are in `admission`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SETTLE_SECONDS = 2.0
 #: The least time between two log lines about refusals for the same reason. All refusals are counted.
 REFUSAL_LOG_SECONDS = 1.0
 #: A WebSocket is accepted only after its session was read. After a restart all viewers of a server reconnect at once, so
-#: this may take long.
+#: reading the sessions may take long.
 WEBSOCKET_HANDSHAKE_SECONDS = 30
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
@@ -60,7 +60,7 @@ Application = Callable[..., Awaitable[None]]
 class TcpConnection(asyncio.Protocol):
     """One accepted connection. The object itself is the scope's extension ``tcp.transport``.
 
-    All methods must be called on the loop. `write` never blocks; the application watches `buffered_bytes`.
+    All methods must be called on the event loop. `write` never blocks, so the application must watch `buffered_bytes`.
     """
 
     def __init__(self, server: AsgiServer) -> None:
@@ -79,43 +79,47 @@ class TcpConnection(asyncio.Protocol):
     # --- for the application --------------------------------------------------------------------------------------
 
     def know(self) -> None:
-        """Marks the client as known, because it has stated what it wants. The connection is no longer closed to make room."""
+        """Marks the client as known, so that the connection is not closed to make room for others.
+
+        The application decides when it calls this method. The replication protocol does so when a client has sent its
+        name or has asked for facts.
+        """
         self._server.known(self)
 
     def write(self, data: bytes) -> None:
-        """Sends bytes after all earlier ones. Ignored once the connection is closing."""
+        """Sends ``data`` after all earlier bytes. Does nothing if the connection is closing."""
         if self._is_closing or not data:
             return
         if self._can_write and not self._output and self._transport is not None:
             self._transport.write(data)
             return
-        # Kept as a reference: the transport would copy the piece for each of the connections that share it.
+        # The piece is kept as a reference. The transport would copy the piece for each connection.
         self._output.append(data)
         self._output_bytes += len(data)
 
     @property
     def buffered_bytes(self) -> int:
-        """Returns the number of written bytes that the kernel has not accepted yet. 0 without a connection."""
+        """Returns the number of written bytes that the kernel has not accepted yet, or 0 if the connection is closed."""
         if self._transport is None:
             return 0
         return self._output_bytes + self._transport.get_write_buffer_size()
 
     @property
     def waiting_lines(self) -> int:
-        """Returns the number of line ends in the pieces that wait here. Bytes in the transport's buffer are not counted."""
+        """Returns the number of line ends in the output that the transport has not received yet."""
         return sum(piece.count(b"\n") for piece in self._output)
 
     @property
     def kernel_bytes(self) -> tuple[int, int]:
-        """Returns two byte counts of the kernel's buffers: sent but not acknowledged, received but not read.
+        """Returns two byte counts of the kernel's buffers: (sent but not acknowledged, received but not read).
 
-        Both are 0 where the system does not report them.
+        Both counts are 0 on systems that do not report them.
         """
         made = self._transport.get_extra_info("socket") if self._transport is not None else None
         return kernel_bytes(made.fileno()) if made is not None else (0, 0)
 
     def drop_waiting(self) -> int:
-        """Drops the pieces that the transport has not received yet, and returns their number of bytes.
+        """Drops the pieces of output that the transport has not received yet. Returns the number of dropped bytes.
 
         The client still receives a whole number of pieces. If each piece is a whole line, it receives only whole lines.
         """
@@ -197,7 +201,7 @@ class TcpConnection(asyncio.Protocol):
         return message
 
     def handle_reply(self, message: Message) -> None:
-        """Executes an ASGI message of the application. Raises `ValueError` for an unknown type.
+        """Executes an ASGI message of the application. Raises `ValueError` for a message of an unknown type.
 
         Called by `AsgiServer` and by daphne.
         """
@@ -250,10 +254,11 @@ class ListenerLimits:
 class AsgiServer(DaphneServer):
     """daphne with raw TCP connections. Serves HTTP and WebSocket only on ``http_sockets``.
 
-    Sockets must be bound and listening. The caller thus handles errors of binding, and knows the port chosen for port 0
-    before the start. ``when_ready`` is awaited on the loop before TCP connections are accepted. ``when_stopping`` is awaited
-    first at an orderly end, for at most `stop_within_seconds`. HTTP requests that have arrived by then are answered, for at
-    most `finish_within_seconds`. Meanwhile no new connections are accepted, so that a proxy in front uses another server.
+    Sockets must be bound and listening. So the caller handles errors of binding. If it asked for port 0, it knows the
+    chosen port before the start. ``when_ready`` is awaited on the event loop before TCP connections are accepted. An
+    orderly end first awaits ``when_stopping``, for at most `stop_within_seconds`. Then HTTP requests that have arrived
+    are answered, for at most `finish_within_seconds`. Meanwhile no new connections are accepted, so that a reverse
+    proxy uses another server.
     """
 
     stop_within_seconds = 1.5
@@ -307,7 +312,7 @@ class AsgiServer(DaphneServer):
     # --- connections ----------------------------------------------------------------------------------------------
 
     def entered(self, gate: Admission, host: str) -> Refusal | None:
-        """Takes a place for a new connection. Returns null, or the reason of the refusal if there is no place."""
+        """Takes a place for a new connection and returns null. If there is no place, returns the reason of the refusal."""
         return self._places.enter(gate, host)
 
     def left(self, gate: Admission) -> None:
@@ -315,7 +320,7 @@ class AsgiServer(DaphneServer):
         self._places.leave(gate)
 
     def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
-        """Transfers the place from the admission to the protocol above it."""
+        """Transfers the place of a connection from ``gate`` to the protocol ``above``."""
         self._places.hand_on(gate, cast(TcpConnection, above))
 
     def known(self, connection: TcpConnection) -> None:
@@ -331,7 +336,7 @@ class AsgiServer(DaphneServer):
             log.warning("listener.connection_refused", client=host, reason=reason.value, detail=detail)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Returns the context for the next handshake. Raises `RuntimeError` without certificates."""
+        """Returns the TLS context for the next handshake. Raises `RuntimeError` if the server has no certificates."""
         if self._certificates is None:
             raise RuntimeError("TLS without certificates: the admission allowed it.")
         return self._certificates.context()
@@ -344,7 +349,7 @@ class AsgiServer(DaphneServer):
         self.connections[connection]["application_instance"] = task
 
     def forget(self, connection: TcpConnection) -> None:
-        """Releases a connection whose transport is lost, and reports the disconnection to daphne."""
+        """Releases the place of a connection whose transport is lost, and reports the disconnection to daphne."""
         self._places.leave(connection)
         if connection in self.connections:
             self.protocol_disconnected(connection)
@@ -380,10 +385,10 @@ class AsgiServer(DaphneServer):
             self.stop()
 
     def announce(self) -> None:
-        """Does nothing. Called once all listeners accept connections, so that a subclass may report this."""
+        """Called when all listeners accept connections. Does nothing here. A subclass may report this event."""
 
     def kill_all_applications(self) -> defer.Deferred[Any]:
-        """Closes listeners and connections in order. Called by daphne before the reactor stops."""
+        """Closes listeners and connections in an orderly way. Called by daphne before the reactor stops."""
         return defer.Deferred.fromFuture(asyncio.ensure_future(self._end(), loop=twisted_loop))
 
     async def _end(self) -> None:
@@ -411,7 +416,7 @@ class AsgiServer(DaphneServer):
         self._http_ports.append(port)
 
     async def _finish_requests(self) -> None:
-        """Accepts connections that wait at the HTTP ports, closes the ports, and waits for open requests."""
+        """Accepts connections that wait at the HTTP ports, closes the ports, and waits until open requests are answered."""
         started = time.monotonic()
         for port in self._http_ports:
             drop_handshakes(port.socket)
@@ -439,7 +444,7 @@ class AsgiServer(DaphneServer):
 
 
 def _weight(message: Message) -> int:
-    """Returns the bytes that a message counts against the input limit: its data and `MESSAGE_BYTES`."""
+    """Returns the number of bytes that a message counts towards the input limit: its data plus `MESSAGE_BYTES`."""
     return len(message.get("bytes", b"")) + MESSAGE_BYTES
 
 
@@ -453,5 +458,5 @@ def _tls_extension(transport: asyncio.Transport) -> Message:
 
 
 def _address(name: Any) -> list[Any] | None:
-    """Returns the address as ASGI's ``[host, port]``, or null for a socket file, which has no such address."""
+    """Returns a socket's address in ASGI's form ``[host, port]``, or null for a Unix socket, which has no host and port."""
     return [name[0], name[1]] if isinstance(name, tuple) else None

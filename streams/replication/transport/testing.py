@@ -14,7 +14,7 @@ __all__ = ["MemoryTransport", "TcpCommunicator"]
 
 
 class MemoryTransport:
-    """The extension ``tcp.transport`` in memory. While ``stuck`` is true, output waits until the test calls `take`."""
+    """A test double of the extension ``tcp.transport``. While ``stuck`` is true, output waits until the test calls `take`."""
 
     def __init__(self) -> None:
         self.taken = bytearray()
@@ -39,27 +39,27 @@ class MemoryTransport:
 
     @property
     def kernel_bytes(self) -> tuple[int, int]:
-        """Returns zeros, because there is no kernel buffer."""
+        """Returns two zeros, because the simulated connection has no kernel buffer."""
         return 0, 0
 
     def know(self) -> None:
-        """Sets ``is_known``, which shows a test that the application called this method."""
+        """Sets ``is_known``, by which a test can check that the application called this method."""
         self.is_known = True
 
     def write(self, data: bytes) -> None:
-        """Sends bytes to the client. Ignored once the connection is closing."""
+        """Sends bytes to the simulated client. Does nothing if the connection is closing."""
         if not self.is_closing:
             self.waiting += data
             if not self.stuck:
                 self.take(len(self.waiting))
 
     def take(self, size: int) -> None:
-        """Lets the client take up to ``size`` waiting bytes."""
+        """Makes the simulated client take up to ``size`` waiting bytes."""
         self.taken += self.waiting[:size]
         del self.waiting[:size]
 
     def drop_waiting(self) -> int:
-        """Drops the bytes that the client has not taken, and returns their number."""
+        """Drops the bytes that the client has not taken, and returns the number of dropped bytes."""
         dropped = len(self.waiting)
         self.waiting.clear()
         return dropped
@@ -69,7 +69,7 @@ class MemoryTransport:
         self.is_closing = True
 
     def abort(self) -> None:
-        """Ends the connection, and records this in ``is_aborted``."""
+        """Ends the connection, and sets ``is_aborted``."""
         self.is_closing = self.is_aborted = True
 
 
@@ -88,7 +88,7 @@ class TcpCommunicator(ApplicationCommunicator):
         super().__init__(application, scope)
 
     async def connect(self, timeout: float = 1.0) -> None:  # noqa: ASYNC109 - as asgiref's own methods have it
-        """Connects. Raises `AssertionError` if the application does not accept."""
+        """Connects the test client. Raises `AssertionError` if the application does not accept the connection."""
         await self.send_input({"type": "tcp.connect"})
         message = await self.receive_output(timeout)
         if message["type"] != "tcp.accept":
@@ -99,7 +99,10 @@ class TcpCommunicator(ApplicationCommunicator):
         await self.send_input({"type": "tcp.receive", "bytes": data})
 
     async def receive_until(self, end: bytes, timeout: float = 1.0) -> bytes:  # noqa: ASYNC109
-        """Returns everything written so far, once it contains ``end``. Raises `TimeoutError` after ``timeout`` seconds."""
+        """Waits until the application's output contains ``end``, and returns all output so far. Raises `TimeoutError`.
+
+        The limit of the wait is ``timeout`` seconds.
+        """
         async with asyncio.timeout(timeout):
             while end not in self.transport.sent:
                 await self.pump()

@@ -1,7 +1,8 @@
 """TLS of the replication port and of followers: contexts, reload of changed certificates, and error texts.
 
-A server requires a certificate of every client, signed by one of the authorities in one file. The oldest allowed version
-is TLS 1.2. Sessions are never resumed, so that every connection is checked against the authorities in force at its start.
+A server requires a certificate of every client. One of the authorities in the file of client authorities must have
+signed it. The oldest allowed version is TLS 1.2. TLS sessions are never resumed, so that every connection is checked
+against the authorities that are loaded when it begins.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT
 
 
 class Refusal(enum.StrEnum):
-    """The reason why a connection was refused before the protocol began. Refusals are counted by it."""
+    """The reason why a connection was refused before the protocol began. Refusals are counted by their reasons."""
 
     CONNECTION_LIMIT = "connection limit"
     ADDRESS_LIMIT = "address limit"
@@ -57,7 +58,7 @@ class Refusal(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The paths of PEM files. An empty path means that there is no file."""
+    """The paths of PEM files: certificate, key and authorities. An empty path means that there is no such file."""
 
     certificate: str = ""
     key: str = ""
@@ -65,7 +66,7 @@ class TlsFiles:
 
     @classmethod
     def of_server(cls, given: StreamSettings, options: dict[str, str | None] | None = None) -> TlsFiles | None:
-        """Returns the files of the replication port, or null if it does not use TLS. Options take precedence over settings.
+        """Returns the files of the replication port, or null if the port does not use TLS. Options take precedence over settings.
 
         The port uses TLS if client authorities are given as an option or setting, or if a certificate or key is given
         as an option. A certificate or key in the settings alone does not turn TLS on.
@@ -79,7 +80,7 @@ class TlsFiles:
 
     @classmethod
     def of_client(cls, given: StreamSettings, options: dict[str, str | None]) -> TlsFiles:
-        """Returns a follower's files: its own certificate and key, and the server's authorities.
+        """Returns a follower's files: the follower's certificate and key, and the authorities for the server's certificate.
 
         Options take precedence over settings.
         """
@@ -89,7 +90,7 @@ class TlsFiles:
 
 
 class Certificates:
-    """The server's TLS context, reloaded when its files change.
+    """The server's TLS context, which is reloaded when the files of certificate, key or authorities change.
 
     The constructor raises `BadCertificate` if a file is not given or cannot be used.
     """
@@ -112,9 +113,9 @@ class Certificates:
         self._context = server_context(files)
 
     def context(self) -> ssl.SSLContext:
-        """Returns the context for a new connection. If changed files cannot be used, the previous context stays in force.
+        """Returns the TLS context for a new connection. If changed files cannot be used, returns the previous context.
 
-        Changes are looked for at most every `LOOK_SECONDS`.
+        Checks at most every `LOOK_SECONDS` if the files have changed.
         """
         now = time.monotonic()
         if now >= self._looked_at + LOOK_SECONDS:
@@ -126,8 +127,8 @@ class Certificates:
         stamps = self._stamp()
         if stamps == self._stamps:
             return
-        # Stored even if loading fails. Example: the certificate is replaced, its key a second later. Loading the unequal pair
-        # fails once; the key's new stamp then causes another attempt.
+        # The stamps are stored even if loading fails. Example: the certificate is replaced, and its key a second later.
+        # To load the new certificate with the old key fails. Then the key's new stamp causes another attempt.
         self._stamps = stamps
         try:
             self._context = server_context(self._files)
@@ -149,10 +150,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Returns a context that asks for a client certificate. Raises `BadCertificate`.
+    """Returns a TLS context that asks for a client certificate. Raises `BadCertificate`.
 
-    A client without a certificate completes the handshake, so that it can be sent the reason of its refusal. The caller must
-    therefore check for the certificate.
+    A client without a certificate completes the handshake, so that the server can send it the reason of the refusal.
+    The caller must therefore check that the client has sent a certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -168,11 +169,11 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def checking_context(authorities: str | None = None) -> ssl.SSLContext:
-    """Returns a context that checks a server's name and certificate, by the same rules on every Python version.
+    """Returns a TLS context that checks a server's name and certificate, by the same rules on every Python version.
 
-    Python 3.13 changed two defaults, and this function sets them back. Python 3.13 refuses certificates without key
-    identifiers, but openssl 3.0 creates such certificates, and a site may use them for years. Python 3.13 also accepts
-    an intermediate authority as a root.
+    Python 3.13 changed two defaults, and this function restores the earlier ones. Python 3.13 refuses certificates
+    without key identifiers, but openssl 3.0 creates such certificates, and a site may use such a certificate for years.
+    Python 3.13 also accepts an intermediate authority as a root.
     """
     context = ssl.create_default_context(cafile=authorities)
     context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
@@ -180,7 +181,7 @@ def checking_context(authorities: str | None = None) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Returns a context that checks the server's name and certificate, and sends the client's own certificate if there is one.
+    """Returns a TLS context that checks the server's name and certificate, and sends the client's certificate, if any.
 
     Raises `BadCertificate`.
     """
@@ -219,7 +220,7 @@ def _words(error: OSError) -> str:
 
 
 def refusal_of(error: ssl.SSLError) -> Refusal:
-    """Returns the reason for a failed handshake on the server's side."""
+    """Returns the reason of a failed TLS handshake, as seen by the server."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refusal.EXPIRED if error.verify_code in (_EXPIRED, _NOT_YET_VALID) else Refusal.UNTRUSTED
     reason = error.reason or ""
@@ -243,7 +244,7 @@ _MEANINGS = {
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Returns the cause of a failed handshake on the client's side, with a remedy where one is known."""
+    """Returns a text with the cause of a failed TLS handshake, as seen by the client. If a remedy is known, adds it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not trusted: {error.verify_message}; name its authority with --tls-ca"
     reason = error.reason or str(error)

@@ -1,8 +1,8 @@
 """Output buffers of WebSockets: pieces of bytes that many connections share, passed to the transport in small parts.
 
-A transport copies the bytes that it is given. A page for a thousand slow viewers would thus be in memory a thousand times.
-Here each connection holds a reference to the same bytes, and each transport copies about ``PIECE_BYTES``. Assumes the
-reactor's thread and Twisted's own transports.
+A transport copies the bytes that it gets. So a page for a thousand slow viewers would be in memory a thousand times.
+With this module, all connections refer to the same bytes, and each transport copies only about ``PIECE_BYTES`` at a
+time. Assumes the reactor's thread and Twisted's own transports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SharedOutput:
         """Bytes that the transport has not received yet."""
 
     def write(self, data: bytes) -> None:
-        """Queues bytes behind all earlier ones."""
+        """Queues ``data`` behind all earlier bytes."""
         self._pieces.append(data)
         self.waiting_bytes += len(data)
         if self._transport.producer is not self:
@@ -40,7 +40,7 @@ class SharedOutput:
             self._transport.registerProducer(self, False)
 
     def resumeProducing(self) -> None:
-        """Writes the next part. Called by the transport when it has nothing left to send."""
+        """Writes the next part of the output to the transport. Called by the transport when it has sent the last part."""
         if self._pieces:
             self._transport.write(self._take())
         if not self._pieces:
@@ -65,14 +65,17 @@ class SharedOutput:
 class PreparedTexts:
     """A cache of the last few messages as WebSocket frames.
 
-    A message to many clients is framed once, and all of them share its bytes.
+    A message to many clients is framed once, and all these clients share its bytes.
     """
 
     def __init__(self, kept: int = 4) -> None:
         self._frames: BoundedDict[str | bytes, Any] = BoundedDict(kept)
 
     def of(self, content: str | bytes, prepare: Callable[..., Any]) -> Any:
-        """Returns the frame of a text or of bytes, uncompressed. ``prepare`` is the ``prepareMessage`` of autobahn's factory."""
+        """Returns the uncompressed WebSocket frame of ``content``, a text or bytes, from the cache if possible.
+
+        ``prepare`` is the ``prepareMessage`` of autobahn's factory, which makes a frame.
+        """
         found = self._frames.get(content)
         if found is None:
             data, is_binary = (content, True) if isinstance(content, bytes) else (content.encode(), False)

@@ -25,7 +25,7 @@ def test_streams_come_in_the_order_of_the_wire():
 
 
 def test_stream_of_a_model_and_of_an_object():
-    from streams.models import CacheInvalidation
+    from streams.catalog.models import CacheInvalidation
 
     assert registry.stream_of(CacheInvalidation) is registry.stream_of(CacheInvalidation()) is registry.get("caches")
 

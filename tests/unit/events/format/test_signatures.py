@@ -2,11 +2,11 @@
 
 import base64
 import json
-import time
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from events.format import signatures as module
 from events.format.canonical_json import encode
 from events.format.signatures import is_public_key, signed_by
 from state.rules.room_versions import room_version
@@ -120,7 +120,7 @@ def test_a_key_is_written_in_one_way_only(y):
     assert not is_public_key("ed25519:1", base64_of(y))
 
 
-def test_many_signatures_and_keys_take_no_time():
+def test_of_many_signatures_and_keys_few_are_tried(monkeypatch):
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     others = [
@@ -129,8 +129,9 @@ def test_many_signatures_and_keys_take_no_time():
     value = {"mxid": "@bob:b.test", "token": "t"}
     good = base64.b64encode(key.sign(encode(value))).decode()
     bad = {f"ed25519:{n}": base64_of(n + 7, n) for n in range(500)}
-    began = time.process_time()
+    verify, tried = module._verifies, []
+    monkeypatch.setattr(module, "_verifies", lambda *given: tried.append(given) or verify(*given))
     assert not signed_by({**value, "signatures": {"a.test": bad}}, others)
-    assert time.process_time() - began < 1
+    assert len(tried) == 16 * 16
     assert signed_by({**value, "signatures": {"a.test": {"ed25519:good": good, **bad}}}, [public, *others])
     assert signed_by({**value, "signatures": {"a.test": {"ed25519:1": good}}}, [public] * 20 + others)

@@ -1,6 +1,5 @@
 """A room's history as rows, on small made rooms; `tests/oracle` holds real ones against a real server's answers."""
 
-import time
 from collections import defaultdict
 
 import pytest
@@ -9,6 +8,7 @@ from msgspec.structs import replace
 from events.columns import EVENT_COLUMNS
 from events.errors import HistoryError
 from events.room.state_assignment import CYCLE
+from tests.support.growth import growth
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.support.room_results import RoomResult, room_history
 
@@ -243,26 +243,38 @@ def test_event_given_twice_is_refused():
 
 
 def test_many_forks_take_linear_time():
-    made = MadeRoom()
-    messages = [made.message(prev=[made.alice]) for _ in range(3000)]
-    made.message(prev=messages[:1000])
-    begun = time.perf_counter()
-    result = room_history(made.events)
-    assert time.perf_counter() - begun < 10
-    assert len(result.forward_extremities) == 2001
-    assert result.unresolved_events == 0
+    def make(size):
+        made = MadeRoom()
+        messages = [made.message(prev=[made.alice]) for _ in range(3 * size)]
+        made.message(prev=messages[:size])
+
+        def found():
+            result = room_history(made.events)
+            assert len(result.forward_extremities) == 2 * size + 1
+            assert result.unresolved_events == 0
+
+        return found
+
+    assert growth(make, 150) < 10
 
 
 def test_many_leaves_of_different_states_are_resolved_once_in_the_end():
-    made = MadeRoom()
-    names = [made.state("x", str(number), {}, prev=[made.alice]) for number in range(300)]
-    begun = time.perf_counter()
-    result = room_history(made.events)
-    assert time.perf_counter() - begun < 20
-    assert len(result.current_state) == 302 and len(result.forward_extremities) == 300
-    replayed = {(kind, key): event_id for _, kind, key, event_id, _ in result.state_deltas}
-    assert replayed == {row[:2]: row[2] for row in result.current_state}
-    assert replayed["x", "299"] == names[299].event_id
+    """Resolving them after each leaf takes a time that grows with the square of their number."""
+
+    def make(size):
+        made = MadeRoom()
+        names = [made.state("x", str(number), {}, prev=[made.alice]) for number in range(size)]
+
+        def found():
+            result = room_history(made.events)
+            assert len(result.current_state) == size + 2 and len(result.forward_extremities) == size
+            replayed = {(kind, key): event_id for _, kind, key, event_id, _ in result.state_deltas}
+            assert replayed == {row[:2]: row[2] for row in result.current_state}
+            assert replayed["x", str(size - 1)] == names[-1].event_id
+
+        return found
+
+    assert growth(make, 75) < 10
 
 
 def test_room_without_leaves_has_no_current_state():

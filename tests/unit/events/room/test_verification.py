@@ -2,6 +2,8 @@
 
 import base64
 import json
+import pickle
+import sys
 
 import pytest
 from msgspec.structs import replace
@@ -221,6 +223,40 @@ def test_numbers_of_old_versions_are_signed_as_they_are():
 # --- keys from a file -------------------------------------------------------------------------------------------------
 
 
+def calls(work):
+    """How many functions the work calls, in Python and in C: what it costs, whatever else the machine does."""
+    count = 0
+
+    def count_call(_, event, __):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(count_call)
+    try:
+        found = work()
+    finally:
+        sys.setprofile(None)
+    return count, found
+
+
+@pytest.mark.parametrize(("until", "most"), [(None, 24), (5, 32)])
+def test_a_file_of_many_keys_is_read_and_given_to_tasks_with_few_calls_a_key(until, most):
+    """It took 31 to 35 calls a key, so that a file of 90 MB was not read within two minutes on a busy machine."""
+
+    def text(number):
+        key = A.public if until is None else {"key": A.public, "valid_until_ts": until}
+        return json.dumps({f"{n}.test": {"ed25519:1": key} for n in range(number)}).encode()
+
+    few, many = text(500), text(2_500)
+    (of_few, _), (of_many, ring) = calls(lambda: KeyRing.from_json(few)), calls(lambda: KeyRing.from_json(many))
+    assert (of_many - of_few) / 2_000 < most
+    packed = pickle.dumps(ring)
+    took, again = calls(lambda: pickle.loads(packed))
+    assert took / 2_500 < 4
+    assert again == ring
+    assert again("7.test", {}) == {"ed25519:1": PublicKey(A.public, until)}
+
+
 def test_keys_are_read_with_and_without_their_end():
     ring = KeyRing.from_json(
         json.dumps({"a.test": {"ed25519:1": A.public, "ed25519:2": {"key": B.public, "valid_until_ts": 5}}})
@@ -229,13 +265,23 @@ def test_keys_are_read_with_and_without_their_end():
     assert ring("b.test", {}) == {}
 
 
+@pytest.mark.parametrize("key", [f"{A.public}=", A.public.replace("/", "_").replace("+", "-")])
+def test_keys_are_padded_or_url_safe(key):
+    assert KeyRing.from_json(json.dumps({"a.test": {"ed25519:1": key}}))("a.test", {}) == {"ed25519:1": PublicKey(key)}
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "x", "[]", '"x"', "{" * 5000, '{"a": []}', '{"a": {"ed25519:1": 5}}', '{"a": {"ed25519:1": "short"}}',
      '{"a": {"rsa:1": "KEY"}}',
      '{"a": {"ed25519:1": {}}}', '{"a": {"ed25519:1": {"key": "KEY", "valid_until_ts": "5"}}}',
      '{"a": {"ed25519:1": {"key": "KEY", "valid_until_ts": true}}}', '{"a": {"ed25519:1": {"key": "KEY", "valid_until": 5}}}',
-     '{"a": {"ed25519:1": "KEYé"}}', b"\xff"]
+     '{"a": {"ed25519:1": "KEYé"}}', '{"a": {"ed25519:1": "!!!!KEY"}}', '{"a": {"ed25519:1": " KEY"}}',
+     '{"a": {"ed25519:1": "KEY=more"}}', '{"a": {"ed25519:1": "KEY\\n"}}', b"\xff",
+     '{"a": {"ed25519:1": {"key": "KEY", "valid_until_ts": NaN}}}',
+     '{"\ud800": {"ed25519:1": "KEY"}}', '{"\\ud800": {"ed25519:1": "KEY"}}', '{"a": {"ed25519:1": "KEY"}, "a": {}}',
+     '{"a": {"ed25519:1": "KEY", "ed25519:1": "KEY"}}',
+     '{"a": {"ed25519:1": {"key": "KEY", "valid_until_ts": 1, "valid_until_ts": 9}}}']
 )  # fmt: skip
 def test_keys_that_cannot_be_read_are_refused(text):
     with pytest.raises(UnusableKeys):

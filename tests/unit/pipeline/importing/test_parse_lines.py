@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 
-from pipeline.importing.parse_lines import (
-    LINES_PER_PART,
-    LineWork,
-    StoredVersions,
-    _batches,
-    _text,
-    scan_part,
-    sequence_number,
-)
-from pipeline.importing.sources.lines import parts_of
-from pipeline.importing.sources.parts import BrokenLine, Form, Line, Part
+from pipeline.frames.parse_lines import LineRules
+from pipeline.frames.sources.parts import BrokenLine, Line
+from pipeline.importing.parse_lines import LINES_PER_PART, StoredVersions, _batches, sequence_number
 from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
 from tests.support.room_data import event_lines, stored_events
 
-WORK = LineWork(1, "", 1 << 20)
+RULES = LineRules()
 
 
 def rows_of(*lines):
     given = [line if isinstance(line, BrokenLine) else Line(n, line) for n, line in enumerate(lines, 1)]
-    ((events, broken),) = _batches(WORK, 2, given)
+    ((events, broken),) = _batches(RULES, 2, given)
     return events, broken
 
 
@@ -50,24 +41,10 @@ def test_a_line_that_could_not_be_had_keeps_its_reason():
     ]
 
 
-def test_details_fit_a_text_column():
-    assert _text("a\0b\ud800") == "a\\0b\\ud800"
-
-
 def test_many_lines_come_in_bounded_batches():
     lines = [Line(n, b"?") for n in range(1, 5001)]
-    sizes = [len(events) + len(broken) for events, broken in _batches(WORK, 0, lines)]
+    sizes = [len(events) + len(broken) for events, broken in _batches(RULES, 0, lines)]
     assert sum(sizes) == 5000 and max(sizes) <= 2000
-
-
-def test_a_scan_counts_lines_and_finds_announced_versions(tmp_path):
-    create = next(event["json"] for event in stored_events("v6_membership_visibility"))
-    path = tmp_path / "in.gz"
-    path.write_bytes(gzip.compress(b"\n" + json.dumps(create).encode() + b"\nnot json m.room.create\n"))
-    (part,) = parts_of(0, path, 1 << 20)
-    found = scan_part(part, 1 << 20)
-    assert part == Part(0, str(path), form=Form.GZIP, name=str(path))
-    assert (found.lines, found.versions) == (3, {create["room_id"]: "6"})
 
 
 def test_staging_tables_carry_the_jobs_number():
@@ -89,11 +66,11 @@ class _Cursor:
 def test_a_rooms_version_is_asked_for_once_and_only_where_a_bare_event_needs_it():
     bare = [line["json"] for line in stored_events("v9_restricted")[1:4]]
     cursor = _Cursor({bare[0]["room_id"]: "9"})
-    work = replace(WORK, versions=StoredVersions(cursor, 1))
+    rules = replace(RULES, versions=StoredVersions(cursor, 1))
     lines = [Line(n, json.dumps(event).encode()) for n, event in enumerate([*bare, bare[0] | {"room_id": "!x:y\0"}], 1)]
-    ((events, broken),) = _batches(work, 0, [*lines, Line(9, event_lines("v9_restricted")[5])])
+    ((events, broken),) = _batches(rules, 0, [*lines, Line(9, event_lines("v9_restricted")[5])])
     assert len(events) == 4 and [reason for _, reason, *_ in broken] == ["unknown-room-version"]
-    assert cursor.asked == [bare[0]["room_id"]] and dict(work.versions) == {bare[0]["room_id"]: "9"}
+    assert cursor.asked == [bare[0]["room_id"]] and dict(rules.versions) == {bare[0]["room_id"]: "9"}
 
 
 def test_a_room_that_nobody_knows_is_asked_for_once():

@@ -62,6 +62,11 @@ def test_where_nobody_knows_how_much_there_is_no_time_left_is_told():
     assert describe("check", 0, 512, "bytes", 0.0) == "check: 0 of 512 bytes, 0/s, 0.0 s"
 
 
+def test_where_there_is_nothing_to_do_no_total_is_told():
+    """It said "0 of 0 events, 0/s"."""
+    assert describe("load", 0, 0, "events", 0.1) == "load: 0 events, 0.1 s"
+
+
 def test_a_stage_that_fails_ends_its_report(monkeypatch):
     monkeypatch.setattr("pipeline.jobs.progress._PLAIN_SECONDS", 0.001)
     stored = []

@@ -1,8 +1,8 @@
-"""What a purge deletes, in a sentence."""
+"""What a purge deletes, or a removal of an archive, in a sentence."""
 
 import pytest
 
-from pipeline.maintenance.purge_words import history_words, room_words
+from pipeline.maintenance.purge_words import folder_words, history_words, room_words
 
 TOLD = {"before_time": 1_795_312_800_000, "delete_local": False, "dry_run": False, "archive": None}
 
@@ -43,3 +43,23 @@ def test_a_room():
     assert (
         room_words(told, 1_000) == "the whole room with 1,000 events: would be deleted, and not made again; no archive"
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "is_room_here", "words"),
+    [
+        ({}, True, "archive of !a:b, made 22 Nov 2026 02:00 UTC, 6.0 GB in 14 files: removed; messages that were purged "
+         "meanwhile are gone with it"),
+        ({"dry_run": True}, False, "archive of !a:b, made 22 Nov 2026 02:00 UTC, 6.0 GB in 14 files: would be removed; the room "
+         "is in no other place here"),
+        ({"what": "unfinished archive", "room_id": None, "files": 1}, False,
+         "unfinished archive, last changed 22 Nov 2026 02:00 UTC, 6.0 GB in 1 file: removed"),
+        ({"what": "export"}, False, "export of !a:b, made 22 Nov 2026 02:00 UTC, 6.0 GB in 14 files: removed"),
+    ],
+)  # fmt: skip
+def test_the_removal_of_a_folder_tells_its_room_date_and_size(more, is_room_here, words):
+    told = {
+        "what": "archive", "room_id": "!a:b", "made_at": "22 Nov 2026 02:00 UTC", "bytes": 6_000_000_000, "files": 14,
+        "dry_run": False,
+    }  # fmt: skip
+    assert folder_words({**told, **more}, is_room_here=is_room_here) == words

@@ -18,7 +18,8 @@ from pyspark.sql.datasource import (
 )
 
 from events.declarations import BACKFILL, EVENTS
-from pipeline.source.filters import Condition, accepted, condition_sql, literal, tables_of, token_range, writers_of
+from pipeline.source.filters import Condition, accepted, condition_sql, tables_of, token_range, writers_of
+from pipeline.source.literals import literal
 from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 

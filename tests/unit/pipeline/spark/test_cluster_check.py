@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from pipeline.spark import cluster_check
 from pipeline.spark.cluster_check import find_missing
+from tests.support.session import PROJECT
 
 
 def test_nothing_is_missing_here():
     assert find_missing("") == {}
+
+
+def test_the_tasks_need_neither_django_nor_the_site():
+    """An executor has the code of tasks, and no settings."""
+    loop = f"for name in {cluster_check.TASK_MODULES!r}: importlib.import_module(name)"
+    code = f"import sys, importlib\n{loop}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert not [name for name in done.stdout.split() if name.split(".")[0] in ("django", "replsite")]
 
 
 def test_a_module_that_cannot_be_imported_is_named(monkeypatch):

@@ -34,12 +34,14 @@ PAGE_TABLES = st.dictionaries(
     st.sampled_from(list(TABLES)), keyed(st.sampled_from("abc"), keyed(st.sampled_from(["", "1", "<"]), ROWS))
 )
 WORDS = st.sampled_from(["", "x", "y"])
-PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, PAGE_TABLES)
+PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, WORDS, PAGE_TABLES)
 
 
 def apply(page, message):
     """Returns what the browser shows after a message."""
-    single = {name: message.get(name, getattr(page, name)) for name in ("as_of", "storage_at", "state", "summary")}
+    single = {
+        name: message.get(name, getattr(page, name)) for name in ("as_of", "storage_at", "rooms_at", "state", "summary")
+    }
     tables = {name: apply_table(dict(page.tables.get(name, ())), message[name]) for name in TABLES if name in message}
     return Fragments(**single, tables={**page.tables, **tables})
 
@@ -75,7 +77,7 @@ def test_old_page_and_changes_make_the_new_page(old, new):
 @settings(max_examples=examples(50))
 @given(PAGES)
 def test_changes_from_nothing_make_the_page(new):
-    assert apply(Fragments("", "", "", "", {}), told(None, new)) == new
+    assert apply(Fragments("", "", "", "", "", {}), told(None, new)) == new
 
 
 def shown(*parts, rights=EVERYTHING, now=None, **more):
@@ -104,6 +106,17 @@ def test_groups_that_stay_are_named_only():
     old = shown(a_stream(a_writer()), a_stream(a_writer(stream="caches"), name="caches"))
     new = shown(a_stream(a_writer(position=11)), a_stream(a_writer(stream="caches"), name="caches"))
     assert dict(told(old, new)["streams"])["caches"] is None
+
+
+def test_every_row_fills_its_table():
+    unused = [
+        a_stream(name=name, last_fact_at=None, status=Verdict("idle", Severity.FINE, ""))
+        for name in ("caches", "typing")
+    ]
+    found = shown(a_stream(a_writer()), *unused, a_reader(), a_job())
+    assert "2 streams were never written" in html_of(found)
+    for name, groups in found.tables.items():
+        assert len({len(row) for _, group in groups for _, row in group}) <= 1, name
 
 
 class Markup(HTMLParser):
@@ -152,7 +165,7 @@ def test_each_right_shows_what_it_is_for_and_nothing_more(right):
     more = {"jobs": JobsView((a_job(3),)), "storage": some_storage()}
     found = shown(*parts, rights=frozenset([right]), **more)
     assert bool(found.tables["rooms"]) == (right == "pipeline.view_roomstatistics")
-    room, view = right.split(".view_")
+    room, _, view = right.partition(".view_")
     led = set(re.findall(r'href="/admin/(\w+/\w+)/', html_of(found)))
     assert led == ({f"{room}/{view}"} if view in ("streamposition", "reader", "job") else set())
 
@@ -167,3 +180,34 @@ def test_a_picture_breaks_where_nothing_is_known():
 def test_words_that_say_all_stand_alone_and_others_have_their_sentence():
     assert "Keeps up." not in html_of(shown(a_reader()))
     assert "Restart it." in html_of(shown(a_reader(status=Verdict("stuck", Severity.WRONG, "Restart it."))))
+
+
+def test_a_trouble_has_the_button_that_mends_it_for_those_who_may():
+    gone = Verdict("gone", Severity.WARNING, "If it does not come back: retire it.", "", ("retire",))
+    site = (a_stream(a_writer("web <1>", status=gone)),)
+    address = '/admin/actions/retire/?name=web%20%3C1%3E"'
+    assert address in html_of(shown(*site))
+    assert "/admin/actions/" not in html_of(shown(*site, rights=EVERYTHING - {"streams.retire_writer"}))
+
+
+def test_a_status_word_leads_to_its_explanation():
+    html = html_of(shown(a_stream(a_writer()), a_reader()))
+    assert '<a class="live-text" href="/admin/words/#writer-writing">writing</a>' in html
+    assert '<a class="live-text" href="/admin/words/#reader-current">current</a>' in html
+    assert '<a href="/admin/words/#site-well">well</a>' in html
+
+
+@pytest.mark.parametrize("rights", [EVERYTHING, frozenset()])
+def test_what_is_taken_from_the_last_page_is_what_would_be_rendered(rights):
+    def page(**changes):
+        streams = [a_stream(a_writer("master", name), name=name) for name in ("events", "caches", "typing")]
+        streams[1] = replace(streams[1], **changes)
+        readers = [a_reader("sender"), a_reader("pusher")]
+        return live_page_data(a_snapshot(*streams, *readers, storage=some_storage()))
+
+    first, second = page(), page(linear_position=11)
+    shown = render(first, rights)
+    again = render(second, rights, last=(first, shown))
+    assert again == render(second, rights)
+    kept = dict(shown.tables["streams"])
+    assert [key for key, rows in again.tables["streams"] if kept[key] is not rows] == ["caches"]

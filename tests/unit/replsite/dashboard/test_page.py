@@ -8,13 +8,14 @@ from dataclasses import replace
 from replsite.dashboard.page import (
     BAD_READERS_SHOWN,
     CLOSED_READERS_SHOWN,
+    EFFECTS_SHOWN,
     FINE_READERS_SHOWN,
     PROBLEMS_SHOWN,
     READERS,
     STREAMS,
     live_page_data,
 )
-from replsite.snapshot.types import JobsView
+from replsite.snapshot.types import JobsView, RightsView
 from replsite.status.verdicts import Health, HealthWord, Problem, Severity, Verdict
 from tests.support.snapshots import CURRENT, NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
 
@@ -171,8 +172,22 @@ def test_health_line_has_the_first_problem_and_the_list_the_others():
     problems = (Problem("Writer a", BLOCKED), Problem("Reader b", STUCK))
     health = Health(HealthWord.WRONG, "Writer a is blocked: End it. (1 more below)", problems)
     page = live_page_data(replace(a_snapshot(), health=health))
-    assert page["health"]["problems"] == [{"text": "Reader b is stuck: Restart it.", "command": ""}]
+    assert [one["text"] for one in page["health"]["problems"]] == ["Reader b is stuck: Restart it."]
     assert page["health"]["said"] == "wrong: Writer a is blocked, and 1 more"
+
+
+def test_what_a_problem_causes_is_named_below_it_and_not_as_a_problem_of_its_own():
+    waiting = Verdict("waiting", Severity.NOTE, "It waits.")
+    problems = (
+        Problem("Writer a", BLOCKED, "a"),
+        *(Problem(f"Reader {n}", waiting, f"r{n}", cause="Writer a") for n in range(EFFECTS_SHOWN + 2)),
+        Problem("Reader b", STUCK, "b"),
+    )
+    health = live_page_data(replace(a_snapshot(), health=Health(HealthWord.WRONG, "Writer a is blocked", problems)))[
+        "health"
+    ]
+    assert health["first"]["effects"] == [*(f"Reader {n} is waiting." for n in range(EFFECTS_SHOWN)), "And 2 more."]
+    assert [one["text"] for one in health["problems"]] == ["Reader b is stuck: Restart it."]
 
 
 def test_so_many_problems_are_named_and_the_others_counted():
@@ -239,3 +254,19 @@ def test_writers_of_a_stream_that_several_write_have_their_last_minutes_too():
     several = stream_group(a_writer("a", **recent), a_writer("b"))["rows"]
     assert "series" not in alone["cells"][4]
     assert [row["cells"][4].get("series") for row in several] == [[1.0, 2.0], None]
+
+
+def test_rights_of_a_certificate_have_a_row_that_says_what_was_refused():
+    rights = RightsView("worker", names=("worker",), streams=("*",), reports=())
+    group = reader_group(a_reader(kind="connection", rights=rights))
+    row = group["rows"][-1]
+    assert said(row)[0] == "Rights of certificate worker"
+    assert row["cells"][0]["sub"] == "calls itself worker · follows anything · reports nothing"
+    assert (row["severity"], said(row)[-1]) == ("fine", "")
+    refused = replace(rights, refused=2, refusal="this certificate may not send USER_IP")
+    row = reader_group(a_reader(kind="connection", rights=refused, closed_at=ago(1)))["rows"][-1]
+    assert (row["severity"], said(row)[-1]) == (
+        "note",
+        "2 commands refused, the last one because this certificate may not send USER_IP.",
+    )
+    assert len(row["cells"]) == len(group["head"]["cells"])

@@ -43,6 +43,12 @@ def test_site_without_rooms_has_no_state_groups():
     assert storage_groups(None) == []
 
 
+def test_rooms_are_as_of_their_last_batch_and_else_as_of_the_reading():
+    page = live_page_data(a_snapshot(storage=some_storage(rooms_as_of=ago(300_000))))
+    assert (page["storage_at"], page["rooms_at"]) == (ago(20).isoformat(), ago(300_000).isoformat())
+    assert live_page_data(a_snapshot(storage=some_storage()))["rooms_at"] == ago(20).isoformat()
+
+
 def test_rooms_are_not_on_the_page_that_all_viewers_share():
     page = render(live_page_data(a_snapshot(storage=some_storage())), frozenset())
     assert page.tables["rooms"] == []

@@ -16,7 +16,7 @@ def test_callers_at_once_share_one_snapshot():
     taken, gate = [], threading.Event()
 
     def take(history):
-        gate.wait(5)
+        gate.wait(60)
         taken.append(history)
         return a_snapshot()
 

@@ -20,6 +20,7 @@ def test_json_says_times_in_iso_and_severity_in_a_word():
         "severity": "wrong",
         "sentence": "Restart it.",
         "command": "",
+        "actions": [],
     }
     assert plain["readers"][0]["streams"][0]["positions"] == {"master": 10}
 

@@ -137,6 +137,14 @@ def test_reader_with_lag_seen_once_is_catching_up():
     assert reader(lag_facts=1000, lag_seconds=6000).word == ReaderWord.CATCHING_UP
 
 
+@pytest.mark.parametrize(
+    ("exact", "said"), [(True, "86,135 facts, 50 s behind"), (False, "About 86,135 facts, 50 s behind")]
+)
+def test_a_lag_that_is_estimated_is_told_as_such(exact, said):
+    """Beyond the newest facts it is the difference of IDs, which counts rolled-back IDs, too."""
+    assert reader(lag_facts=86_135, lag_seconds=50, lag_exact=exact).sentence.startswith(said)
+
+
 def test_reader_with_rising_lag_is_falling_behind():
     verdict = reader(lag_facts=100, lag_seconds=5, unmoved_seconds=0, lag_change_per_second=3)
     assert (verdict.word, verdict.severity) == (ReaderWord.FALLING_BEHIND, Severity.WARNING)
@@ -233,6 +241,16 @@ def test_health_says_what_there_is_when_all_is_well():
         (JobSeen("failed"), "failed", "No reason"),
         (JobSeen("cancelled", asked_to_end=True), "cancelled", "stays"),
         (JobSeen("done"), "done", ""),
+        (
+            JobSeen("done", differences=2, where="!r:a.test", repair="manage.py resync rooms"),
+            "done with differences",
+            "Repair them: manage.py",
+        ),
+        (
+            JobSeen("done", differences=1, where="all rooms"),
+            "done with differences",
+            "1 difference in all rooms cannot be recomputed",
+        ),
     ],
 )
 def test_a_job_has_the_word_of_its_rule(seen, word, said):
@@ -287,6 +305,17 @@ def test_parked_facts_hide_nothing_that_is_worse():
     assert stuck.word == ReaderWord.STUCK
 
 
+def test_parked_facts_are_retried_where_they_are_told():
+    parked = {"parked_facts": 3, "parked_error": "ValueError"}
+    verdict = reader(named=NamedReader("r", **parked))
+    assert verdict.actions == ("retry", "parked")
+    assert "asked" not in verdict.sentence
+    waits = reader(named=NamedReader("r", retry_waits=True, **parked))
+    assert "A retry was asked for and happens within seconds." in waits.sentence
+    waits = reader(named=NamedReader("r", retry_waits=True, runs=False, has_ended=True, **parked))
+    assert "happens when its process starts" in waits.sentence
+
+
 def test_a_reader_that_waits_for_a_writer_is_not_stuck():
     verdict = reader(
         lag_facts=5, lag_seconds=200, unmoved_seconds=200, waits_for="it waits for writer w, which is blocked"
@@ -298,3 +327,24 @@ def test_a_reader_that_waits_for_a_writer_is_not_stuck():
 def test_an_error_of_a_kilobyte_is_cut_in_the_sentence():
     verdict = reader(named=NamedReader("r", error="x" * 1000, runs=False), lag_facts=1)
     assert len(verdict.sentence) < 500
+
+
+def test_a_writer_that_is_gone_is_one_problem_that_causes_those_of_its_other_streams():
+    gone, pending = (Verdict(word, severity, "Retire it.") for word, severity in
+                     ((WriterWord.GONE, Severity.WARNING), (WriterWord.GONE_WITH_PENDING, Severity.WRONG)))  # fmt: skip
+    waiting = Verdict(ReaderWord.WAITING, Severity.NOTE, "It waits.")
+    found = judge_health(
+        [
+            Problem("Writer w of a", gone, "w"),
+            Problem("Writer w of b", pending, "w"),
+            Problem("Writer v of a", gone, "v"),
+            Problem("Follower r on a", waiting, "r", cause="Writer w of a"),
+        ],
+        "",
+    ).problems
+    assert {one.subject: one.cause for one in found} == {
+        "Writer w of b": "",
+        "Writer w of a": "Writer w of b",
+        "Writer v of a": "",
+        "Follower r on a": "Writer w of b",
+    }

@@ -12,7 +12,7 @@ from tests.oracle.answers import parsed
 from tests.properties.test_state_groups import STEPS, grown
 from tests.support.foreign_groups import LAYOUTS, SPREAD, expanded
 from tests.support.room_data import ROOM_NAMES
-from tests.support.room_results import room_history
+from tests.support.room_results import computed
 
 A, B, C = ("m.a", ""), ("m.b", ""), ("m.c", "key")
 
@@ -124,7 +124,7 @@ def test_a_later_round_goes_on_with_no_chain():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [name for name in ROOM_NAMES if not name.startswith("large")])
 def test_a_shipped_room_stored_by_others_takes_no_more_rows_than_our_own(name, layout):
-    result = room_history(parsed(name))
+    result = computed(parsed(name))
     needs = needs_of(result)
     stored = LAYOUTS[layout](result.groups, result.group_deltas)
     found = compressed(

@@ -49,7 +49,7 @@ def test_at_most_fifty_users_a_row(users, sizes):
 
 
 def test_columns_are_the_key():
-    drops = drops_of_columns(["a", "b", "n"], {"one": ["b", "n"], "none": [], "all": lambda row: None})
+    drops = drops_of_columns({"a": 0, "b": 1, "n": 2}, {"one": ["b", "n"], "none": [], "all": lambda row: None})
     assert list(drops(["x", "y", 7])) == [
         Invalidation("one", ("y", "7")),
         Invalidation("none", ()),
@@ -57,14 +57,19 @@ def test_columns_are_the_key():
     ]
 
 
+def test_fields_are_the_key():
+    drops = drops_of_columns({"a": "a", "b": "b"}, {"one": ["b"]})
+    assert list(drops({"a": "x", "b": 7, "@version": 1})) == [Invalidation("one", ("7",))]
+
+
 def test_function_of_the_row_gives_several_keys():
-    drops = drops_of_columns(["a"], {"one": lambda row: [(row[0],), (row[0], "more")]})
+    drops = drops_of_columns({"a": 0}, {"one": lambda row: [(row[0],), (row[0], "more")]})
     assert list(drops(["x"])) == [Invalidation("one", ("x",)), Invalidation("one", ("x", "more"))]
 
 
 def test_unknown_column_is_refused_by_name():
     with pytest.raises(ValueError, match="no column order; it is made of a, b"):
-        drops_of_columns(["a", "b"], {"one": ["order"]})
+        drops_of_columns({"a": 0, "b": 1}, {"one": ["order"]})
 
 
 def test_drops_of_caches_that_are_not_here_do_nothing(store):

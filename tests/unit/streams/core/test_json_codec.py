@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from streams.core.json_codec import decode_json, encode_json
+from streams.core.json_codec import MOST_DEPTH, decode_json, encode_json, is_deeper
 from streams.errors import BadJson
 
 
@@ -47,3 +47,40 @@ def test_other_text_is_refused(text):
 
 def test_del_is_escaped_as_the_standard_encoder_does():
     assert encode_json(["a\x7fb"]) == b'["a\\u007fb"]'
+
+
+def nested(depth: int, kind: type) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value] if kind is list else {"a": value}
+    return value
+
+
+def called(depth: int, work):
+    """The result of the work, called from deep within a program."""
+    return work() if not depth else called(depth - 1, work)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("calls", [0, 400, 700])
+def test_both_directions_have_one_limit_wherever_the_caller_is(kind, calls):
+    opening, closing = ("[", "]") if kind is list else ('{"a":', "}")
+    for depth in (1, 253, 254, 255, MOST_DEPTH - 1, MOST_DEPTH):
+        text = opening * depth + "1" + closing * depth
+        value = called(calls, lambda: decode_json(text))  # noqa: B023 - called in this round
+        assert called(calls, lambda: encode_json(value)).decode() == text  # noqa: B023 - called in this round
+    for depth in (MOST_DEPTH + 1, 950, 985, 994, 995, 1001, 100_000):
+        text = opening * depth + "1" + closing * depth
+        with pytest.raises(BadJson, match=r"deeper than 900 levels"):
+            called(calls, lambda: decode_json(text))  # noqa: B023 - called in this round
+        if depth < 2000:
+            with pytest.raises(BadJson, match=r"deeper than 900 levels"):
+                called(calls, lambda: encode_json(nested(depth, kind)))  # noqa: B023 - called in this round
+
+
+def test_a_value_that_holds_itself_is_refused():
+    value: dict[str, object] = {}
+    value["a"] = value["b"] = [value, value]
+    assert is_deeper(value, 900)
+    with pytest.raises(BadJson):
+        encode_json(value)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.core.names import LONGEST_NAME, check_name, is_pattern, matches_pattern, numbered_name
+from streams.conf import on_this_host
+from streams.core.names import LONGEST_NAME, check_name, is_pattern, matches_pattern, name_without_number, numbered_name
 from streams.errors import BadInstanceName
 from streams.writing import process
 
@@ -54,7 +55,36 @@ def test_patterns_have_a_place_for_a_number():
         ("masterX", "master", False),
         ("aXb", "a.b", False),
         ("w1", "w1\n", False),
+        ("box-7-3", "{host}-{n}", True),
+        ("3", "{host}-{n}", False),
+        ("a.b-3", "{host}-{n}", False),
     ],
 )
 def test_matching(name, pattern, matches):
     assert matches_pattern(name, pattern) is matches
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("box", "box-{n}"),
+        ("web-7.example.org", "web-7-{n}"),
+        ("my box\n", "my-box--{n}"),
+        ("", "host-{n}"),
+        ("x" * 200, "x" * 60 + "-{n}"),
+    ],
+)
+def test_the_machine_gives_a_name_that_can_travel(host, name, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    assert on_this_host("{host}-{n}") == name
+    check_name(name)
+    assert matches_pattern(numbered_name(name, 1), "{host}-{n}")
+    assert on_this_host("master") == "master"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [("master", "master"), ("vm-{n}", "vm"), ("{n}.vm", "vm"), ("a-{n}-b", "a--b"), ("{n}", "server")],
+)
+def test_a_process_without_a_number_is_called_without_it(pattern, name):
+    assert name_without_number(pattern) == name

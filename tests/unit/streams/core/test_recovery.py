@@ -8,7 +8,11 @@ import sys
 from tests.support.session import PROJECT
 
 #: Each takes from 0.2 s to 2 s.
-SLOW = ("pandas", "numpy", "pyarrow", "pyspark", "adbc_driver_manager", "daphne", "twisted.internet.reactor")
+SLOW = (
+    "pandas", "numpy", "pyarrow", "pyspark", "adbc_driver_manager", "daphne", "twisted.internet.reactor",
+    # Ours: all kinds of job, what appends and maintenance import.
+    "pipeline.maintenance.registration", "streams.maintenance.trim_command", "events.persist.batch",
+)  # fmt: skip
 
 
 def test_commands_start_without_what_is_slow_to_import():

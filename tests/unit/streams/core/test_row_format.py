@@ -1,10 +1,13 @@
 """Rows from shapes, in Python; the SQL half is held against it in tests/integration/test_line_sql.py."""
 
+import json
+
 import pytest
 
 from events.declarations import EVENTS
 from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable
+from streams.core.queries import row_of
 from streams.core.row_format import IsSet, Literal, RowFormat, row_sql
 
 COLUMNS = (Column("a", ColumnKind.TEXT), Column("b", ColumnKind.BIGINT, nullable=True))
@@ -42,3 +45,14 @@ def test_only_python_can_write_json_columns_and_rows_of_its_own():
     assert row_sql(FactTable("t", json_column)) is None
     assert row_sql(FactTable("t", COLUMNS, row=tuple)) is None
     assert row_sql(CACHES.tables[0]) is not None
+
+
+def test_deep_json_is_read_wherever_the_caller_is():
+    def called(depth, work):
+        return work() if not depth else called(depth - 1, work)
+
+    shape = RowFormat((Column("a", ColumnKind.JSON_TEXT),), "a")
+    table = FactTable("t", (Column("a", ColumnKind.JSON),), row=lambda values: values)
+    text = "[" * 850 + "]" * 850
+    for work in (shape, row_of(table)):
+        assert called(300, lambda: work([text])) == [json.loads(text)]  # noqa: B023 - called in this round

@@ -134,3 +134,10 @@ def test_highest_and_covers() -> None:
 
 def test_numbers_for_tools_without_a_table() -> None:
     assert numbered(["b", "a"]) == {"b": 1, "a": 2}
+
+
+@pytest.mark.parametrize("text", ["m5~1.9~1.7", "m5~1.7~1.9", "m5~1.7~01.7~"])
+def test_a_writer_that_is_named_twice_is_refused(text: str) -> None:
+    """The last of two positions counted, in silence."""
+    with pytest.raises(TokenError, match="twice"):
+        VectorToken.parse(text, {1: "north"})

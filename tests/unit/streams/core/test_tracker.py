@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from streams.core.tokens import VectorToken
 from streams.core.tracker import PositionTracker, TrackerState
+from tests.support.growth import growth
 
 
 def writer(own: int = 10, linear: int | None = None, **others: int) -> PositionTracker:
@@ -297,25 +296,32 @@ def test_nothing_is_kept_when_everything_is_done():
     assert tracker._real_above == tracker._finished_above == tracker.pending == []
 
 
-def test_a_large_block_is_quick():
-    tracker = writer()
-    begun = time.perf_counter()
-    ids = range(11, 200_011)
-    take(tracker, *ids)
-    tracker.complete(ids, written=True)
-    assert tracker.linear == 200_010
-    assert time.perf_counter() - begun < 3.0
+def test_a_large_block_takes_linear_time():
+    def make(size):
+        def block():
+            tracker, ids = writer(), range(11, 11 + size)
+            take(tracker, *ids)
+            tracker.complete(ids, written=True)
+            assert tracker.linear == 10 + size
+
+        return block
+
+    assert growth(make, 10_000, runs=3) < 10
 
 
-def test_many_open_reservations_are_quick():
-    tracker = writer()
-    begun = time.perf_counter()
-    for number in range(11, 10_011):
-        take(tracker, number)
-    for number in reversed(range(11, 10_011)):
-        tracker.complete([number], written=True)
-    assert tracker.announceable == 10_010
-    assert time.perf_counter() - begun < 3.0
+def test_many_open_reservations_take_linear_time():
+    def make(size):
+        def reserve():
+            tracker = writer()
+            for number in range(11, 11 + size):
+                take(tracker, number)
+            for number in reversed(range(11, 11 + size)):
+                tracker.complete([number], written=True)
+            assert tracker.announceable == 10 + size
+
+        return reserve
+
+    assert growth(make, 2_000, runs=3) < 10
 
 
 # --- what is kept while a writer holds the stream back ---------------------------------------------------------------

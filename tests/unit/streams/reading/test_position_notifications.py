@@ -219,10 +219,21 @@ def test_who_may_not_read_whose_session_it_is_looks_and_asks_seldom(judge, table
     assert table.asked == 1
 
 
-def test_a_lost_connection_is_the_callers_matter(judge, table):
+def test_a_lost_control_connection_is_the_writers_matter(table):
     table.error = driver.OperationalError("terminating connection")
     with pytest.raises(driver.OperationalError):
-        judge.judge([(7, "caches north 2")], table.cursor)
+        NotificationFilter(own=(5, "own")).judge([(7, "caches north 2")], table.cursor)
+
+
+def test_without_a_connection_to_ask_the_table_is_looked_at_and_soon_senders_are_known_again(judge, table, clock):
+    table.error = driver.OperationalError("too many clients")
+    for _ in range(10):
+        assert judge.judge([(7, "caches north 2")], table.cursor) == [LOOK]
+        clock.now += 0.05
+    assert table.asked == 1
+    table.error = None
+    clock.now += 1.0
+    assert judge.judge([(7, "caches north 3")], table.cursor) == [PositionNotification("caches", "north", 3)]
 
 
 def test_what_could_not_be_looked_at_is_looked_at_again(judge, table, clock):

@@ -46,12 +46,12 @@ def test_pauses_of_threads_overlap():
     def other() -> None:
         with collector_paused():
             inside.set()
-            go.wait(10)
+            go.wait(60)
 
     thread = threading.Thread(target=other)
     with collector_paused():
         thread.start()
-        inside.wait(10)
+        inside.wait(60)
     assert not gc.isenabled()
     go.set()
     thread.join()

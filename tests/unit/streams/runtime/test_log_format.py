@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from streams.runtime import log_format
+from streams.runtime import log_format, logs
 from streams.runtime.log_format import BLOT, LONGEST_VALUE, Cleaner, logging_config
 from streams.runtime.logs import Condition, get_logger, one_line
 
@@ -253,3 +253,20 @@ def test_a_line_that_nobody_reads_stays_what_it_is_for_other_handlers():
     stream.close()
     handler.handle(record)
     assert record.getMessage() == "fine: yes"
+
+
+def test_a_failure_that_lasts_is_logged_again_more_and_more_rarely(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    log = Lines()
+    condition = Condition(log, "a.away", "a.back", "a.still_away", who="x")
+    for second in range(4_000):
+        now[0] = float(second)
+        condition.begins("gone", next_try_seconds=1.0)
+    assert log.said[0] == ("warning", "a.away", {"who": "x", "error": "gone", "next_try_seconds": 1.0})
+    assert {event for _, event, _ in log.said[1:]} == {"a.still_away"}
+    times = [fields["seconds"] for _, _, fields in log.said[1:]]
+    assert times == [10, 20, 40, 80, 160, 320, 640, 1_240, 1_840, 2_440, 3_040, 3_640]
+    condition.ends()
+    condition.begins("gone")
+    assert log.said[-1][1] == "a.away"

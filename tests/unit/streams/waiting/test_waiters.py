@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass, field
 
 from streams.core.tokens import VectorToken
 from streams.waiting.waiters import TokenWaiter, Waiters, missing
+from tests.support.growth import growth
 
 
 @dataclass
@@ -152,12 +152,17 @@ def test_any_order_of_moves_wakes_everybody_exactly_once_and_in_time():
 
 
 def test_a_move_looks_only_at_those_whose_turn_it_is():
-    seen = Positions()
-    room = WaitingRoom(seen)
-    for number in range(10_000):
-        room.add(waiter(1_000 + number))
-    begun = time.process_time()
-    for step in range(1_000):
-        seen.linear = 11 + step // 2
-        room.moved("caches")
-    assert time.process_time() - begun < 0.5
+    def make(waiting):
+        seen = Positions()
+        room = WaitingRoom(seen)
+        for number in range(waiting):
+            room.add(waiter(1_000 + number))
+
+        def move():
+            for step in range(500):
+                seen.linear = 11 + step // 2
+                room.moved("caches")
+
+        return move
+
+    assert growth(make, 500, times=20) < 5

@@ -103,6 +103,13 @@ def test_trouble_that_stays_is_told_and_may_be_tried_later():
     assert "the database is away" in str(error.value)
 
 
+def test_an_error_in_words_that_cannot_be_read_is_told():
+    """It ended the follower, which was to try again."""
+    body = b'{"error":%s}' % (b"[" * 2_000)
+    with scripted_http((503, body)) as server, pytest.raises(CatchUpError, match="answers 503"):
+        fetch(server)
+
+
 def test_a_server_that_is_not_there_is_told(free_port):
     with pytest.raises(CatchUpError, match="cannot be asked"):
         fetch(f"http://127.0.0.1:{free_port}")
@@ -140,6 +147,8 @@ def test_below_the_low_water_mark_a_resync_is_needed():
         b'{"updates":[[true,[]]],"upto_token":10,"limited":false}',
         b'{"updates":[],"upto_token":0,"limited":true}',
         b'{"updates":[],"upto_token":99,"limited":true}',
+        b'{"updates":[[3,[],5]],"upto_token":10,"limited":false}',
+        b'{"updates":[[3,[],["w"]]],"upto_token":10,"limited":false}',
         b"[" * 100_000,
     ],
 )
@@ -171,3 +180,23 @@ def test_servers_by_writer():
         HttpServers.parse(["http://a", "http://b"])
     with pytest.raises(GapError, match="--catch-up-url other=URL"):
         HttpServers.parse(["persister1=http://a"]).of("events", "other")
+
+
+def test_a_fact_of_another_writer_than_asked_for_is_refused():
+    """It was handed out as that writer's, and came once more with that writer's own announcement."""
+    with scripted_http(answer([[3, ["a"], "w"], [4, ["b"], "south"]], 10)) as server:
+        with pytest.raises(GapError, match="a fact of writer 'south' in the place of one"):
+            fetch(server)
+        assert len(fetch(server, writer=None)[0]) == 2
+
+
+def test_a_row_that_could_not_be_sent_on_is_refused():
+    """Rows of the wire end at 900 levels, and those over HTTP came with up to 950: no recording got past them."""
+    for depth in (900, 901, 945):
+        body = b'{"updates":[[3,%s]],"upto_token":10,"limited":false}' % (b"[" * depth + b"]" * depth)
+        with scripted_http((200, body)) as server:
+            if depth == 900:
+                assert len(fetch(server)[0]) == 1
+            else:
+                with pytest.raises(GapError, match="deeper than 900 levels"):
+                    fetch(server)

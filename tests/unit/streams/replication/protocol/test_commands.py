@@ -83,6 +83,12 @@ def test_arguments_of_replicate_do_not_matter(line):
     assert parse_line(line) == Replicate()
 
 
+@pytest.mark.parametrize("line", ["REPLICATE events,caches", "REPLICATE caches,events,caches, \r"])
+def test_replicate_may_name_streams(line):
+    assert parse_line(line) == Replicate(("caches", "events"))
+    assert format_line(parse_line(line)) == b"REPLICATE caches,events\n"
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [("+5", 5), ("1_000", 1000), ("-3", -3), ("007", 7), ("\u0664\u0662", 42), ("9" * 18, int("9" * 18))],
@@ -128,6 +134,11 @@ def test_last_integer_may_have_blanks_around():
         'USER_IP @a:b "abcde"',
         'USER_IP @a:b ["t","ip","ua",null,"5"]',
         'USER_IP @a:b ["t","ip","ua",{},5]',
+        f"POSITION events {'x' * 256} 1 2",
+        f"POSITION {'x' * 256} master 1 2",
+        "POSITION events a\0 1 2",
+        f"RDATA events {'x' * 256} 1 []",
+        "RDATA a\0 master batch []",
     ],
 )
 def test_bad_arguments_are_named(line):
@@ -162,3 +173,10 @@ def test_what_no_line_can_carry_is_refused(command):
 
 def test_a_line_of_exactly_the_limit_is_sent():
     assert len(format_line(Name("x" * 16_379))) == 16_385
+
+
+@pytest.mark.parametrize("name", ["\0", "w" * 256])
+@pytest.mark.parametrize("make", [lambda name: RData(name, "w", 1, []), lambda name: Position("s", name, 1, 2)])
+def test_a_name_that_would_be_refused_is_not_sent(name, make):
+    with pytest.raises(UnsendableCommand, match="NUL or more than 255"):
+        format_line(make(name))

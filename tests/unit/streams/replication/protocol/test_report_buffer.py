@@ -124,6 +124,10 @@ def test_text_that_no_column_holds_is_replaced(buffer):
     assert reports.starts.popitem()[0][1:3] == ("w\ufffd", "@?:b")
 
 
+def test_a_long_agent_is_cut(buffer):
+    assert said(buffer, seen(agent="a" * 900)).addresses.popitem()[1][1] == "a" * 250
+
+
 @pytest.mark.parametrize(
     "command",
     [start("@" * 600), ClearUserSync("w" * 600), FederationAck("s" * 600, 1), seen(user="@" * 600), seen(ip="1" * 600)],

@@ -30,7 +30,7 @@ class SlowRecorder:
     def store(self, batch: Batch) -> None:
         kept = Batch(list(batch.resets), list(batch.rows), list(batch.gaps), batch.positions)
         self.begun.set()
-        assert self.may_end.wait(30)
+        assert self.may_end.wait(60)
         self.stored.append(kept)
 
     def close(self) -> None: ...

@@ -37,8 +37,11 @@ def link() -> RedisLink:
 
 @pytest.mark.parametrize(
     "message",
-    [b"BOGUS x", b"RDATA events other 5 nojson", b"\xff\xfe", b"POSITION events", b"RDATA events m batch", b"\x00"],
-)
+    [
+        b"BOGUS x", b"RDATA events other 5 nojson", b"\xff\xfe", b"POSITION events", b"RDATA events m batch", b"\x00",
+        b"SERVER evil", b"ERROR lie", b"POSITION events a\nb 1 5", b"REMOTE_SERVER_UP a\nRDATA events master 5 []",
+    ],
+)  # fmt: skip
 async def test_what_cannot_be_understood_is_counted_and_passed_over(message):
     one = link()
     one._note([b"message", b"new.example", message])

@@ -1,0 +1,27 @@
+"""System checks of room history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.db import router
+
+__all__ = ["check_catalog"]
+
+
+@register(Tags.database)
+def check_catalog(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Returns an error if the tables of rooms are created without the tables of the homeserver streams.
+
+    Code that writes rooms appends facts to these streams.
+    """
+    wanted = [alias for alias in databases or () if router.allow_migrate(alias, "events")]
+    if apps.is_installed("streams.catalog") or not wanted:
+        return []
+    text = "Rooms write the streams of a homeserver, whose tables are made by the app 'streams.catalog'."
+    return [Error(text, hint='Add "streams.catalog" to INSTALLED_APPS.', id="events.E001")]

@@ -1,0 +1,131 @@
+"""Packs rows of a frame into bundles: each bundle is one binary value, so that Spark handles few values.
+
+A task that computes rooms makes rows of the 13 frames of rooms, and of the frame ``set_aside``. The task yields all
+these rows as bundles. A bundle has some thousand rows of one frame, from one room or several rooms. ``unbundled``
+returns the rows of one frame.
+
+Runs in Spark's executors, without Django.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from pipeline.frames.schemas import ROOM_FRAMES, SET_ASIDE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["BUNDLES", "Contents", "bundled", "contents_noted", "contents_of", "unbundled"]
+
+BUNDLES = "pack bigint, frame string, rows bigint, content binary"
+"""The columns of bundles. ``pack`` is the number of the pack, ``content`` an Arrow record batch without its schema."""
+#: The frames that come in bundles.
+_FRAMES = {**ROOM_FRAMES, SET_ASIDE.name: SET_ASIDE}
+_ROWS = 5_000
+_BYTES = 2 * 1024 * 1024
+
+
+def bundled(pack: int, rows: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows as bundles, one bundle in each batch.
+
+    ``rows`` yields (name of the frame, batch of its rows). A bundle may exceed the limits of a bundle by one batch.
+    """
+    waiting: dict[str, list[pa.RecordBatch]] = {name: [] for name in _FRAMES}
+    sizes = dict.fromkeys(_FRAMES, (0, 0))
+    for name, batch in rows:
+        if batch.num_rows:
+            waiting[name].append(batch)
+            count, size = sizes[name]
+            sizes[name] = count + batch.num_rows, size + batch.nbytes
+            if sizes[name][0] >= _ROWS or sizes[name][1] >= _BYTES:
+                yield _bundle(pack, name, waiting[name])
+                waiting[name], sizes[name] = [], (0, 0)
+    for name, left in waiting.items():
+        if left:
+            yield _bundle(pack, name, left)
+
+
+def _bundle(pack: int, name: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    whole = pa.concat_batches(batches)
+    content = whole.serialize().to_pybytes()
+    columns = {"pack": [pack], "frame": [name], "rows": [whole.num_rows], "content": [content]}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def unbundled(bundles: DataFrame, name: str) -> DataFrame:
+    """Returns the frame ``name``, with its rows from all bundles."""
+    schema = _FRAMES[name]
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 - executors only
+
+        arrow = schema.arrow()
+        for batch in batches:
+            for content in batch.column("content"):
+                yield pa.ipc.read_record_batch(content.as_buffer(), arrow)
+
+    return bundles.where(f"frame = '{name}'").select("content").mapInArrow(unpack, schema.spark())
+
+
+# --- contents ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of some bundles: the number of events, and the IDs of the rooms."""
+
+    events: int
+    room_ids: Sequence[str]
+
+    @classmethod
+    def of_notes(cls, notes: Iterable[str]) -> Self:
+        """Returns the contents of all bundles that the notes describe. ``contents_noted`` wrote the notes."""
+        found = [json.loads(note) for note in notes]
+        return cls(sum(one["events"] for one in found), [room_id for one in found for room_id in one["rooms"]])
+
+
+def contents_noted(batches: Iterator[pa.RecordBatch], notes: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yields the bundles unchanged. At the end, appends a JSON text with their contents (``Contents``) to ``notes``."""
+    events, rooms = 0, list[str]()
+    for batch in batches:
+        for name, rows, content in zip(*map(batch.column, ("frame", "rows", "content")), strict=True):
+            events += rows.as_py() if name.as_py() == "events" else 0
+            if name.as_py() == "rooms":
+                rooms += _room_ids(content)
+        yield batch
+    notes.append(json.dumps({"events": events, "rooms": rooms}))
+
+
+def contents_of(bundles: DataFrame) -> Contents:
+    """Computes the contents of bundles by one Spark job.
+
+    Only the rows of the frame ``rooms`` are passed to Python. For the frame ``events``, only the row count of each
+    bundle is passed.
+    """
+
+    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 - executors only
+
+        notes: list[str] = []
+        for _ in contents_noted(batches, notes):
+            pass
+        yield pa.RecordBatch.from_pydict({"note": notes})
+
+    needed = bundles.where("frame IN ('events', 'rooms')")
+    told = needed.selectExpr("frame", "rows", "if(frame = 'rooms', content, null) AS content")
+    return Contents.of_notes(row.note for row in told.mapInArrow(note, "note string").collect())
+
+
+def _room_ids(content: pa.BinaryScalar) -> list[str]:
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    rows = pa.ipc.read_record_batch(content.as_buffer(), ROOM_FRAMES["rooms"].arrow())
+    found: list[str] = rows.column("room_id").to_pylist()
+    return found

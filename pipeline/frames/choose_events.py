@@ -1,0 +1,244 @@
+"""Chooses which events of a pack are computed, and sets other events aside. Runs in Spark's executors, without Django.
+
+Of several copies of an event, one copy is chosen. Not chosen are events that name another room version than their room
+has, events that are stored already, and events of stored rooms.
+
+All events of a room are in one pack, so usually all copies of an event are in the same pack. There is one exception: in
+rooms of versions 1 and 2, servers choose event IDs. So a room in another pack may have an event with the same ID.
+*Marks* say which events of a pack also exist in the database or in another pack.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pipeline.frames.schemas import SET_ASIDE
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+__all__ = ["EVENT_KNOWN", "MARKS", "ROOM_KNOWN", "VERSION_DIFFERS", "Chosen", "Mark", "choose_events", "in_order"]
+
+VERSION_DIFFERS, EVENT_KNOWN, ROOM_KNOWN = "room-version-differs", "event-known", "room-known"
+MARKS = "room_id string, event_id string, mark string"
+"""The columns of marks. ``event_id`` is null in a mark of a room."""
+_ROWS_PER_BATCH = 2_000
+_CREATE = "m.room.create"
+_KEYS = (
+    *("source", "line", "stream_ordering", "room_id", "room_version"),
+    *("event_id", "type", "outlier", "content_hash_matches"),
+)
+_OF_ASIDE = [name for name in SET_ASIDE.names if name in _KEYS]
+
+
+class Mark(StrEnum):
+    """The meaning of a mark: where an event or a room of a pack exists outside of the pack."""
+
+    COPY = "copy"
+    """A better copy of the event is in another room."""
+    STORED = "stored"
+    """The event is stored."""
+    STORED_OUTLIER = "stored-outlier"
+    """The event is stored as an outlier of the same room. The event of the pack is set aside only if it is an outlier, too."""
+    ROOM_STORED = "room-stored"
+    """The room is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The result of ``choose_events``.
+
+    ``order`` has the row numbers of the chosen events: room after room, and within a room in the order of its events.
+
+    ``set_aside`` has the events that were not chosen, with the reason (columns of ``SET_ASIDE``). Surplus copies of
+    events are not listed.
+    """
+
+    order: np.ndarray[Any, Any]
+    set_aside: pa.RecordBatch
+
+
+def choose_events(batches: Sequence[pa.RecordBatch], marks: pa.Table) -> Chosen:
+    """Chooses the events of a pack that are to be computed. ``batches`` have the columns of ``EVENTS``.
+
+    ``marks`` has the columns of ``MARKS``. The function keeps the IDs of all events in memory, but not their JSON.
+    """
+    return _Choice(batches, marks).made()
+
+
+class _Choice:
+    def __init__(self, batches: Sequence[pa.RecordBatch], marks: pa.Table) -> None:
+        import numpy as np  # noqa: PLC0415 - executors only
+        import pyarrow as pa  # noqa: PLC0415
+
+        self._keys = pa.Table.from_batches([batch.select(list(_KEYS)) for batch in batches]).combine_chunks()
+        self._marks = marks
+        rooms, self._room = self._coded("room_id")
+        self._rooms: list[str] = rooms.to_pylist()
+        self._counts = np.ones(self._keys.num_rows, dtype=bool)
+        self._aside: list[tuple[int, str, str]] = []
+
+    def made(self) -> Chosen:
+        import pyarrow as pa  # noqa: PLC0415 - executors only
+
+        if self._marks.num_rows:
+            self._leave_out_marked()
+        self._leave_out_copies()
+        self._leave_out_other_versions()
+        if self._marks.num_rows:
+            self._leave_out_known_rooms()
+        rows, reasons, details = zip(*self._aside, strict=True) if self._aside else ((), (), ())
+        columns = self._keys.select(_OF_ASIDE).take(pa.array(rows, pa.int64())).to_pydict()
+        columns |= {"reason": reasons, "detail": details}
+        return Chosen(self._order(), pa.RecordBatch.from_pydict(columns, schema=SET_ASIDE.arrow()))
+
+    def _leave_out_marked(self) -> None:
+        import numpy as np  # noqa: PLC0415 - executors only
+        from pyarrow import compute  # noqa: PLC0415
+
+        named = self._marks.filter(compute.is_valid(self._marks["event_id"]))
+        found = zip(*named.to_pydict().values(), strict=True)
+        # An event may have two marks: ``COPY``, and a mark of a stored event. The sort makes the mark of the stored
+        # event win, because a stored event is left out of all rooms of the sources anyway. Then it does not matter
+        # which room has the best copy.
+        marks = {(room, event): mark for room, event, mark in sorted(found, key=lambda one: one[2] != Mark.COPY)}
+        likely = compute.is_in(self._keys["event_id"], value_set=named["event_id"].combine_chunks())
+        outlier = self._keys["outlier"]
+        for row in np.flatnonzero(_numpy(likely)).tolist():
+            room_id, event_id = self._rooms[self._room[row]], self._keys["event_id"][row].as_py()
+            mark = marks.get((room_id, event_id))
+            if mark is None or (mark == Mark.STORED_OUTLIER and not outlier[row].as_py()):
+                continue
+            self._counts[row] = False
+            if mark != Mark.COPY:
+                self._aside.append((row, EVENT_KNOWN, f"event {event_id} is stored already"))
+
+    def _leave_out_copies(self) -> None:
+        """Leaves out all copies of an event except the best copy.
+
+        A copy that is no outlier is better than an outlier. If two copies are equal in this, a copy whose content
+        matches its hash is better. If they are equal in this too, the first copy is better.
+        """
+        import numpy as np  # noqa: PLC0415 - executors only
+
+        distinct, event = self._coded("event_id")
+        if len(distinct) == len(event):
+            return
+        several = np.bincount(event[self._counts], minlength=len(distinct))[event] > 1
+        rows = np.flatnonzero(several & self._counts)
+        by_quality = [self._numbers("line"), self._numbers("source"), self._flags("content_hash_matches") == 0]
+        ranked = rows[np.lexsort([values[rows] for values in (*by_quality, self._flags("outlier"), event)])]
+        self._counts[ranked[1:][event[ranked[1:]] == event[ranked[:-1]]]] = False
+
+    def _leave_out_other_versions(self) -> None:
+        """Leaves out events whose room version differs from the version of their room.
+
+        A room has the version that its create event names. If there is no create event, it has the version of most of
+        its events.
+        """
+        import numpy as np  # noqa: PLC0415 - executors only
+        from pyarrow import compute  # noqa: PLC0415
+
+        found, version = self._coded("room_version")
+        if len(found) < 2:
+            return
+        versions = found.to_pylist()
+        creates = _numpy(compute.equal(self._keys["type"], _CREATE))
+        both = self._room.astype(np.int64) * len(versions) + version
+        counted = Counter(
+            dict(zip(*map(np.ndarray.tolist, np.unique(both[self._counts], return_counts=True)), strict=True))
+        )
+        created = set(both[self._counts & creates].tolist())
+        of_room: dict[int, list[int]] = {}
+        for pair in counted:
+            of_room.setdefault(pair // len(versions), []).append(pair)
+        for pairs in of_room.values():
+            best, *others = sorted(
+                pairs, key=lambda pair: (pair not in created, -counted[pair], versions[pair % len(versions)])
+            )
+            for row in np.flatnonzero(np.isin(both, others) & self._counts).tolist() if others else ():
+                told, has = versions[version[row]], versions[best % len(versions)]
+                room_id = self._rooms[self._room[row]]
+                detail = f"said to be of version {told}, but room {room_id} has version {has}"
+                self._aside.append((row, VERSION_DIFFERS, detail))
+                self._counts[row] = False
+
+    def _leave_out_known_rooms(self) -> None:
+        import numpy as np  # noqa: PLC0415 - executors only
+        from pyarrow import compute  # noqa: PLC0415
+
+        stored = set(self._marks.filter(compute.equal(self._marks["mark"], Mark.ROOM_STORED))["room_id"].to_pylist())
+        codes = [code for code, room_id in enumerate(self._rooms) if room_id in stored]
+        for row in np.flatnonzero(np.isin(self._room, codes) & self._counts).tolist():
+            self._aside.append((row, ROOM_KNOWN, f"room {self._rooms[self._room[row]]} is stored already"))
+            self._counts[row] = False
+
+    def _order(self) -> np.ndarray[Any, Any]:
+        """Returns the row numbers of the chosen events, sorted by room, stream ordering (nulls last) and place in the source."""
+        import numpy as np  # noqa: PLC0415 - executors only
+
+        rows = np.flatnonzero(self._counts)
+        given = ~_numpy(self._keys["stream_ordering"].is_null())
+        by = [self._numbers("line"), self._numbers("source"), self._numbers("stream_ordering"), ~given]
+        places = np.empty(len(self._rooms), dtype=np.int64)
+        places[sorted(range(len(self._rooms)), key=self._rooms.__getitem__)] = np.arange(len(self._rooms))
+        return rows[np.lexsort([values[rows] for values in (*by, places[self._room])])]
+
+    def _coded(self, name: str) -> tuple[pa.Array, np.ndarray[Any, Any]]:
+        """Returns (distinct values of a column, for each row the index of the row's value in the distinct values).
+
+        The distinct values are not converted to Python objects, because a large room has millions of distinct event
+        IDs.
+        """
+        import pyarrow as pa  # noqa: PLC0415 - executors only
+
+        column = self._keys[name].dictionary_encode().combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # no rows
+            column = column.chunk(0) if column.num_chunks else pa.array([], pa.dictionary(pa.int32(), pa.string()))
+        return column.dictionary, column.indices.to_numpy()
+
+    def _numbers(self, name: str) -> np.ndarray[Any, Any]:
+        """Returns the values of an integer column, with 0 in place of null."""
+        from pyarrow import compute  # noqa: PLC0415 - executors only
+
+        return _numpy(compute.fill_null(self._keys[name], 0))
+
+    def _flags(self, name: str) -> np.ndarray[Any, Any]:
+        return _numpy(self._keys[name])
+
+
+def _numpy(column: Any) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = column.to_numpy()
+    return found
+
+
+def in_order(batches: Sequence[pa.RecordBatch], order: np.ndarray[Any, Any]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of ``batches`` whose numbers are in ``order``, in the order of ``order``, as batches of bounded size."""
+    import numpy as np  # noqa: PLC0415 - executors only
+
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    for first in range(0, len(order), _ROWS_PER_BATCH):
+        yield _taken(batches, ends, order[first : first + _ROWS_PER_BATCH])
+
+
+def _taken(batches: Sequence[pa.RecordBatch], ends: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    import numpy as np  # noqa: PLC0415 - executors only
+    import pyarrow as pa  # noqa: PLC0415
+
+    places = np.searchsorted(ends, rows, side="right")
+    by_batch = np.argsort(places, kind="stable")
+    pieces = []
+    for some in np.split(by_batch, np.flatnonzero(np.diff(places[by_batch])) + 1):
+        batch = batches[places[some[0]]]
+        pieces.append(batch.take(pa.array(rows[some] - (ends[places[some[0]]] - batch.num_rows))))
+    found = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    if len(pieces) == 1 or (by_batch[1:] > by_batch[:-1]).all():
+        return found
+    back = np.empty_like(by_batch)
+    back[by_batch] = np.arange(len(by_batch))
+    return found.take(pa.array(back))

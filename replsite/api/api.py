@@ -1,0 +1,169 @@
+"""Assembles the API: its operations, its authentication and limits, and the response to every error.
+
+Only the URLs of a server import this module. This module loads django-ninja and pydantic, which commands do not need.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
+from ninja.openapi.schema import OpenAPISchema
+
+from replsite import rooms
+from replsite.api import streams
+from replsite.api.access import Forbidden, RatePerToken, TokenAuth
+from replsite.api.streams import Conflict
+from replsite.http.database_down import away_response
+from streams.db import driver
+from streams.errors import StreamError, TokenError
+from streams.runtime.text import printable
+
+__all__ = ["api", "refuse"]
+
+
+class _Api(NinjaAPI):
+    """An API whose OpenAPI description is computed once.
+
+    Any client may request the description, and to compute it takes a quarter of a second. When the description was
+    computed for each request, 300 clients made all others wait for eight seconds.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._making = threading.Lock()
+        self._made: tuple[str, OpenAPISchema] | None = None
+
+    def get_openapi_schema(
+        self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
+    ) -> OpenAPISchema:
+        """Returns the OpenAPI description with addresses that begin with ``path_prefix``. The caller must not change it."""
+        prefix = self.get_root_path(path_params or {}) if path_prefix is None else path_prefix
+        with self._making:
+            if self._made is None or self._made[0] != prefix:
+                self._made = prefix, super().get_openapi_schema(path_prefix=prefix)
+            return self._made[1]
+
+
+api = _Api(
+    title="replsite",
+    version="1",
+    description=(
+        "What the commands do, over HTTP. Each request needs a token of an operator in `Authorization: Bearer …`, and "
+        "acts with that user's permissions. Changes are in the admin's log. A request that is refused gets `errcode` "
+        "and `error`."
+    ),
+    urls_namespace="api",
+    docs_url=None,
+    auth=TokenAuth(),
+    throttle=RatePerToken(),
+)
+api.add_router("", streams.router)
+
+
+def refuse(request: HttpRequest, status: int, errcode: str, error: str, permission: str | None = None) -> HttpResponse:
+    """Returns the JSON response that refuses a request, with ``errcode``, the text ``error`` and the missing permission."""
+    body = {"errcode": errcode, "error": printable(error), **({"permission": permission} if permission else {})}
+    response = api.create_response(request, body, status=status)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def _on(error: type[Exception], status: int, errcode: str) -> None:
+    """Makes the API answer errors of the class ``error`` and its subclasses with ``status``, ``errcode`` and the error's text."""
+
+    def handler(request: HttpRequest, found: Any) -> HttpResponse:
+        return refuse(request, status, errcode, str(found))
+
+    api.add_exception_handler(error, handler)
+
+
+@api.exception_handler(AuthenticationError)
+def _unknown_token(request: HttpRequest, error: Any) -> HttpResponse:
+    is_given = "Authorization" in request.headers
+    errcode, what = ("M_UNKNOWN_TOKEN", "Unknown or expired") if is_given else ("M_MISSING_TOKEN", "Missing")
+    response = refuse(request, 401, errcode, f"{what} token. Send one in the header Authorization: Bearer TOKEN.")
+    response["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+@api.exception_handler(Throttled)
+def _too_many(request: HttpRequest, error: Any) -> HttpResponse:
+    response = refuse(request, 429, "M_LIMIT_EXCEEDED", "This token has made too many requests. Wait a little.")
+    response["Retry-After"] = str(max(1, round(error.wait or 1)))
+    return response
+
+
+@api.exception_handler(ValidationError)
+def _invalid(request: HttpRequest, error: Any) -> HttpResponse:
+    first = error.errors[0] if error.errors else {}
+    where = ".".join(str(part) for part in first.get("loc", ()) if part not in ("query", "path", "body", "asked"))
+    return refuse(request, 400, "M_INVALID_PARAM", f"{where or 'The request'}: {first.get('msg', 'is not valid')}.")
+
+
+@api.exception_handler(Forbidden)
+def _forbidden(request: HttpRequest, error: Any) -> HttpResponse:
+    return refuse(request, 403, "M_FORBIDDEN", str(error), error.permission)
+
+
+@api.exception_handler(HttpError)
+def _unreadable(request: HttpRequest, error: Any) -> HttpResponse:
+    return refuse(request, error.status_code, "M_NOT_JSON" if error.status_code == 400 else "M_UNKNOWN", str(error))
+
+
+@api.exception_handler(RequestDataTooBig)
+def _too_large(request: HttpRequest, error: Any) -> HttpResponse:
+    return refuse(request, 413, "M_TOO_LARGE", "The request's JSON is too large.")
+
+
+def _away(request: HttpRequest, error: Any) -> HttpResponse:
+    away = away_response(request, error)  # logs it
+    response = refuse(request, 503, "M_UNKNOWN", "The database cannot be read.")
+    response["Retry-After"] = away["Retry-After"]
+    return response
+
+
+for _gone in driver.database_gone:  # actions use connections of the driver, without Django
+    api.add_exception_handler(_gone, _away)
+_on(Http404, 404, "M_NOT_FOUND")
+_on(Conflict, 409, "M_UNKNOWN")
+_on(StreamError, 409, "M_UNKNOWN")
+_on(TokenError, 400, "M_INVALID_PARAM")
+
+if rooms.has("events"):
+    from events.errors import (
+        BadToken,
+        EventsError,
+        InvalidQuery,
+        NotReadable,
+        TooManyWaiters,
+        UnknownEvent,
+        UnknownRoom,
+    )
+    from replsite.api import client_sync
+    from replsite.api import rooms as room_operations
+
+    _on(EventsError, 409, "M_UNKNOWN")
+    _on(UnknownRoom, 404, "M_NOT_FOUND")
+    _on(UnknownEvent, 404, "M_NOT_FOUND")
+    _on(NotReadable, 403, "M_FORBIDDEN")
+    _on(BadToken, 400, "M_INVALID_PARAM")
+    _on(InvalidQuery, 400, "M_INVALID_PARAM")
+    _on(TooManyWaiters, 503, "M_LIMIT_EXCEEDED")
+    api.add_router("", client_sync.router)
+    if rooms.has("pipeline"):
+        from pipeline.errors import PipelineError, QueueFull, UnknownJob, UnknownKind, UnusableArguments
+        from replsite.api import jobs
+
+        _on(PipelineError, 409, "M_UNKNOWN")
+        _on(UnusableArguments, 400, "M_INVALID_PARAM")
+        _on(UnknownKind, 400, "M_INVALID_PARAM")
+        _on(UnknownJob, 404, "M_NOT_FOUND")
+        _on(QueueFull, 503, "M_LIMIT_EXCEEDED")
+        api.add_router("", jobs.router)
+    # After the jobs: `/rooms/{room_id}` would take `/rooms/{room_id}/jobs` for a room.
+    api.add_router("", room_operations.router)

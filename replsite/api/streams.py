@@ -1,0 +1,247 @@
+"""Serves streams, writers and readers from the shared snapshot, and carries out the actions of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from django.db.models import Q
+from django.http import Http404
+from ninja import Query, Router
+
+from replsite.api import schemas
+from replsite.api.access import needs
+from replsite.api.schemas import answers
+from replsite.dashboard.actions import ACTIONS, Asked, perform
+from replsite.snapshot.shared import SHARED
+from replsite.snapshot.types import ReaderView, StreamView, WriterView
+from streams.follow import parked_facts
+from streams.follow.handlers import effects_database_of, load_handlers
+from streams.models import ParkedFact, StoredCursor
+from streams.runtime.text import printable, visible
+
+__all__ = ["Conflict", "router"]
+
+router = Router(tags=["Streams"])
+_WRITER = ("stream", "writer", "state", "position", "behind_facts", "behind_seconds", "pending_facts",
+           "oldest_pending_seconds", "last_write_at", "host", "process_id", "heartbeat_at")  # fmt: skip
+_READER = ("key", "name", "kind", "address", "served_by", "connected_at", "heartbeat_at", "closed_at",
+           "lag_facts", "lag_seconds")  # fmt: skip
+_PLACE = ("stream", "position", "lag_facts", "lag_seconds", "parked_facts")
+
+StreamName = Annotated[str | None, Query(None, description="only those of this stream", max_length=200)]
+DeadLetterToken = Annotated[int | None, Query(None, description="only this one", ge=0, le=2**63 - 1)]
+DeadLetterLimit = Annotated[int, Query(50, ge=1, le=500)]
+DeadLetterFrom = Annotated[str | None, Query(None, alias="from", pattern=r"^[A-Za-z0-9_.-]{1,200} [0-9]{1,19}$")]
+
+
+class Conflict(Exception):
+    """The error of an action that cannot be carried out now."""
+
+
+@router.get("/token", response=answers(schemas.TokenDetails), summary="Show this token", tags=["Token"])
+def show_token(request: Any) -> dict[str, Any]:
+    """Returns the name, user, permissions and expiry time of the token of this request."""
+    token = request.auth
+    return {
+        "name": token.name,
+        "user": token.user.get_username(),
+        "read_only": token.read_only,
+        "expires_at": token.expires_at,
+        "permissions": sorted(token.user.get_all_permissions()),
+    }
+
+
+@router.get("/health", response=answers(schemas.Health), summary="Show the site's health")
+def show_health(request: Any) -> dict[str, Any]:
+    """Returns the worst status with its reason, and every other problem, as the head of the live page does."""
+    found = SHARED.get()
+    return {
+        "as_of": found.as_of,
+        "version": found.version,
+        "health": found.health.word,
+        "sentence": found.health.sentence,
+        "problems": [f"{one.subject} is {one.verdict.word}: {one.verdict.sentence}" for one in found.health.problems],
+    }
+
+
+@router.get("/streams", response=answers(list[schemas.Stream]), summary="List streams")
+def list_streams(request: Any) -> list[dict[str, Any]]:
+    """Returns all streams with the positions of their writers."""
+    return [_stream(one) for one in SHARED.get().streams]
+
+
+@router.get("/writers", response=answers(list[schemas.Writer]), summary="List writers")
+def list_writers(
+    request: Any, name: Annotated[str | None, Query(None, description="only the writer of this name")] = None
+) -> list[dict[str, Any]]:
+    """Returns the writers of all streams, with their pending facts."""
+    found = [writer for stream in SHARED.get().streams for writer in stream.writers]
+    return [_writer(one) for one in found if name in (None, one.writer)]
+
+
+@router.get("/readers", response=answers(list[schemas.Reader]), summary="List readers")
+def list_readers(
+    request: Any,
+    name: Annotated[str | None, Query(None, description="only readers of this name")] = None,
+    limit: Annotated[int, Query(500, ge=1, le=5_000)] = 500,
+) -> list[dict[str, Any]]:
+    """Returns readers and connections with their lag, the worst first."""
+    found = [one for one in SHARED.get().readers if name in (None, one.name)]
+    found.sort(key=lambda one: (-one.status.severity, -one.lag_seconds, one.name))
+    return [_reader(one) for one in found[:limit]]
+
+
+@router.post("/writers/{path:name}/retire", response=answers(schemas.ActionDone), summary="Retire a writer")
+@needs(ACTIONS["retire-writer"].permission)
+def retire_writer(request: Any, name: str) -> dict[str, str]:
+    """Asks a living writer to leave its streams, or retires a dead writer, as `manage.py streams retire` does."""
+    return _act(request, "retire-writer", name)
+
+
+@router.post(
+    "/writers/{path:name}/abort", response=answers(schemas.ActionDone), summary="End a writer's open transactions"
+)
+@needs(ACTIONS["end-writer"].permission)
+def abort_writer(request: Any, name: str) -> dict[str, str]:
+    """Ends the open transactions of a writer that hold back its streams, as `manage.py streams abort` does."""
+    return _act(request, "end-writer", name)
+
+
+@router.post("/readers/{path:key}/disconnect", response=answers(schemas.ActionDone), summary="Disconnect a reader")
+@needs(ACTIONS["disconnect-reader"].permission)
+def disconnect_reader(request: Any, key: str) -> dict[str, str]:
+    """Ends a connection to a replication server. `key` is the field `key` of the connection in the list of readers."""
+    return _act(request, "disconnect-reader", key)
+
+
+@router.post("/readers/{path:name}/forget", response=answers(schemas.ActionDone), summary="Forget a reader")
+@needs(ACTIONS["forget-reader"].permission)
+def forget_reader(request: Any, name: str) -> dict[str, str]:
+    """Removes the cursors of a named reader that will not run again, as `manage.py streams forget` does."""
+    return _act(request, "forget-reader", name)
+
+
+@router.post("/readers/{path:name}/resync", response=answers(schemas.ActionDone), summary="Resync a reader")
+@needs(ACTIONS["resync-reader"].permission)
+def resync_reader(request: Any, name: str) -> dict[str, str]:
+    """Sets the cursors of a named reader to the present positions, as `manage.py resync reader` does.
+
+    The reader never handles the facts in between.
+    """
+    return _act(request, "resync-reader", name)
+
+
+@router.get("/readers/{path:name}/parked", response=answers(schemas.DeadLetterList), summary="List dead letters")
+@needs("streams.view_parkedfact")
+def list_dead_letters(
+    request: Any, name: str, stream: StreamName = None, limit: DeadLetterLimit = 50, start: DeadLetterFrom = None
+) -> dict[str, Any]:
+    """Returns the facts that a reader's handlers could not take, sorted by stream and token, as `manage.py parked` does.
+
+    `from` is `next_batch` of the previous answer.
+    """
+    _check_name(name, stream or "")
+    load_handlers()  # the handlers declare the database of a reader's dead letters
+    found = parked_facts(name, stream)
+    if start is not None:
+        after, _, token = start.rpartition(" ")
+        found = found.filter(Q(stream=after, token__gt=min(int(token), 2**63 - 1)) | Q(stream__gt=after))
+    page = list(found[: limit + 1])
+    if not page and not StoredCursor.objects.using(effects_database_of(name)).filter(reader=name).exists():
+        raise Http404("There is no such reader.")
+    last = page[limit - 1] if len(page) > limit else None
+    return {
+        "parked": [_dead_letter(one) for one in page[:limit]],
+        "next_batch": f"{last.stream} {last.token}" if last is not None else None,
+    }
+
+
+@router.post("/readers/{path:name}/parked/retry", response=answers(schemas.ActionDone), summary="Retry dead letters")
+@needs(ACTIONS["retry-parked"].permission)
+def retry_dead_letters(
+    request: Any, name: str, stream: StreamName = None, token: DeadLetterToken = None
+) -> dict[str, str]:
+    """Asks the reader's own process to retry dead letters: all of them, those of one stream, or a single one.
+
+    The process begins within seconds, or when it starts.
+    """
+    return _act(request, "retry-parked", name, stream, token)
+
+
+@router.post("/readers/{path:name}/parked/drop", response=answers(schemas.ActionDone), summary="Drop dead letters")
+@needs(ACTIONS["drop-parked"].permission)
+def drop_dead_letters(
+    request: Any, name: str, stream: StreamName = None, token: DeadLetterToken = None
+) -> dict[str, str]:
+    """Deletes dead letters of a reader: all of them, those of one stream, or a single one, as `manage.py parked drop` does."""
+    return _act(request, "drop-parked", name, stream, token)
+
+
+@router.post(
+    "/writers/{path:name}/end_lock_holder",
+    response=answers(schemas.ActionDone),
+    summary="End the session that a writer waits for",
+)
+@needs(ACTIONS["end-lock-holder"].permission)
+def end_lock_holder(request: Any, name: str) -> dict[str, str]:
+    """Ends the session that holds the lock for which a writer's transaction waits, even if another program owns the session.
+
+    The writer's transaction goes on.
+    """
+    return _act(request, "end-lock-holder", name)
+
+
+def _act(request: Any, name: str, about: str, stream: str | None = None, token: int | None = None) -> dict[str, str]:
+    action = ACTIONS[name]
+    _check_name(about, stream or "")
+    plan = action.plan(Asked(about, request.auth.user.get_username(), stream, token))
+    if plan.carry_out is None:
+        raise Conflict(" ".join(plan.sentences))
+    text, is_done = perform(request.auth.user_id, plan, plan.carry_out, f" (API token {request.auth})")
+    if not is_done:
+        raise Conflict(text)
+    return {"result": text}
+
+
+def _check_name(*names: str) -> None:
+    if any("\x00" in name for name in names):
+        raise Conflict("No reader, writer or stream has a NUL in its name.")
+
+
+def _dead_letter(found: ParkedFact) -> dict[str, Any]:
+    return {
+        "stream": found.stream,
+        "token": found.token,
+        "writer": printable(found.instance_name),
+        "attempts": found.attempts,
+        "parked_at": found.parked_at,
+        "tried_at": found.tried_at,
+        "error": printable(found.error),
+        "traceback": visible(found.traceback),
+    }
+
+
+def _stream(found: StreamView) -> dict[str, Any]:
+    named = {"stream": found.name, "writers": [_writer(one) for one in found.writers]}
+    return named | _columns(found, ("head", "linear_position", "last_fact_at"))
+
+
+def _writer(found: WriterView) -> dict[str, Any]:
+    return _columns(found, _WRITER)
+
+
+def _reader(found: ReaderView) -> dict[str, Any]:
+    streams = [_columns(one, _PLACE) for one in found.streams]
+    rights = asdict(found.rights) if found.rights is not None else None
+    return {**_columns(found, _READER), "streams": streams, "rights": rights}
+
+
+def _columns(found: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    status: Mapping[str, str] = {
+        "status": found.status.word,
+        "severity": found.status.severity.name.lower(),
+        "sentence": found.status.sentence,
+    }
+    return {**{name: getattr(found, name) for name in names}, **status}

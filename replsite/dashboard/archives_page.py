@@ -1,0 +1,90 @@
+"""Serves the list of archives and exports on the disk of this process, the biggest first. Staff with a permission only.
+
+For users who may queue jobs, each archive or export has a link to the form of the job that removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from events.admin.links import room_url
+from events.admin.room_names import room_names
+from events.models import Room
+from pipeline.maintenance.remove_archive import RemoveArchiveKind
+from pipeline.maintenance.written_folders import WrittenFolder, find_folders, with_contents
+from replsite.disk import disk_free, disk_reserve
+from replsite.humanize import byte_size, count, counted
+from streams.conf import stream_settings
+from streams.runtime.text import printable, shown
+
+__all__ = ["ARCHIVES_SHOWN", "VIEW", "archives_page"]
+
+ARCHIVES_SHOWN = 100
+VIEW = "pipeline.view_job"
+"""The permission that the page needs: jobs, too, name the folders of archives and their rooms."""
+
+
+@require_safe
+def _archives_page(request: HttpRequest) -> HttpResponse:
+    if not request.user.has_perm(VIEW):
+        raise PermissionDenied(VIEW)
+    found, is_whole = find_folders()
+    folder, free = disk_free()
+    listed = [with_contents(one) for one in found[:ARCHIVES_SHOWN]]
+    context: dict[str, Any] = {
+        **admin.site.each_context(request),
+        "title": "Archives and exports",
+        "rows": _rows(listed, may_view_rooms=request.user.has_perm("events.view_room")),
+        "sum": f"{counted(len(found), 'folder')}, {byte_size(sum(one.bytes for one in found))}",
+        "left_out": max(0, len(found) - ARCHIVES_SHOWN),
+        "is_whole": is_whole,
+        "free": byte_size(free),
+        "disk": folder,
+        "reserve": byte_size(disk_reserve()),
+        "is_full": free < disk_reserve(),
+    }
+    return TemplateResponse(request, "dashboard/archives.html", context)
+
+
+archives_page = admin.site.admin_view(_archives_page)
+
+
+def _rows(listed: Sequence[WrittenFolder], *, may_view_rooms: bool) -> list[dict[str, Any]]:
+    using = stream_settings().database
+    ids = {one.room_id for one in listed if one.room_id is not None}
+    here = set(Room.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True))
+    names = room_names(here, using) if may_view_rooms else {}
+    queue = reverse("admin:pipeline_job_queue")
+    rows = []
+    for one in listed:
+        is_here = one.room_id in here
+        # A folder whose name is no valid text is listed, too. No job accepts it: the form says that there is no such folder.
+        asked = urlencode({"kind": RemoveArchiveKind.name, "folder": str(one.path)}, errors="replace")
+        rows.append({
+            "name": printable(one.path.name),
+            "above": printable(str(one.path.parent)),
+            "kind": one.kind,
+            "room": names[one.room_id].text if one.room_id in names else "",
+            "room_id": shown(one.room_id, 260),
+            "url": room_url(one.room_id) if is_here and may_view_rooms and one.room_id else "",
+            "is_gone": one.room_id is not None and not is_here,
+            "rooms": "" if one.rooms in (None, 1) else counted(one.rooms or 0, "room"),
+            "is_of_all": one.is_export and one.is_finished and one.rooms is None and not one.is_damaged,
+            "events": "" if one.events is None else count(one.events),
+            "made_at": datetime.fromtimestamp(one.made_at, UTC),
+            "is_made": one.is_finished and not one.is_damaged,
+            "size": byte_size(one.bytes),
+            "files": counted(one.files, "file"),
+            "remove": f"{queue}?{asked}",
+        })  # fmt: skip
+    return rows

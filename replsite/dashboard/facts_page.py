@@ -1,0 +1,109 @@
+"""Serves the page of facts, to staff only: the newest facts of a stream, and each new fact as soon as it is complete.
+
+The page is loaded as HTML. New facts are sent as server-sent events; an event is a table row as HTML. A site that is served
+without ASGI has no such events, so its page shows only the facts from the time of loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.core.handlers.asgi import ASGIRequest
+from django.db import connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
+from django.utils.html import format_html
+from django.views.decorators.http import require_safe
+
+from streams import registry, stream_view
+from streams.facts import Fact
+from streams.stream_object import Stream
+
+__all__ = ["FACTS_SHOWN", "facts_events", "facts_page"]
+
+FACTS_SHOWN = 50
+#: The most characters of a value that are shown.
+_VALUE_LENGTH = 80
+
+
+@require_safe
+def _facts_page(request: HttpRequest) -> HttpResponse:
+    names = [stream.name for stream in registry.all_streams() if _may_see(stream, request)]
+    stream = _asked(request, names)
+    context: dict[str, Any] = {
+        **admin.site.each_context(request),
+        "title": f"Facts of {stream.name}",
+        "stream": stream.name,
+        "streams": names,
+        "is_live": isinstance(request, ASGIRequest),
+        "most": FACTS_SHOWN,
+    }
+    page = stream.read(newest=True, limit=FACTS_SHOWN)
+    context["after"] = page.facts[0].token if page.facts else page.next
+    context["rows"] = [_row(stream, fact) for fact in page.facts]
+    return TemplateResponse(request, "dashboard/facts.html", context)
+
+
+facts_page = admin.site.admin_view(_facts_page)
+
+
+async def facts_events(request: HttpRequest) -> HttpResponseBase:
+    """Sends the facts of the stream that the query parameter ``stream`` names, as server-sent events."""
+    name = request.GET.get("stream", "")
+    if registry.find(name) is None:
+        if not await sync_to_async(admin.site.has_permission)(request):
+            raise PermissionDenied  # as for streams that exist
+        raise Http404("There is no stream of that name.")
+    return await _view_of(name)(request)
+
+
+for _alias in connections:
+    transaction.non_atomic_requests(using=_alias)(facts_events)
+
+
+@cache
+def _view_of(name: str) -> Any:
+    stream = registry.get(name)
+    return stream_view(stream, allow=partial(_may_see, stream), render=partial(_row, stream))
+
+
+def _asked(request: HttpRequest, names: list[str]) -> Stream:
+    name = request.GET.get("stream", names[0] if names else "")
+    if name not in names:
+        raise Http404("There is no stream of that name that you may see.")
+    return registry.get(name)
+
+
+def _may_see(stream: Stream, request: HttpRequest) -> bool:
+    """Returns true for staff that may view all models of the stream."""
+    user = request.user
+    names = [f"{model._meta.app_label}.view_{model._meta.model_name}" for model in stream.models]
+    return bool(names) and admin.site.has_permission(request) and all(user.has_perm(name) for name in names)
+
+
+def _row(stream: Stream, fact: Fact) -> str:
+    """Returns the table row of a fact."""
+    number = abs(getattr(fact, fact.id_field))
+    values = ", ".join(f"{name} {value}" for name, value in _values(stream, fact))
+    return format_html(
+        '<tr><th scope="row" class="live-number">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>',
+        number, f"{fact.received_at:%Y-%m-%d %H:%M:%S}", fact.instance_name, values,
+    )  # fmt: skip
+
+
+def _values(stream: Stream, fact: Fact) -> Iterator[tuple[str, str]]:
+    """Yields (name, value) of each field that is sent to readers."""
+    attributes = {field.column: field.attname for field in fact._meta.concrete_fields}
+    for table in stream.declaration.tables:
+        if table.name == fact._meta.db_table:
+            for column in table.columns:
+                if (attribute := attributes.get(column.name)) is not None:
+                    text = str(getattr(fact, attribute))
+                    yield attribute, text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}…"
+            return

@@ -1,0 +1,23 @@
+"""Reads the free space of the disk of the data directory, which holds the embedded database, archives and imports."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from django.conf import settings
+
+__all__ = ["disk_free", "disk_reserve"]
+
+
+def disk_free() -> tuple[Path, int]:
+    """Returns the data directory, or its nearest parent that exists, and the number of free bytes of its disk."""
+    folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
+    while not folder.exists():
+        folder = folder.parent
+    return folder, shutil.disk_usage(folder).free
+
+
+def disk_reserve() -> int:
+    """Returns the number of bytes of the disk that should stay free: ``REPLSITE_DISK_RESERVE_BYTES``."""
+    return int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0))

@@ -1,0 +1,53 @@
+"""Answers requests that are refused (403) or find no page (404) with the site's own error pages.
+
+The page for a refused request names the missing permission.
+"""
+
+from __future__ import annotations
+
+import re
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.loader import render_to_string
+
+from streams.runtime.text import shown
+
+__all__ = ["handler403", "handler404"]
+
+_PERMISSION = re.compile(r"[a-z_]+\.[a-z_]+")
+
+
+def handler403(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    """Answers a request that is refused, with the name of the permission that the user lacks, if it is known."""
+    permission = _missing_permission(request, exception)
+    sentence = "You may not do that, or see this."
+    return _answer(request, 403, {"title": "Not allowed", "sentence": sentence, "permission": permission})
+
+
+def handler404(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    """Answers a request for a page or object that does not exist, with the reason that the view gave."""
+    # The error of an address that no pattern matches has a dict, and not a sentence.
+    reason = exception.args[0] if exception is not None and exception.args else ""
+    sentence = shown(reason) if isinstance(reason, str) and reason else "There is no such page."
+    return _answer(request, 404, {"title": "Not found", "sentence": sentence, "permission": ""})
+
+
+def _missing_permission(request: HttpRequest, exception: Exception | None) -> str:
+    """Returns the permission that the error names. On an admin page of a table, returns the permission to view this table."""
+    if exception is not None and _PERMISSION.fullmatch(named := str(exception)):
+        return named
+    place = request.resolver_match
+    if place is None or "admin" not in place.app_names or place.url_name is None:
+        return ""
+    for model in admin.site._registry:
+        if place.url_name.startswith(f"{model._meta.app_label}_{model._meta.model_name}_"):
+            return f"{model._meta.app_label}.view_{model._meta.model_name}"
+    return ""
+
+
+def _answer(request: HttpRequest, status: int, context: dict[str, str]) -> HttpResponse:
+    if "text/html" in request.headers.get("Accept", ""):
+        return HttpResponse(render_to_string("refused.html", context), status=status)
+    named = {"permission": context["permission"]} if context["permission"] else {}
+    return JsonResponse({"error": context["sentence"], **named}, status=status)

@@ -1,0 +1,177 @@
+"""The meaning of each status word: the rule by which it is given, and how bad it is (pure).
+
+``docs/reference/status-words.md`` has the same tables; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MEANINGS", "Meaning", "anchor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """The meaning of a status word. In ``rule``, backticks enclose code."""
+
+    word: str
+    rule: str
+    severity: str
+
+
+def anchor(kind: str, word: str) -> str:
+    """Returns the HTML anchor of a word on the page of status words. ``kind`` is writer, reader, job or site."""
+    return f"{kind}-{word.replace(' ', '-')}"
+
+
+#: (title, kind, meanings). The words of an expected writer are shown beside those of writers, so they are of that kind.
+MEANINGS: tuple[tuple[str, str, tuple[Meaning, ...]], ...] = (
+    (
+        "A writer on a stream",
+        "writer",
+        (
+            Meaning("writing", "its last fact is younger than 10 s, or a young transaction of it is open", "fine"),
+            Meaning("idle", "alive, nothing to write", "fine"),
+            Meaning(
+                "blocked",
+                "a fact of it is pending for longer than `REPLSITE_BLOCKED_AFTER_SECONDS`; the sentence names "
+                "the transaction (`streams abort` ends it), or the session whose lock it waits for",
+                "wrong",
+            ),
+            Meaning(
+                "gone with pending",
+                "no sign of life for three periods, and facts of it are pending or readers wait for it",
+                "wrong",
+            ),
+            Meaning("gone", "no sign of life for three periods; nothing waits for it yet", "warning"),
+            Meaning("draining", "leaves the stream: it reserves nothing new, open transactions end", "note"),
+            Meaning("retired", "left the stream", "fine"),
+            Meaning(
+                "recorded",
+                "a writer of a foreign server (`follow --record`), recorded now; the sentence names ranges of "
+                "missed facts (note)",
+                "fine",
+            ),
+            Meaning(
+                "recording stopped",
+                "the recorder of that server was ended (note), or shows no sign of life for three periods",
+                "warning",
+            ),
+        ),
+    ),
+    (
+        "An expected writer",
+        "writer",
+        (
+            Meaning(
+                "there",
+                "at least one writer of that name or pattern is alive and has not left the stream",
+                "fine",
+            ),
+            Meaning(
+                "missing",
+                "none is; only a warning for 30 s, as when it restarts. A writer is in a stream from its first fact on",
+                "wrong",
+            ),
+            Meaning(
+                "too few facts",
+                "there, but all of that name wrote fewer facts in the last hour than expected; only known to a "
+                "process that has run for an hour, so not to `manage.py streams`",
+                "wrong",
+            ),
+        ),
+    ),
+    (
+        "A reader on a stream",
+        "reader",
+        (
+            Meaning("current", "nothing unread that is older than 1 s", "fine"),
+            Meaning("idle", "has read everything, and the stream is quiet for longer than 60 s", "fine"),
+            Meaning(
+                "catching up",
+                "something unread, and neither of the next two; with the time until it is current, when the lag falls",
+                "note",
+            ),
+            Meaning("falling behind", "its lag grows, and is at least 100 facts and 5 s", "warning"),
+            Meaning(
+                "waiting",
+                "a linear reader that has read all up to the linear position, which the named writer holds back; "
+                "the alarm is the writer's",
+                "note",
+            ),
+            Meaning(
+                "stuck",
+                "alive, but its position did not change for `REPLSITE_STUCK_AFTER_SECONDS`, and something is "
+                "unread for as long",
+                "wrong",
+            ),
+            Meaning(
+                "gone",
+                "no sign of life for three periods (warning), or closed, with the reason (fine); listed for five "
+                "minutes (connections), a day (others), or until forgotten (named readers)",
+                "warning",
+            ),
+            Meaning(
+                "went back",
+                "its position for a writer became lower within the last minute: it handles facts again",
+                "warning",
+            ),
+            Meaning("never seen", "`REPLSITE_READERS` names it, but it was never seen", "warning"),
+            Meaning(
+                "failed",
+                "a named reader: an error, shown in the sentence, ended it, and its cursor has not moved since; "
+                "or its cursor is above the stream's sequence",
+                "wrong",
+            ),
+            Meaning(
+                "left behind",
+                "a named reader: no process runs it, and facts are unread, both for longer than "
+                "`REPLSITE_LEFT_BEHIND_AFTER_SECONDS`, and its period in `REPLSITE_READER_PERIODS`",
+                "wrong",
+            ),
+            Meaning(
+                "stopped",
+                "a named reader that ended in order; facts came since (note), `REPLSITE_READERS` names it (warning)",
+                "fine",
+            ),
+            Meaning(
+                "parking",
+                "a named reader with dead letters, and no worse problem; its buttons or `manage.py parked` "
+                "list, retry and drop them",
+                "warning",
+            ),
+        ),
+    ),
+    (
+        "A job",
+        "job",
+        (
+            Meaning("queued", "waits for its turn", "note"),
+            Meaning(
+                "waiting",
+                "not started for 60 s, while no other queued job is running: `manage.py runjobs` is missing",
+                "warning",
+            ),
+            Meaning("running", "a process works on it; with the time left", "fine"),
+            Meaning("killed", "its row says running, and no process holds its lock", "warning"),
+            Meaning("done", "over, as it should be; listed for a day", "fine"),
+            Meaning(
+                "done with differences",
+                "a resync that is over found differences, and no later one has compared these rooms; `Repair it` "
+                "carries a dry run out. Without that button they cannot be recomputed. Listed for a day",
+                "warning",
+            ),
+            Meaning("failed", "over, with the reason; listed for a day", "warning"),
+            Meaning("cancelled", "somebody ended it", "fine"),
+        ),
+    ),
+    (
+        "The whole",
+        "site",
+        (
+            Meaning("well", "no warning and nothing wrong", ""),
+            Meaning("look", "a warning", ""),
+            Meaning("wrong", "something is wrong", ""),
+        ),
+    ),
+)

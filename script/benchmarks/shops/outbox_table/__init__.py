@@ -1,0 +1,1 @@
+"""The shop with an outbox table of its own: SELECT … FOR UPDATE SKIP LOCKED, woken by LISTEN."""

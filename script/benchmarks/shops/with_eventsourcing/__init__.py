@@ -1,0 +1,1 @@
+"""The shop with eventsourcing, an application and a projection on PostgreSQL."""

@@ -1,0 +1,1 @@
+"""The shop with django-pgpubsub: a trigger on the business row, and stored notifications."""

@@ -1,0 +1,1 @@
+"""The shop with procrastinate, over its Django integration."""

@@ -1,0 +1,215 @@
+"""Finds the auth difference of states in a stored room, by reading only the events near the difference (pure).
+
+An event is *disputed* if some of the states contain it and others do not.
+
+A walk by rank (``state.resolution.auth_graph``) would have to visit all state events since the oldest disputed event.
+This search needs no ranks. The search goes down from the disputed events to their auth events. But an event that it
+finds may be in every auth chain. A path of auth events may lead to this event from an entry that all states share.
+There are too many shared entries to start a search from each of them. So a second search goes upwards from the event,
+to the events that name it as auth event, until it meets a shared entry.
+
+Assumes that no event leads back to itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from state.groups.layered import StateKey
+from state.resolution.auth_graph import AuthGraph
+from state.rules.auth_selection import state_key_of
+
+__all__ = ["IsCommon", "Naming", "Reads", "local_difference"]
+
+IsCommon = Callable[[str, StateKey], bool]
+"""Returns true if all states share this event, which has this key in them."""
+_MOST_NAMING = 20_000
+_NAMING_PER_EVENT = 10
+"""One search reads at most ``_MOST_NAMING`` events that name others, and ``_NAMING_PER_EVENT`` more for each disputed event."""
+_ASKED_AT_ONCE = 100
+_AHEAD_OF_CHAINS = 16
+"""From this depth on, whole auth chains are read together."""
+
+
+class Naming(NamedTuple):
+    """The state events of a room that name a certain event as auth event.
+
+    ``events`` has (event ID, the event's key in a state) for each of them. ``complete`` is false if ``events`` lacks
+    some of these state events.
+    """
+
+    events: Sequence[tuple[str, StateKey]]
+    complete: bool
+
+
+class Reads(Protocol):
+    """Reads events of a stored room."""
+
+    def load(self, event_ids: Collection[str], /) -> None:
+        """Reads these events together. Without this call, each event is read by itself when it is first used."""
+        ...
+
+    def load_chains(self, event_ids: Collection[str], /) -> None:
+        """Reads these events and their auth chains together."""
+        ...
+
+    def naming(self, event_ids: Collection[str], /) -> Mapping[str, Naming]:
+        """Returns, for each of these events, the state events that name it as auth event."""
+        ...
+
+
+def local_difference(
+    graph: AuthGraph, held: Mapping[str, int], full: int, is_common: IsCommon, reads: Reads
+) -> set[str] | None:
+    """Returns the auth difference: the events in the auth chains of some states, but not of all.
+
+    ``held`` maps the disputed events to bit masks: bit *n* is 1 if the *n*-th state contains the event. ``full`` is the
+    mask of all states. Events of ``held`` are left out of the result. Returns null if the search would have to read
+    more events than its limit.
+    """
+    return _Search(graph, held, full, is_common, reads).difference()
+
+
+class _Search:
+    """One search for the auth difference.
+
+    For each visited event it keeps a bit mask of the states whose auth chains contain the event.
+
+    A visited event passes its mask on to its auth events, if it is disputed or is not known to be in every chain.
+    """
+
+    def __init__(self, graph: AuthGraph, held: Mapping[str, int], full: int, is_common: IsCommon, reads: Reads) -> None:
+        self._graph, self._full, self._is_shared, self._reads = graph, full, is_common, reads
+        self._masks = {event_id: mask for event_id, mask in held.items() if event_id in graph.events}
+        self._held = frozenset(self._masks)
+        self._spreading = set(self._held)
+        """Events that pass their masks on."""
+        self._common: set[str] = set()
+        """Events that are in every chain, because an event that all states share leads to them."""
+        self._searched: set[str] = set()
+        """Events to which no event leads that is known to be in every chain."""
+        self._naming: dict[str, Naming] = {}
+        self._left = _MOST_NAMING + _NAMING_PER_EVENT * len(self._held)
+
+    def difference(self) -> set[str] | None:
+        new: Collection[str] = self._held
+        ahead = 0
+        while new:
+            if ahead >= _AHEAD_OF_CHAINS:
+                self._reads.load_chains(new)
+            if self._spread(new, ahead):
+                self._searched.clear()  # events above may be in every chain now
+            partial = self._partial()
+            if not self._graph.implied or partial.isdisjoint(self._graph.implied):
+                found = self._find_common(partial - self._searched)
+            else:
+                found = False  # all events lead to it, although none names it
+            if not found:
+                return None
+            new = partial - self._common - self._spreading
+            self._spreading |= new
+            # The number of rounds is the logarithm of the length of the chains.
+            ahead = 2 * ahead or 1
+        return self._partial()
+
+    def _partial(self) -> set[str]:
+        return {event_id for event_id, mask in self._masks.items() if mask != self._full} - self._held - self._common
+
+    # --- downwards ----------------------------------------------------------------------------------------------
+    def _spread(self, new: Collection[str], ahead: int) -> bool:
+        """Passes the masks of the events ``new`` on to their auth events, and from there at most ``ahead`` levels further down.
+
+        Returns true if an event turned out to be in every chain.
+        """
+        graph, masks, grown = self._graph, self._masks, False
+        self._reads.load({other for event_id in new for other in graph.events[event_id].auth_event_ids})
+        # The depth is only what senders claim. With true depths, an event passes its mask on when all events above it have
+        # passed theirs on. Any other order leads to the same masks, but more slowly.
+        heap = [(-graph.events[event_id].depth, event_id, ahead) for event_id in new]
+        heapq.heapify(heap)
+        while heap:
+            _, event_id, levels = heapq.heappop(heap)
+            for other in graph.auth_ids(event_id):
+                if other in self._common:
+                    continue
+                event, before = graph.events[other], masks.get(other, 0)
+                if self._is_shared(other, state_key_of(event)):
+                    self._common.add(other)
+                    continue
+                after = before | masks[event_id]
+                if after == before:
+                    continue
+                masks[other] = after
+                grown |= after == self._full
+                if levels and other not in self._spreading:
+                    self._reads.load(event.auth_event_ids)
+                    self._spreading.add(other)
+                if other in self._spreading:
+                    heapq.heappush(heap, (-event.depth, other, max(levels - 1, 0)))
+        return grown
+
+    # --- upwards ------------------------------------------------------------------------------------------------
+    def _find_common(self, sources: Collection[str]) -> bool:
+        """Finds out which of the events ``sources`` are in every auth chain.
+
+        An event is in every chain if another event of every chain leads to it by auth events. Adds such events to
+        ``_common``, and the other visited events to ``_searched``. Returns false if too many events would have to be
+        read.
+        """
+        below: dict[str, list[str]] = {event_id: [] for event_id in sources}
+        level = sorted(sources)
+        while level:
+            if self._common.issuperset(sources):
+                return True
+            above: list[str] = []
+            for start in range(0, len(level), _ASKED_AT_ONCE):
+                some = [e for e in level[start : start + _ASKED_AT_ONCE] if e not in self._common]
+                if not self._read_naming(some):
+                    return False
+                for event_id in some:
+                    self._go_up(event_id, below, above)
+            level = above
+        undecided = below.keys() - self._common
+        if any(event_id in self._naming and not self._naming[event_id].complete for event_id in undecided):
+            return self._common.issuperset(sources)
+        self._searched |= undecided
+        return True
+
+    def _go_up(self, event_id: str, below: dict[str, list[str]], above: list[str]) -> None:
+        """Visits the events that name ``event_id`` as auth event.
+
+        If one of these naming events is in every auth chain, ``event_id`` is in every chain, too, and is marked.
+        Otherwise adds to ``above`` the naming events that this search must visit next. ``below`` maps each naming event
+        to the visited events that it names.
+        """
+        for other, key in self._naming[event_id].events:
+            if other in self._common or self._masks.get(other) == self._full or self._is_shared(other, key):
+                self._mark(event_id, below)
+                return
+            if other not in below:
+                below[other] = []
+                if other not in self._searched:
+                    above.append(other)
+            below[other].append(event_id)
+
+    def _mark(self, event_id: str, below: Mapping[str, Sequence[str]]) -> None:
+        """Adds to ``_common`` an event that is in every auth chain, and all known events to which it leads by auth events."""
+        stack = [event_id]
+        while stack:
+            found = stack.pop()
+            if found not in self._common:
+                self._common.add(found)
+                stack += below.get(found, ())
+                if found in self._spreading:
+                    stack += [other for other in self._graph.auth_ids(found) if other in self._masks]
+
+    def _read_naming(self, event_ids: Sequence[str]) -> bool:
+        """Reads the events that name these events as auth event. Returns false if the limit of the search is exceeded."""
+        unread = [event_id for event_id in event_ids if event_id not in self._naming]
+        if unread:
+            found = self._reads.naming(unread)
+            self._naming.update(found)
+            self._left -= sum(len(naming.events) for naming in found.values())
+        return self._left >= 0

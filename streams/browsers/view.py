@@ -1,0 +1,101 @@
+"""A Django view that sends the facts of a stream to browsers as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.asgi import ASGIRequest
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, StreamingHttpResponse
+
+from streams.browsers.clients import Allow, BrowserClient, BrowserStream, Message, Only, Refused, Render
+
+if TYPE_CHECKING:
+    from django.http.response import HttpResponseBase
+
+    from streams.stream_object import Stream
+
+__all__ = ["stream_view"]
+
+#: A browser connects again after this time. The browser may wait longer.
+RETRY_MILLISECONDS = 1_000
+#: A browser that was refused because there were too many tries again after this time.
+BUSY_SECONDS = 5
+_HEADERS = {
+    "Cache-Control": "no-cache, no-transform",
+    "Content-Encoding": "identity",  # without this, GZipMiddleware would hold facts back until its buffer is full
+    "X-Accel-Buffering": "no",  # without this, nginx would do the same
+}
+
+
+def stream_view(
+    stream: Stream, *, allow: Allow, render: Render | None = None, only: Only | None = None, beat: float = 15.0
+) -> Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
+    """Returns a view for ``urlpatterns`` that sends the stream's facts as server-sent events, each once it is complete.
+
+    ``allow(request)`` returns true if the request may read the stream. Otherwise the request gets status 403. ``allow``
+    may be synchronous or asynchronous. ``render(fact)`` returns a text to send, or a value that is sent as JSON.
+    Without ``render``, each row is sent as a JSON object of its fields. With ``only``, a fact is sent to a browser only
+    if ``only(request, fact)`` returns true. ``render`` and ``only`` run in the event loop, so they must not make
+    queries.
+
+    A browser gets the facts after the token in its header ``Last-Event-ID``. Without this header it begins after the
+    token ``?after=``. Without both tokens it begins at the stream's present end. The view needs an ASGI server. Raises
+    ``TypeError`` if ``allow`` is not a function.
+    """
+    source = BrowserStream(stream, allow, render, only, beat)
+
+    async def view(request: HttpRequest) -> HttpResponseBase:
+        if not isinstance(request, ASGIRequest):
+            raise ImproperlyConfigured(
+                f"The view of stream {stream.name} was called under WSGI, where each browser would take a thread for as "
+                f"long as its page is open. Serve the project by ASGI (daphne, uvicorn; 'daphne' before 'staticfiles' in "
+                f"INSTALLED_APPS does it for runserver), and test the view with AsyncClient."
+            )
+        if request.method != "GET":
+            return HttpResponseNotAllowed(["GET"])
+        try:
+            return _Answer(await source.begin(request))
+        except Refused as refused:
+            return _refusal(refused)
+
+    for alias in connections:  # a transaction would stay open for as long as the page, so Django refuses async views
+        transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
+class _Answer(StreamingHttpResponse):
+    """The response to one browser. Closing the response also ends its ``BrowserClient``, even if nothing was sent."""
+
+    def __init__(self, client: BrowserClient) -> None:
+        super().__init__(_events(client), content_type="text/event-stream", headers=_HEADERS)
+        self._client = client
+
+    def close(self) -> None:
+        self._client.end("left")
+        super().close()
+
+
+async def _events(client: BrowserClient) -> AsyncIterator[bytes]:
+    yield b"retry: %d\n\n" % RETRY_MILLISECONDS
+    async for part in client.parts(event_of):
+        yield part
+
+
+def event_of(message: Message) -> bytes:
+    """Returns a message encoded as one server-sent event."""
+    lines = [] if message.event == "message" else [f"event: {message.event}"]
+    lines += [f"id: {message.token}"] if message.token else []
+    lines += [f"data: {line}" for line in message.data.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _refusal(refused: Refused) -> HttpResponse:
+    headers: dict[str, Any] = {"Cache-Control": "no-store"}
+    if refused.status == 503:
+        headers["Retry-After"] = str(BUSY_SECONDS)
+    response: Any = HttpResponse(f"{refused}\n", "text/plain; charset=utf-8", refused.status, headers=headers)
+    response._has_been_logged = True  # else Django logs each refusal as an error
+    return response

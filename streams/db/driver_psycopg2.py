@@ -1,0 +1,74 @@
+"""The part of ``streams.db.driver`` for psycopg2. ``streams.db.driver_psycopg3`` has the same names for psycopg 3."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+
+__all__ = [
+    "ERROR_CODE",
+    "NAME",
+    "BehindPooler",
+    "Cursor",
+    "DatabaseError",
+    "InterfaceError",
+    "OperationalError",
+    "connect",
+    "connection_string",
+    "copy_in",
+    "go_to_last_result",
+    "receive",
+    "received",
+]
+
+NAME = "psycopg2"
+DatabaseError = psycopg2.Error
+InterfaceError = psycopg2.InterfaceError
+OperationalError = psycopg2.OperationalError
+#: The class of the cursors of ``connect``.
+Cursor = psycopg2.extensions.cursor
+#: The attribute of an error with its SQLSTATE, which is None if the server did not report the error.
+ERROR_CODE = "pgcode"
+
+
+class BehindPooler(psycopg2.OperationalError):
+    """The error if a connection that must be direct leads to a connection pooler."""
+
+
+def connect(parameters: dict[str, Any]) -> Any:
+    """Opens a connection in autocommit mode."""
+    connection = psycopg2.connect(**parameters)
+    connection.autocommit = True
+    return connection
+
+
+def connection_string(parameters: dict[str, Any]) -> str:
+    """Returns the parameters as a libpq connection string."""
+    return str(psycopg2.extensions.make_dsn(**parameters))
+
+
+def received(connection: Any) -> list[Any]:
+    """Returns the list in which a connection of ``connect`` collects notifications.
+
+    The caller removes the notifications that it has handled.
+    """
+    found: list[Any] = connection.notifies
+    return found
+
+
+def receive(connection: Any) -> list[Any]:
+    """Reads the data that has arrived on a connection of ``connect``, without waiting. Returns the same list as ``received``."""
+    connection.poll()
+    return received(connection)
+
+
+def copy_in(cursor: Any, statement: str, content: bytes) -> None:
+    """Executes a ``COPY … FROM STDIN`` statement with this content."""
+    cursor.copy_expert(statement, io.BytesIO(content))
+
+
+def go_to_last_result(cursor: Any) -> None:
+    """Does nothing: of several statements in one message, psycopg2 keeps only the rows of the last one."""

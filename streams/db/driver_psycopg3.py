@@ -1,0 +1,99 @@
+"""The part of ``streams.db.driver`` for psycopg 3. ``streams.db.driver_psycopg2`` has the same names for psycopg2.
+
+Cursors write values into the text of a statement, as the cursors of psycopg2 and of Django do. If values were sent
+apart from the text, a message could have only one statement, and statements such as ``EXECUTE`` and ``SET`` could have
+no values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.adapt import AdaptersMap
+from psycopg.conninfo import make_conninfo
+from psycopg.types.string import TextLoader
+
+__all__ = [
+    "ERROR_CODE",
+    "NAME",
+    "BehindPooler",
+    "Cursor",
+    "DatabaseError",
+    "InterfaceError",
+    "OperationalError",
+    "connect",
+    "connection_string",
+    "copy_in",
+    "go_to_last_result",
+    "receive",
+    "received",
+]
+
+NAME = "psycopg"
+DatabaseError = psycopg.Error
+InterfaceError = psycopg.InterfaceError
+OperationalError = psycopg.OperationalError
+#: The class of the cursors of ``connect``.
+Cursor = psycopg.ClientCursor
+#: The attribute of an error with its SQLSTATE, which is None if the server did not report the error.
+ERROR_CODE = "sqlstate"
+
+
+class BehindPooler(psycopg.OperationalError):
+    """The error if a connection that must be direct leads to a connection pooler."""
+
+
+class _Connection(psycopg.Connection):
+    """A connection that keeps the notifications that arrive while it executes statements."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.received: list[psycopg.Notify] = []
+        self.add_notify_handler(self.received.append)
+
+
+#: Addresses are loaded as text, as by psycopg2 and on Django's connections.
+_adapters = AdaptersMap(psycopg.adapters)
+for _name in ("inet", "cidr"):
+    _adapters.register_loader(_name, TextLoader)
+
+
+def connect(parameters: dict[str, Any]) -> Any:
+    """Opens a connection in autocommit mode."""
+    return _Connection.connect(**parameters, autocommit=True, cursor_factory=Cursor, context=_adapters)
+
+
+def connection_string(parameters: dict[str, Any]) -> str:
+    """Returns the parameters as a libpq connection string."""
+    return make_conninfo(**parameters)
+
+
+def received(connection: Any) -> list[Any]:
+    """Returns the list in which a connection of ``connect`` collects notifications.
+
+    The caller removes the notifications that it has handled.
+    """
+    found: list[Any] = connection.received
+    return found
+
+
+def receive(connection: Any) -> list[Any]:
+    """Reads the data that has arrived on a connection of ``connect``, without waiting. Returns the same list as ``received``."""
+    own = connection.pgconn
+    own.consume_input()
+    while (notification := own.notifies()) is not None:
+        own.notify_handler(notification)
+    return received(connection)
+
+
+def copy_in(cursor: Any, statement: str, content: bytes) -> None:
+    """Executes a ``COPY … FROM STDIN`` statement with this content."""
+    with cursor.copy(statement) as copy:
+        copy.write(content)
+
+
+def go_to_last_result(cursor: Any) -> None:
+    """Makes the cursor fetch the rows of the last statement, if one message had several statements."""
+    while cursor.nextset():
+        pass

@@ -1,0 +1,317 @@
+"""Listens to a stream: yields each fact once it is complete, in order, for as long as the caller likes.
+
+A listener keeps a token and at most one page of facts, so its memory is bounded however slow its caller is. Between two
+facts the listener waits as ``streams.waiting.wait`` does: woken by the process's one watcher of positions, without
+polling. An asynchronous listener occupies no thread while it waits. Listeners of one event loop that have the same
+token share one read, and get the same instances.
+
+After a lost connection the listener reads again from its token, so no fact is missed or given twice. While the database
+is away the listener still yields None after each ``beat``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from streams.core.tokens import VectorToken
+from streams.db import driver, testcase
+from streams.errors import InTransaction
+from streams.reading.given_token import Token, base_of
+from streams.runtime.logs import Condition, get_logger
+from streams.waiting import wait
+from streams.waiting.pages import Page, end_token, page_after
+from streams.waiting.waking import wake_all
+
+if TYPE_CHECKING:
+    from streams.core.bound import BoundStream
+    from streams.waiting.waiters import TokenWaiter
+
+__all__ = ["Listener"]
+
+log = get_logger(__name__)
+PAGE_FACTS = 200
+#: A listener that was not woken for this long reads all the same.
+LONGEST_SILENCE_SECONDS = 60.0
+RETRY_SECONDS = 0.2
+#: Seconds after which a listener in a test's own transaction reads again, because nothing is announced there.
+TEST_GAP_SECONDS = 0.01
+
+#: A page, and whether it was read in the transaction of a ``TestCase``.
+_Read = tuple[Page, bool]
+#: Event loop -> (stream, alias, token) -> the read of the page after the token that is under way.
+_reads: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str, str], asyncio.Task[_Read]]] = (
+    WeakKeyDictionary()
+)
+
+
+class Listener(Iterator[Any], AsyncIterator[Any]):
+    """The facts of a stream after a token, as they become complete.
+
+    Use it either with ``for`` or with ``async for``, but not with both.
+
+    Yields None after ``beat`` seconds without a fact. ``close`` ends the loop. ``close`` may be called from any thread,
+    or in the listener's event loop. A listener that waits for its caller holds no connection and no thread.
+    """
+
+    def __init__(self, stream: BoundStream, after: Token | None, beat: float | None, using: str) -> None:
+        if beat is not None and beat <= 0:
+            raise ValueError(
+                f"Stream {stream.name}: listen(beat={beat!r}) is no time; give seconds, or None for no beat."
+            )
+        self.wake: threading.Event | asyncio.Future[None] | None = None
+        self._stream = stream
+        self._after = after
+        self._beat = beat
+        self._using = using
+        self._facts: deque[Any] = deque()
+        self._last = ""
+        self._closed = self._began = self._in_test = False
+        self._must_read = True
+        self._wait_for_announced = False
+        self._read_at = 0.0
+        self._heard: tuple[object, int] = (None, 0)
+        self._away = Condition(log, "listener.database_lost", "listener.database_back", stream=stream.name)
+
+    @property
+    def is_within_fact(self) -> bool:
+        """True if the next instance and the instance that was yielded last are rows of the same fact."""
+        return bool(self._facts) and self._facts[0].token == self._last
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Sets the place after which facts are yielded: the present end of the stream, unless a token was given."""
+        if self._after is None:
+            self._after = end_token(self._stream, self._using)
+
+    def close(self) -> None:
+        """Ends the loop: ``for`` stops, also if it waits at the moment."""
+        self._closed = True
+        self._facts.clear()
+        if self.wake is not None:
+            wake_all([self])
+
+    async def aclose(self) -> None:
+        """Does the same as ``close``, for async code."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    # --- for ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        due = self._due()
+        while not self._closed:
+            if self._facts:
+                return self._given()
+            if self._must_read and self._take(self._read_or_none()):
+                continue
+            if due is not None and time.monotonic() >= due:
+                return None
+            if self._in_test:
+                self._check_anything_can_come()
+                return None
+            self._wait(_left(due))
+        raise StopIteration
+
+    def _read_or_none(self) -> _Read | None:
+        """Returns the next page, or None if the database is away."""
+        try:
+            read = self._read()
+        except driver.database_gone as error:
+            if not self._began:
+                raise
+            self._lost(error)
+            return None
+        self._has_begun()
+        return read
+
+    def _read(self) -> _Read:
+        """Reads the next page. Runs in the thread of the caller's database connection."""
+        connection = connections[self._using]
+        if testcase.is_in_callers_block(connection):
+            raise InTransaction(
+                f"Stream {self._stream.name}: listen() was called inside of an open transaction, which would stay open "
+                f"for as long as it listens. Leave the atomic block first; read() may be called inside."
+            )
+        try:
+            self.begin()
+            return page_after(self._stream, self._after, PAGE_FACTS, self._using), testcase.is_in_test(connection)
+        except driver.database_gone:
+            if not connection.in_atomic_block:
+                connection.close()
+            raise
+
+    def _take(self, read: _Read | None) -> bool:
+        """Stores the facts of a page, to be yielded one by one. ``read`` is None if the database is away.
+
+        Returns true if the caller need not wait: there are facts to yield, or another page to read.
+        """
+        if read is None:
+            return False
+        page, self._in_test = read
+        # Our own commits wake us before they are announced. If such a fact lies above an open fact of another writer, it
+        # cannot be read yet, and the next wake-up is the announcement.
+        self._wait_for_announced = page.next == self._after
+        self._after = page.next
+        self._facts.extend(page.facts)
+        self._must_read = not page.at_end or self._in_test
+        return bool(page.facts) or not page.at_end
+
+    def _wait(self, seconds: float) -> None:
+        # The event is set as ``wake`` before ``_closed`` is read. In the other order, this thread finds the listener open, B
+        # closes it and has no event to set, and this thread waits until its time is up.
+        event = self.wake = threading.Event()
+        try:
+            if self._closed:
+                return
+            if self._away.is_on:
+                event.wait(min(seconds, RETRY_SECONDS))
+                return
+            view = wait.views.obtain(self._using)
+            waiter = view.wait(self._stream.name, self._next_position(), event, announced=self._wait_for_announced)
+            if waiter is not None:
+                event.wait(seconds)
+            self._heard_from(view, waiter)
+        except driver.database_gone as error:  # the watcher cannot start
+            self._lost(error)
+        finally:
+            self.wake = None
+
+    # --- async for ------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        due = self._due()
+        while not self._closed:
+            if self._facts:
+                return self._given()
+            if self._must_read and self._take(await self._aread_or_none()):
+                continue
+            if due is not None and time.monotonic() >= due:
+                return None
+            await self._await(_left(due))
+        raise StopAsyncIteration
+
+    async def _aread_or_none(self) -> _Read | None:
+        try:
+            read = await self._shared_read()
+        except driver.database_gone as error:
+            if not self._began:
+                raise
+            self._lost(error)
+            return None
+        self._has_begun()
+        return read
+
+    async def _shared_read(self) -> _Read:
+        """Reads the next page once for all listeners of this event loop that have the same token."""
+        if not isinstance(self._after, str):
+            return await sync_to_async(self._read, thread_sensitive=True)()
+        reads = _reads.setdefault(asyncio.get_running_loop(), {})
+        key = (self._stream.name, self._using, self._after)
+        task = reads.get(key)
+        if task is None:
+            task = reads[key] = asyncio.ensure_future(sync_to_async(self._read, thread_sensitive=True)())
+            task.add_done_callback(lambda _: reads.pop(key, None))
+        # Shielded, because the end of one listener must not end the read of the others.
+        return await asyncio.shield(task)
+
+    async def _await(self, seconds: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self.wake = future
+        view: wait.PositionView | None = None
+        waiter: TokenWaiter | None = None
+        try:
+            if self._in_test:
+                seconds = min(seconds, TEST_GAP_SECONDS)
+            elif self._away.is_on:
+                seconds = min(seconds, RETRY_SECONDS)
+            else:
+                started = wait.views.get(self._using)
+                view = started if started is not None else await asyncio.to_thread(_start_view, self._using)
+                waiter = view.wait(self._stream.name, self._next_position(), future, announced=self._wait_for_announced)
+            if (view is None or waiter is not None) and not self._closed:
+                await asyncio.wait([future], timeout=seconds)
+        except driver.database_gone as error:  # the watcher cannot start
+            self._lost(error)
+        finally:
+            if view is not None:
+                self._heard_from(view, waiter)
+            future.cancel()
+            self.wake = None
+
+    # --- both -----------------------------------------------------------------------------------------------------
+
+    def _given(self) -> Any:
+        fact = self._facts.popleft()
+        self._last = fact.token
+        return fact
+
+    def _due(self) -> float | None:
+        return None if self._beat is None else time.monotonic() + self._beat
+
+    def _next_position(self) -> VectorToken:
+        """Returns the position for which to wait: the position right after the last page that was read."""
+        return VectorToken(base_of(str(self._after)) + 1)
+
+    def _heard_from(self, view: wait.PositionView, waiter: TokenWaiter | None) -> None:
+        """Decides after a wait whether the next page is to be read, and then sets ``_must_read``.
+
+        ``waiter`` is None if there was nothing to wait for.
+        """
+        heard, before = (view, view.restores), self._heard
+        self._heard = heard
+        silent = waiter is not None and not view.is_there(waiter)
+        if not silent or heard != before or time.monotonic() - self._read_at > LONGEST_SILENCE_SECONDS:
+            self._must_read = True
+
+    def _check_anything_can_come(self) -> None:
+        if self._beat is None:
+            raise InTransaction(
+                f"Stream {self._stream.name}: listen() has given all facts of this TestCase's transaction, and would "
+                f"wait for ever: nothing else can be appended in it. Give it a beat, or use TransactionTestCase."
+            )
+
+    def _has_begun(self) -> None:
+        self._began, self._read_at = True, time.monotonic()
+        self._away.ends()
+
+    def _lost(self, error: BaseException) -> None:
+        self._must_read = True
+        self._away.begins(driver.explain(error))
+
+
+def _left(due: float | None) -> float:
+    return LONGEST_SILENCE_SECONDS if due is None else max(0.0, due - time.monotonic())
+
+
+def _start_view(using: str) -> wait.PositionView:
+    try:
+        return wait.views.obtain(using)
+    finally:
+        connections.close_all()  # of a thread of the executor

@@ -1,0 +1,88 @@
+"""The page of facts in a real Chromium: further facts show by themselves, through a restart of the site and its database."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+import pytest
+from django.contrib.auth.models import User
+
+from tests.support.browsing import BROWSER, PASSWORD, Site, keep, log_in
+from tests.support.proxy import proxy_to
+from tests.support.writing import append
+
+pytestmark = BROWSER
+
+
+@pytest.fixture
+def between(database_url, monkeypatch):
+    """Stands between the site and its database, and can be cut."""
+    with proxy_to(urlsplit(database_url).port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def site(start_manage, free_port, between, database_url):
+    address = database_url.replace(f":{urlsplit(database_url).port}/", f":{between.port}/")
+
+    def start(*arguments):
+        return start_manage(*arguments, env={"DATABASE_URL": address})
+
+    return Site(start, free_port)
+
+
+def shown(page) -> list[int]:
+    return [int(text) for text in page.locator("#facts tr th").all_text_contents()]
+
+
+def until(page, number: int) -> None:
+    page.locator("#facts tr th", has_text=re.compile(f"^{number}$")).wait_for()
+
+
+def test_facts_come_by_themselves_through_restarts(site, between, boss, new_page):
+    known = append(3)
+    page = new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    log_in(page)
+    page.locator("a[href$='/admin/facts/']").first.click()
+    page.get_by_role("link", name="caches", exact=True).click()
+    status = page.locator("#facts-status")
+    status.get_by_text("live", exact=True).wait_for()
+    assert shown(page) == known[::-1]
+    known += append(2)
+    until(page, known[-1])
+    assert "cache_name" in page.locator("#facts tr").first.text_content()
+    keep(page, "facts")
+
+    site.kill()
+    status.get_by_text("waiting").wait_for()
+    known += append(2)
+    site.start()
+    until(page, known[-1])
+    status.get_by_text("live", exact=True).wait_for()
+
+    between.refuse()
+    between.cut()
+    known += append(2)
+    between.refuse(False)
+    known += append()
+    until(page, known[-1])
+    assert shown(page) == known[::-1]
+
+    known += append(60)
+    until(page, known[-1])
+    assert shown(page) == known[:-51:-1]
+    assert not errors
+
+
+def test_only_those_who_may_view_the_tables_get_facts(site, boss, new_page):
+    append()
+    User.objects.create_user("clerk", password=PASSWORD, is_staff=True)
+    page = new_page()
+    assert page.request.get("/admin/facts/events/?stream=caches").status == 403
+    log_in(page, "clerk")
+    assert page.request.get("/admin/facts/?stream=caches").status == 404
+    assert page.request.get("/admin/facts/events/?stream=caches").status == 403
+    assert page.request.get("/admin/facts/events/?stream=none").status == 404

@@ -1,0 +1,78 @@
+"""The page about task queues: its handler hands facts over to procrastinate, on psycopg 3 (``script/test --driver psycopg``)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+from tests.support.session import PROJECT
+from tests.support.shop import Shop
+
+PAGE = (PROJECT / "docs" / "how-to" / "beside-celery-or-procrastinate.md").read_text()
+BLOCKS = dict(re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE, re.S))
+SETUP = "import django; django.setup()\n"
+END = "\nfrom streams.writing.process import retire_all; retire_all()"
+#: The handler fails after it has deferred the job, once.
+FAILS_ONCE = """
+import django; django.setup()
+from django.core.management import call_command
+from procrastinate.contrib.django.models import ProcrastinateJob
+from shop.models import Order
+from streams import handles
+from streams.follow import Begin
+from shop.tasks import send_mail
+
+calls = []
+
+@handles(Order, reader="careful", each=True, begin=Begin.OLDEST, retry_seconds=0.01)
+def defer_and_fail(order):
+    send_mail.defer(order_id=order.order_id, status="deferred again")
+    calls.append(order.order_id)
+    if len(calls) == 1:
+        raise OSError("after the job was deferred")
+
+call_command("runhandlers", "careful", "--once")
+print(len(calls), ProcrastinateJob.objects.filter(args__status="deferred again").count())
+"""
+
+
+def test_blocks_are_python() -> None:
+    assert [name for name in BLOCKS if name.startswith("shop/")] == [
+        "shop/tasks.py", "shop/handlers.py", "shop/handlers.py with Celery", "shop/shipping.py",
+    ]  # fmt: skip
+    for text in BLOCKS.values():
+        ast.parse(text)
+
+
+def each_fact_becomes_one_job(tmp_path: Path, database_url: str) -> None:
+    from django.db import connection
+
+    files = {name: BLOCKS[name] for name in ("shop/tasks.py", "shop/handlers.py", "shop/shipping.py")}
+    shop = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dbeside", files)
+    shop.environment["DJANGO_SETTINGS_MODULE"] = "settings"
+    with (tmp_path / "settings.py").open("a") as settings:
+        settings.write(BLOCKS["settings.py"])
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA beside")
+    try:
+        shop.run("manage.py", "makemigrations", "shop")
+        shop.run("manage.py", "migrate")
+        ship = "from shop.shipping import ship\nship('4711')\nship('4711')\nship('4712')"
+        shop.run("-c", SETUP + ship + END)
+        assert "2 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
+        assert "0 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
+        said = shop.run("manage.py", "procrastinate", "worker", "--one-shot")
+        assert sorted(re.findall(r"^mail: .*", said, re.M)) == ["mail: 4711 is shipped", "mail: 4712 is shipped"]
+        # A handler that fails takes its job back: three calls, and one job for each of two facts.
+        assert "\n3 2\n" in shop.run("-c", FAILS_ONCE)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA beside CASCADE")
+
+
+if is_psycopg3:  # which procrastinate requires
+    test_each_fact_becomes_one_job = pytest.mark.timeout(300)(each_fact_becomes_one_job)

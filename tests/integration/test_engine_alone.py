@@ -1,0 +1,98 @@
+"""A project with the engine and none of the homeserver streams: ``INSTALLED_APPS = ["streams", "shop"]``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.catalog.declarations import declarations
+from tests.support.own_project import OwnProject, made_project, tables_of
+from tests.support.wire_client import ready_ports
+
+SCHEMA = "engine_alone"
+#: A fact, and a cached value that it drops.
+APPEND = """
+from shop.models import Order
+from streams import registry
+from streams.caching import cached
+
+@cached("status_of")
+def status_of(order_id):
+    return Order.objects.filter(order_id=order_id).latest("stream_id").status
+
+orders = registry.get("orders")
+said = []
+for status in ("paid", "shipped"):
+    (token,) = orders.append(Order(order_id="4711", status=status))
+    orders.wait_for(token, 30.0)
+    said.append(status_of("4711"))
+print(registry.names(), said)
+"""
+INVALIDATE = """
+from streams.caching import cached
+from streams.errors import UnknownStream
+try:
+    cached("plain")(lambda key: key).invalidate("k")
+except UnknownStream as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, database_url: str) -> Iterator[OwnProject]:
+    with made_project(tmp_path, database_url, SCHEMA) as made:
+        yield made
+
+
+def foreign() -> set[str]:
+    """Tables and sequences of the homeserver streams."""
+    tables = {table.name for declared in declarations() for table in declared.tables}
+    return tables | {declared.sequence for declared in declarations()} | {"streams_typinguser"}
+
+
+def test_the_engine_brings_no_foreign_table_and_no_foreign_stream(project):
+    assert len(foreign()) > 20
+    assert not tables_of(SCHEMA) & foreign()
+    assert "streams_streamposition" in tables_of(SCHEMA)
+    assert project.script(APPEND).strip() == "['orders'] ['paid', 'shipped']"
+    assert "No changes detected" in project.run("makemigrations", "--check", "--dry-run")
+    assert "orders" in project.run("check_streams", "--json")
+
+
+def test_the_engine_alone_is_served_and_followed(project):
+    server = project.start("runreplication", "--bind", "127.0.0.1:0")
+    try:
+        port = ready_ports(server)["replication"]
+        project.script(APPEND)
+        address = f"tcp://127.0.0.1:{port}"
+        follow = ("follow", address, "--json", "--from", "orders=1", "--until", "orders=3", "--timeout", "60")
+        said = [json.loads(line) for line in project.run(*follow).splitlines()]
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert [line["token"] for line in said] == [2, 3]
+
+
+def test_dropping_a_value_by_hand_tells_which_app_is_wanted(project):
+    assert "add 'streams.catalog' to INSTALLED_APPS" in project.script(INVALIDATE)
+
+
+def test_the_catalog_is_added_later(project):
+    with (project.folder / "settings.py").open("a") as file:
+        file.write('INSTALLED_APPS += ["streams.catalog"]\n')
+    project.run("migrate", "-v", "0")
+    assert foreign() <= tables_of(SCHEMA)
+    assert "No changes detected" in project.run("makemigrations", "--check", "--dry-run")
+    code = (
+        "from streams.homeserver.append import push_rules_changed as changed; print(changed('@a:x'), changed('@b:x'))"
+    )
+    assert project.script(code).strip() == "2 3"
+
+
+def test_rooms_without_the_catalog_are_refused_where_tables_are_made(project):
+    with (project.folder / "settings.py").open("a") as file:
+        file.write('INSTALLED_APPS += ["state", "events"]\n')
+    assert "events.E001" in project.run("migrate", status=1)

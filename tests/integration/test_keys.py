@@ -1,0 +1,241 @@
+"""Streams with a key: one writer wins, one key's facts are read by an index, only the newest row of a key is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from tests.support.shop import Shop
+
+MODELS = """
+from django.db import models
+from streams import Fact, stream
+
+
+class Customer(models.Model):
+    name = models.TextField()
+
+
+@stream("accounts", key="account")
+class Entry(Fact):
+    account = models.TextField()
+    number = models.IntegerField()
+
+
+@stream("visits", key="customer", newest_per="customer")
+class Visit(Fact):
+    customer = models.ForeignKey(Customer, models.PROTECT)
+    page = models.TextField()
+
+
+@stream("plain")
+class Plain(Fact):
+    word = models.TextField()
+"""
+SET_UP = "import django; django.setup()\n"
+END = "\nfrom streams.writing.process import retire_all; retire_all()"
+RULES = """
+import threading
+from django.db import connection, connections, transaction
+from shop.models import Customer, Entry, Plain, Visit
+from streams import VersionConflict
+from streams.errors import ForeignFact, InTransaction, TokenError
+
+entries = Entry.stream
+
+
+def raises(kind, call, text=""):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
+first = entries.append(account="a", number=1, expected=0)
+raises(VersionConflict, lambda: entries.append(account="a", number=9, expected=0), "another writer was first")
+other = entries.append(account="b", number=1, expected=0)  # another key does not matter
+second = entries.append(account="a", number=2, expected=first)
+page = entries.read(key="a")
+assert [fact.number for fact in page.facts] == [1, 2] and page.at_end
+assert [fact.number for fact in entries.read(key="a", limit=1).facts] == [1]
+assert [fact.number for fact in entries.read(key="a", newest=True, limit=1).facts] == [2]
+assert [fact.number for fact in entries.read(after=entries.read(key="a", limit=1).next, key="a").facts] == [2]
+third = entries.append(account="a", number=3, expected=page.facts[-1].token)
+raises(VersionConflict, lambda: entries.append(account="a", number=4, expected=page.next))
+raises(TokenError, lambda: entries.append(account="a", number=4, expected="x"))
+raises(ForeignFact, lambda: entries.append(Entry(account="a", number=4), Entry(account="b", number=4), expected=third))
+fourth = entries.append(Entry(account="a", number=4), Entry(account="a", number=5), expected=third)
+raises(TypeError, lambda: Plain.stream.append(word="x", expected=0), "has no key")
+raises(TypeError, lambda: Plain.stream.read(key="x"), "has no key")
+
+# A conflict does not break the caller's transaction, and own facts of the transaction count.
+with transaction.atomic():
+    raises(VersionConflict, lambda: entries.append(account="a", number=9, expected=third))
+    fifth = entries.append(account="a", number=6, expected=fourth)
+    entries.append(account="a", number=7, expected=fifth)
+assert [fact.number for fact in entries.read(key="a").facts] == [1, 2, 3, 4, 5, 6, 7]
+
+# After a rollback the key has not moved.
+try:
+    with transaction.atomic():
+        entries.append(account="b", number=2, expected=other)
+        raise KeyError
+except KeyError:
+    pass
+entries.append(account="b", number=2, expected=other)
+
+with transaction.atomic():
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    raises(InTransaction, lambda: entries.append(account="c", number=1, expected=0), "repeatable read")
+
+# An append that expects nothing moves the key, too: whoever expects waits for it.
+began, result = threading.Event(), []
+
+
+def expecting():
+    began.set()
+    try:
+        result.append(entries.append(account="d", number=2, expected=0))
+    except VersionConflict as error:
+        result.append(error)
+    finally:
+        connections.close_all()
+
+
+with transaction.atomic():
+    entries.append(account="d", number=1)
+    thread = threading.Thread(target=expecting)
+    thread.start()
+    began.wait()
+    thread.join(0.5)
+    assert thread.is_alive() and not result
+thread.join(60)
+assert isinstance(result[0], VersionConflict), result
+
+with connection.cursor() as cursor:
+    cursor.execute("SET enable_seqscan = off")
+    print(Entry.objects.filter(account="a", stream_id__gt=1).order_by("stream_id").explain())
+    cursor.execute("RESET enable_seqscan")
+
+ann, bob = Customer.objects.create(name="Ann"), Customer.objects.create(name="Bob")
+for page in ("one", "two", "three"):
+    Visit.stream.append(customer=ann, page=page)
+    Visit.stream.append(Visit(customer=bob, page=page))
+assert [(visit.customer.name, visit.page) for visit in Visit.stream.read().facts] == [("Ann", "three"), ("Bob", "three")]
+assert [visit.page for visit in Visit.stream.read(key=ann).facts] == ["three"]
+assert [visit.page for visit in Visit.stream.read(key=bob.pk).facts] == ["three"]
+(visit,) = Visit.stream.read(key=ann).facts
+Visit.stream.append(customer=ann, page="four", expected=visit.token)
+print("ok")
+"""
+STRANGER = """
+import threading
+from contextlib import closing
+from django.db import connection, connections
+from django.db.backends.postgresql.base import Database
+from shop.models import Entry
+from streams.db import driver
+
+first = Entry.stream.append(account="a", number=1)
+
+
+def append(number, **given):
+    Entry.stream.append(account="a", number=number, **given)
+    connections.close_all()
+
+
+with connection.cursor() as cursor:
+    cursor.execute("CREATE ROLE key_stranger LOGIN PASSWORD 'x'")
+    mark = driver.schema_mark(cursor)
+try:
+    with closing(Database.connect(driver.dsn(), user="key_stranger", password="x")) as stranger:
+        stranger.autocommit = True
+        taking = "SELECT count(pg_advisory_lock(hashtextextended(%s, n))) FROM generate_series(0, 1023) AS n"
+        stranger.cursor().execute(taking, ["replsite.key:accounts" + mark])
+        for number, given in ((2, {}), (3, {"expected": None}), (4, {})):
+            thread = threading.Thread(target=append, args=[number], kwargs=given)
+            thread.start()
+            thread.join(60)
+            was_alive = thread.is_alive()
+            if was_alive:
+                stranger.cursor().execute("SELECT pg_advisory_unlock_all()")
+                thread.join()
+                break
+            newest = Entry.stream.read(key="a", newest=True, limit=1).facts[0]
+        else:
+            append(5, expected=newest.token)
+finally:
+    connection.cursor().execute("DROP ROLE key_stranger")
+print("waited" if was_alive else "ok")
+"""
+RACE = """
+import random, sys
+from django.db import transaction
+from shop.models import Entry
+from streams import VersionConflict
+
+chance, won, lost = random.Random(int(sys.argv[1])), 0, 0
+while won < 75:
+    key = str(chance.randrange(100))
+    newest = Entry.stream.read(key=key, newest=True, limit=1).facts
+    number, expected = (newest[0].number, newest[0].token) if newest else (0, 0)
+    try:
+        if chance.random() < 0.5:
+            Entry.stream.append(account=key, number=number + 1, expected=expected)
+        else:
+            with transaction.atomic():
+                Entry.stream.append(account=key, number=number + 1, expected=expected)
+        won += 1
+    except VersionConflict:
+        lost += 1
+print(lost)
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
+    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dkeys", {"shop/models.py": MODELS})
+    with (tmp_path / "settings.py").open("a") as settings:
+        settings.write('REPLSITE_INSTANCE = "w-{n}"\n')
+    made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA keys")
+    try:
+        made.run("-m", "django", "makemigrations", "shop")
+        made.run("-m", "django", "makemigrations", "--check", "shop")
+        made.run("-m", "django", "migrate")
+        yield made
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA keys CASCADE")
+
+
+def test_rules_of_keys(shop: Shop) -> None:
+    plan, done = shop.run("-c", SET_UP + RULES + END).rsplit("\n", 2)[:2]
+    assert done == "ok"
+    assert "shop_entry_account" in plan
+
+
+def test_a_role_without_rights_cannot_hold_the_locks_of_keys(shop: Shop) -> None:
+    """They were advisory locks, and appends waited for every role that may connect."""
+    assert shop.run("-c", SET_UP + STRANGER + END).split()[-1] == "ok"
+
+
+def test_one_writer_wins_whatever_eight_processes_do(shop: Shop) -> None:
+    """Each append makes the next number of its key: a number that comes twice, or is left out, is a writer that lost."""
+    processes = [shop.start("-c", SET_UP + RACE + END, str(seed)) for seed in range(8)]
+    lost = [process.communicate(timeout=250)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT account, array_agg(number ORDER BY stream_id) FROM keys.shop_entry GROUP BY 1")
+        found = dict(cursor.fetchall())
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in found.values())
+    assert sum(map(len, found.values())) == 8 * 75
+    assert len(found) > 90
+    assert sum(map(int, lost)) > 0
