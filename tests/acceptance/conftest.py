@@ -28,7 +28,7 @@ def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, driven by Playwright."""
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
     if fault := driver_fault():
         pytest.skip(f"Playwright's driver does not run here (Debian: apt-get install libatomic1): {fault}")
     # Playwright's loop runs in this thread, and Django looks for one.

@@ -7,7 +7,7 @@ import pytest
 from tests.support import crowd
 from tests.support.browsing import BROWSER, keep, log_in
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 #: Times how long the page is at work with each message, from when it is unpacked until it asks for the next; and how long it is.
 _MEASURE = """() => {

@@ -86,6 +86,7 @@ def demonstration(tmp_path: Path) -> Iterator[Demonstration]:
     running.close()
 
 
+@pytest.mark.scenario
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -110,6 +111,7 @@ def test_an_interrupted_demo_leaves_nothing_and_is_no_success(demonstration, wor
     assert not list(demonstration.temporary.glob("replsite-demo-*"))
 
 
+@pytest.mark.scenario
 @pytest.mark.slow
 def test_a_demo_starts_at_once_where_another_one_was_interrupted(tmp_path):
     arguments, data = ("--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"), str(tmp_path / "data")
@@ -139,6 +141,7 @@ def written(site: OwnFolder) -> dict[str, tuple[int, int]]:
         return {}
 
 
+@pytest.mark.scenario
 @pytest.mark.slow
 def test_the_writers_of_the_demo_take_their_names_again_after_restarts_of_the_database(tmp_path):
     (tmp_path / "log").mkdir()

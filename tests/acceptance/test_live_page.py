@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from streams.models import Reader
 from tests.support.browsing import BROWSER, PASSWORD, keep, log_in, luminance
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 HOSTILE = "<b>bold</b><img src=x onerror=document.title='owned'>"
 

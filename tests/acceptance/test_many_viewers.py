@@ -18,7 +18,7 @@ from tests.support.viewers import Server, watch
 from tests.support.websocket_client import session_cookie
 from tests.support.wire_client import ready_ports
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario]
 NUMBER = int(os.environ.get("REPLSITE_TEST_VIEWERS", "40"))
 SECONDS = float(os.environ.get("REPLSITE_TEST_SECONDS", "4"))
 

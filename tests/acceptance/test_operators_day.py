@@ -36,7 +36,7 @@ from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
 from tests.support.writing import append, ids, wait_for_linear
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 #: Pages that an operator opens from the first look until the trouble is gone.
 MOST_PAGES = 12

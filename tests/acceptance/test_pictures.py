@@ -20,7 +20,7 @@ from streams.models import Reader, Sample, StatusChange, StreamPosition
 from tests.support.beating import beating
 from tests.support.browsing import BROWSER, keep, log_in
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 HEAD = 84_000
 RATES = {"events": 20, "caches": 45, "receipts": 12}

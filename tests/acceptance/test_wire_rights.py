@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, ready_ports
 from tests.support.writing import append
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 RIGHTS = {"sender1": {"names": ["{certificate}"], "streams": ["caches", "federation"], "reports": ["FEDERATION_ACK"]}}
 SCREENS = {

@@ -75,6 +75,7 @@ def run(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.scenario
 @pytest.mark.timeout(1800)
 def test_the_tutorial_works_in_a_new_environment_beside_other_packages(tmp_path: Path):
     build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(PROJECT)]

@@ -79,7 +79,7 @@ def shell(transactional_db, start_manage, database_url, tmp_path: Path):
     return run
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="curl or jq is not installed")
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="no curl or jq here")
 def test_the_examples_say_what_the_page_says(shell):
     commands: list[str] = []
     expected: list[str] = []

@@ -118,6 +118,7 @@ def test_a_server_and_a_follower_on_wrong_clocks_look_well_everywhere(start_mana
     assert {writer["status"]["word"] for writer in caches["writers"]} <= {"writing", "idle", "retired"}
 
 
+@pytest.mark.speed
 def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path):
     """A writer, a server, a follower and a handler go on; nobody is taken for dead, and nobody spins."""
     jumps = tmp_path / "jumps"

@@ -111,6 +111,7 @@ def test_odd_input_that_is_allowed_ends_nothing(server, said):
         assert not client.of("ERROR")
 
 
+@pytest.mark.memory
 def test_a_peer_that_never_reads_is_cut_and_costs_little(server):
     before = server.memory()
     with WireClient(server.port) as deaf:
@@ -123,6 +124,7 @@ def test_a_peer_that_never_reads_is_cut_and_costs_little(server):
     assert server.memory() - before < 100_000_000
 
 
+@pytest.mark.memory
 def test_floods_of_every_kind_leave_memory_as_it_is(server):
     """Each is bounded by its own limit; together they must not add up."""
     server.is_well()

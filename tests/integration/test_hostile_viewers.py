@@ -61,6 +61,7 @@ async def answers(site: Site) -> bool:
     return "streams" in found
 
 
+@pytest.mark.memory
 async def test_floods_are_closed_with_a_counted_reason_and_others_are_answered(site):
     before = site.memory()
     flood = await WebSocketClient.connect(site.port, site.cookie)

@@ -17,7 +17,7 @@ from tests.conftest import end_processes
 from tests.support.shop import Shop
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario]
 NUMBER = int(os.environ.get("REPLSITE_TEST_BROWSERS", "2000"))
 SCHEMA = "pushed"
 #: As ``startproject`` has it: each request passes middleware, has a session and a user, and ``allow`` reads them.

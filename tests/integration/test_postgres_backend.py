@@ -153,7 +153,7 @@ def test_unreachable_server_is_one_line_and_status_1(tmp_path, free_port):
 def debian_url() -> Iterator[str]:
     """``DATABASE_URL`` of a server of Debian's programs."""
     if not DEBIAN:
-        pytest.skip("Debian's package postgresql is not installed")
+        pytest.skip("no PostgreSQL of the machine here: Debian's package postgresql")
     with tempfile.TemporaryDirectory(prefix="debian-") as name:
         Path(name).chmod(0o755)
         folder = Path(name) / "data"

@@ -111,7 +111,7 @@ def test_a_database_that_is_down_is_one_clear_error(run_manage, free_port):
     assert done.stdout == ""
 
 
-@pytest.mark.skipif(shutil.which("nc") is None, reason="netcat is not installed (netcat-openbsd)")
+@pytest.mark.skipif(shutil.which("nc") is None, reason="no nc here: Debian's package netcat-openbsd")
 def test_it_can_be_driven_by_hand_with_netcat(port):
     done = subprocess.run(
         ["nc", "-N", "127.0.0.1", str(port)],

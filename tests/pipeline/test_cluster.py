@@ -22,7 +22,7 @@ from tests.support.spark_cluster import spark_cluster
 from tests.support.waiting import wait_until
 from tests.support.writing import sessions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.scenario]
 STAGING = "replsite spark staging"
 EVENTS_OF_MADE_ROOM = 2_000
 

@@ -14,7 +14,12 @@ from tests.pipeline.killed_query import KilledQuery
 from tests.pipeline.query_driver import facts_to_parquet
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("own_writer"),
+    pytest.mark.slow,
+    pytest.mark.scenario,
+]
 
 
 @pytest.fixture

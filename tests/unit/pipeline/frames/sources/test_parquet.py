@@ -172,6 +172,7 @@ IN_A_DICTIONARY = {"dictionary_pagesize_limit": 2**30, "store_schema": False}
     ],
     ids=["a dictionary", "of another column", "prefixes", "many pages", "a type with a dictionary", "one page"],
 )
+@pytest.mark.memory
 def test_a_small_file_takes_little_memory_whatever_it_unpacks_to(file, columns, options, memory):
     path = file(columns, compression="zstd", write_statistics=False, **options)
     del columns
