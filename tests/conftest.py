@@ -147,9 +147,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if skipped := len(stats.get("skipped", [])):
         terminalreporter.write_line(f"{skipped} tests skipped; the reasons are above")
     failed = [*stats.get("failed", []), *stats.get("error", [])]
-    write_verdict(
-        [Failure(one.nodeid, getattr(one, "again", False), one.longreprtext) for one in failed], other=bool(LEFT_BEHIND)
-    )
+    top = terminalreporter.config.rootpath
+    told = [
+        Failure(one.nodeid, f"{top}/{one.nodeid}", getattr(one, "again", False), one.longreprtext) for one in failed
+    ]
+    write_verdict(told, other=bool(LEFT_BEHIND))
     if not IN_CI:
         return
     seconds: Counter[str] = Counter()

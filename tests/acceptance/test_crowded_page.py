@@ -51,7 +51,7 @@ def crowded(transactional_db, boss, new_page):
         page = new_page(viewport={"width": 1440, "height": 900})
         page.add_init_script(f"({_MEASURE})()")
         log_in(page)
-        playwright_api.expect(page.locator("#live-link")).to_have_text("Live", timeout=60_000)
+        playwright_api.expect(page.locator("#live-link")).to_have_text("Live")
         yield page
 
 
@@ -61,7 +61,7 @@ def ticks(page, number):
     for _ in range(number):
         had = page.evaluate("window.ticks.length")
         crowd.move()
-        page.wait_for_function("(had) => window.ticks.length > had", arg=had, timeout=60_000)
+        page.wait_for_function("(had) => window.ticks.length > had", arg=had)
         found.append((*page.evaluate("(had) => window.ticks[had]", had), page.evaluate(_REDRAW)))
     return found
 

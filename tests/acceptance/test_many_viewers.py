@@ -15,6 +15,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.support.viewers import Server, watch
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.websocket_client import session_cookie
 from tests.support.wire_client import ready_ports
 
@@ -38,5 +39,5 @@ def test_many_viewers_share_one_look_for_each_tick_and_memory_is_bounded(start_m
     assert found.memory_with - found.memory_before < 50_000_000 + NUMBER * 250_000
     # from then on it does not grow: pages on their way are the same bytes for all, and earlier snapshots are kept in brief
     assert found.memory_after - found.memory_with < 20_000_000 + NUMBER * 30_000
-    with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/health/live", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/health/live", timeout=DEADLINE_SECONDS) as answer:
         assert answer.status == 200

@@ -18,7 +18,7 @@ from replsite.postgres.folder import Folder
 from tests.deployment.places import postgres_program
 from tests.support.ports import free_ports
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PAGE = (PROJECT / "docs/how-to/back-up-and-restore.md").read_text()
 
@@ -65,7 +65,7 @@ class Copy:
         environment = {**os.environ, "PGPASSWORD": self.where["PASSWORD"]}
         command = self.account.command(postgres_program(program), *words)
         done = subprocess.run(
-            command, env=environment, cwd="/", check=False, timeout=120, capture_output=True, text=True
+            command, env=environment, cwd="/", check=False, timeout=2 * DEADLINE_SECONDS, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
 
@@ -80,12 +80,12 @@ class Copy:
         command = self.account.command(postgres_program("postgres"), "-D", str(self.data), *words)
         with (self.data.parent / "log").open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/")
-        wait_until(self.answers, 60, "the copy answers")
+        wait_until(self.answers, what="the copy answers")
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(DEADLINE_SECONDS)
         self._drop_slot()
 
     def _drop_slot(self) -> None:
@@ -100,7 +100,7 @@ class Copy:
                 cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", [self._slot])
                 return cursor.fetchone() is None
 
-            wait_until(dropped, 60, "the slot is dropped")
+            wait_until(dropped, what="the slot is dropped")
 
     def answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, (self.data.parent / "log").read_text()
@@ -121,7 +121,7 @@ class Copy:
         """The page's command, and wait until it is the primary."""
         places = {"/var/lib/postgresql/base": str(self.data)}
         self.run("pg_ctl", *[places.get(word, word) for word in line("pg_ctl promote")[1:]])
-        wait_until(lambda: not self.ask("SELECT pg_is_in_recovery()"), 60, "the copy is the primary")
+        wait_until(lambda: not self.ask("SELECT pg_is_in_recovery()"), what="the copy is the primary")
 
     def ask(self, query: str) -> Any:
         with self.session() as cursor:

@@ -20,7 +20,7 @@ from tests.conftest import end_processes
 from tests.deployment.places import FILES
 from tests.support.redis_server import RedisServer
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
 FOLDER = FILES / "container"
@@ -47,7 +47,9 @@ def words(word: str) -> list[Any]:
 
 
 def lint(file: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([HADOLINT, "--no-color", file], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [HADOLINT, "--no-color", file], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+    )
 
 
 def test_hadolint_finds_nothing():
@@ -98,7 +100,7 @@ def test_the_image_has_what_its_commands_need(context):
         "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }  # fmt: skip
     environment.pop("VIRTUAL_ENV", None)
-    subprocess.run(["/bin/sh", "-euc", build], cwd=context, env=environment, check=True, timeout=250)
+    subprocess.run(["/bin/sh", "-euc", build], cwd=context, env=environment, check=True, timeout=4 * DEADLINE_SECONDS)
     (entry,) = words("ENTRYPOINT")
     environment["PATH"] = f"{context}/.venv/bin:{os.environ['PATH']}"
     done = subprocess.run(
@@ -191,13 +193,13 @@ def test_every_service_does_its_work(production, redis, tmp_path):
     start("writer")
 
     def ready(port: int) -> bool:
-        with urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=60) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=DEADLINE_SECONDS) as answer:
             return answer.status == 200
 
-    assert all(wait_until(lambda port=port: ready(port), 60) for port in ports.values())
+    assert all(wait_until(lambda port=port: ready(port)) for port in ports.values())
     (check,) = words("HEALTHCHECK")
     program = check[2].replace(":8000/", f":{ports['serve-1']}/")
-    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=DEADLINE_SECONDS, check=False).returncode == 0
     with urlopen(Request(f"http://127.0.0.1:{ports['serve-2']}/health/live", headers={"Host": "serve-2"})) as answer:
         assert answer.status == 200
 
@@ -209,7 +211,9 @@ def test_every_service_does_its_work(production, redis, tmp_path):
             row = cursor.fetchone()
         return row is not None and row[0] > 3
 
-    wait_until(written, 60)
+    wait_until(written)
     end_processes(servers.values())
-    failing = subprocess.run([sys.executable, "-c", program], timeout=30, check=False, stderr=subprocess.DEVNULL)
+    failing = subprocess.run(
+        [sys.executable, "-c", program], timeout=DEADLINE_SECONDS, check=False, stderr=subprocess.DEVNULL
+    )
     assert failing.returncode != 0

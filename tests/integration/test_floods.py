@@ -21,7 +21,7 @@ from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LO
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.websocket_client import WebSocketClient, session_cookie
 from tests.support.wire_client import positioned, ready_ports
 from tests.support.writing import append, sessions
@@ -401,7 +401,7 @@ def test_who_finds_no_place_is_told_when_to_come_again(start_site):
         assert status_of(site.port) == 200
         assert status_of(site.port, STATIC) == 200
         assert status_of(site.port, "/metrics") == 200
-        late.settimeout(30)
+        late.settimeout(DEADLINE_SECONDS)
         answer = late.recv(1000)
         cursor.execute("ROLLBACK")
     assert answer.startswith(b"HTTP/1.1 503 ")
@@ -444,7 +444,7 @@ def test_a_port_of_metrics_is_answered_whatever_its_clients_do(start_site, free_
     assert set(seen.statuses) == {200}
     ours = {one.getsockname()[1] for one in half + deaf}
     process = psutil.Process(site.id)
-    wait_until(lambda: not ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr}, 60)
+    wait_until(lambda: not ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr})
     for one in half + deaf:
         one.close()
 

@@ -22,7 +22,7 @@ from streams.replication.redis.subscriber import RedisConnector
 from streams.replication.transport.addresses import RedisAddress
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scripted_http import scripted_http
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 RECORDING = Path(__file__).parent.parent / "data" / "redis" / "r1_redis_modern_synapse.txt.gz"
 CHANNEL = "new.example"
@@ -62,7 +62,7 @@ class Heard:
         if self._thread.is_alive():
             with suppress(RuntimeError):  # it ended just now
                 self._loop.call_soon_threadsafe(self.follower.finish)
-        self._thread.join(60)
+        self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive()
 
     def of(self, stream: str) -> list[tuple]:

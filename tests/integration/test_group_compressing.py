@@ -25,6 +25,7 @@ from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.room_data import ROOM_NAMES
 from tests.support.room_results import computed
 from tests.support.stored_rooms import store_room
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]
@@ -194,7 +195,7 @@ def test_readers_meanwhile_get_every_state(small_steps):
     compress(room_id)
     ended.set()
     for reader in readers:
-        reader.join(60)
+        reader.join(DEADLINE_SECONDS)
     assert wrong == []
 
 

@@ -82,7 +82,7 @@ def test_two_thousand_browsers_fit_into_one_small_process(shop, free_port, capsy
     process = shop.start("-m", "daphne", "-b", "127.0.0.1", "-p", str(free_port), "-v", "0", "asgi:application")
     try:
         seen = psutil.Process(process.pid)
-        wait_until(lambda: any(one.laddr.port == free_port for one in seen.net_connections("tcp")), 60)
+        wait_until(lambda: any(one.laddr.port == free_port for one in seen.net_connections("tcp")))
         found = asyncio.run(visit(free_port, seen, shop))
     finally:
         end_processes([process])

@@ -15,7 +15,7 @@ from events.models import Event, Room
 from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job
 from tests.integration.test_purging import middle, talked_room
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OWN_WRITER = {"REPLSITE_INSTANCE": "purge-{n}"}
@@ -39,9 +39,9 @@ def at_terminal(start_manage, tmp_path):
         os.close(theirs)
         try:
             if answer is not None:
-                wait_until(lambda: b"[y/N]" in said.read_bytes() or process.poll() is not None, 60)
+                wait_until(lambda: b"[y/N]" in said.read_bytes() or process.poll() is not None)
                 os.write(ours, answer)
-            return process.wait(60), said.read_text()
+            return process.wait(DEADLINE_SECONDS), said.read_text()
         finally:
             os.close(ours)
 
@@ -90,9 +90,9 @@ def test_an_interrupt_at_the_question_deletes_nothing(cut, start_manage, tmp_pat
         process = start_manage(
             "purge", "history", room_id, *options, stdin=theirs, stdout=subprocess.DEVNULL, stderr=file
         )
-    wait_until(lambda: b"[y/N]" in said.read_bytes(), 60)
+    wait_until(lambda: b"[y/N]" in said.read_bytes())
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) != 0
+    assert process.wait(DEADLINE_SECONDS) != 0
     os.close(ours)
     os.close(theirs)
     assert {job.arguments["dry_run"] for job in Job.objects.all()} == {True}

@@ -1,5 +1,6 @@
 """A role with the grants that docs/how-to/read-rooms-from-another-service.md names reads rooms, and cannot write."""
 
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from events.tokens.positions import current_token, token_text
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import first, here, since
+
+#: Roles belong to the whole server.
+ROOMS_READER = f"rooms_reader_{os.getpid()}"
 
 pytestmark = pytest.mark.django_db
 
@@ -32,9 +36,9 @@ def as_reader():
     part = re.search(r"## What the role must(.*?)\n## ", PAGE.read_text(), re.S)[1]
     tables = re.findall(r"`([a-z]+_[a-z]+)`", part)
     with connection.cursor() as cursor:
-        cursor.execute("CREATE ROLE rooms_reader")
-        cursor.execute(f"GRANT SELECT ON {', '.join(tables)} TO rooms_reader")
-        cursor.execute("SET LOCAL ROLE rooms_reader")
+        cursor.execute(f"CREATE ROLE {ROOMS_READER}")
+        cursor.execute(f"GRANT SELECT ON {', '.join(tables)} TO {ROOMS_READER}")
+        cursor.execute(f"SET LOCAL ROLE {ROOMS_READER}")
     return made
 
 

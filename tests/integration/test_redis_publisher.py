@@ -23,7 +23,7 @@ from streams.replication.transport.addresses import RedisAddress
 from tests.support.async_waiting import wait_for
 from tests.support.forging import forger
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, ready_ports
 from tests.support.writing import append, cut, fact, stored, stream, terminate
 
@@ -463,7 +463,7 @@ def test_a_later_worker_catches_up_at_the_host_that_it_names(serve, watcher):
     query = f"from_token={token - 1}&upto_token={token}"
 
     def ask(path: str, host: str) -> tuple[int, bytes]:
-        client = http.client.HTTPConnection("127.0.0.1", process.ports["http"], timeout=60)
+        client = http.client.HTTPConnection("127.0.0.1", process.ports["http"], timeout=DEADLINE_SECONDS)
         try:
             client.request("GET", path, headers={"Host": host})
             answer = client.getresponse()
@@ -481,7 +481,7 @@ def test_a_later_worker_catches_up_at_the_host_that_it_names(serve, watcher):
 
 def health_of_redis(process) -> dict:
     """The part about Redis of what anybody is told."""
-    link = http.client.HTTPConnection("127.0.0.1", process.ports["http"], timeout=60)
+    link = http.client.HTTPConnection("127.0.0.1", process.ports["http"], timeout=DEADLINE_SECONDS)
     link.request("GET", "/health")
     return next(part for part in json.load(link.getresponse())["parts"] if part["name"] == "redis")
 

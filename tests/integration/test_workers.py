@@ -12,7 +12,7 @@ from streams.homeserver import federation_queue
 from streams.models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
 from streams.replication.common import worker_sql
 from streams.replication.errors import UnsendableCommand
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports, start_replication
 from tests.support.writing import linear, session
 
@@ -88,7 +88,7 @@ def test_users_of_a_stopped_server_are_forgotten(start_manage):
     with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
         syncing("@a:b")
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_SECONDS) == 0
     assert not SyncingUser.objects.exists()
 
 
@@ -97,7 +97,7 @@ def test_users_of_a_killed_server_are_no_longer_syncing_after_the_silence(start_
     with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
         syncing("@a:b")
         process.kill()
-        process.wait(60)
+        process.wait(DEADLINE_SECONDS)
     settings.REPLSITE_WORKER_SILENCE_SECONDS = 0.5
     syncing()
 
@@ -113,7 +113,7 @@ def test_a_server_forgets_connections_without_news(start_manage):
             "INSERT INTO streams_syncinguser (connection_key, worker, user_id, last_sync_at) VALUES ('dead', 'w', '@a:b', now())"
         )
     with WireClient(port, "PING 1"):
-        wait_until(lambda: not SyncingUser.objects.exists(), 60)
+        wait_until(lambda: not SyncingUser.objects.exists())
 
 
 # --- acknowledgements and addresses -------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
 from streams.writing import process as writer
 from tests.support.syncing import talk
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.spark]
 
@@ -96,12 +97,12 @@ class Load:
 def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
         process = start_pipeline("--tables", "statistics")
-        wait_until(counted, 120)
+        wait_until(counted, 2 * DEADLINE_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)
     process = start_pipeline("--tables", "statistics")
-    wait_until(lambda: counted() == expected(rows), 120)
+    wait_until(lambda: counted() == expected(rows), 2 * DEADLINE_SECONDS)
     process.terminate()
-    last = json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
+    last = json.loads(process.communicate(timeout=2 * DEADLINE_SECONDS)[0].splitlines()[-1])
     assert process.returncode == 0 and counted() == expected(rows)
     reached = BatchLedger.objects.get(query="statistics").offsets
     reader = Reader.objects.get(name="pipeline statistics")

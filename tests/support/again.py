@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,10 @@ def may_run_again(item: pytest.Item, starts: ProcessStarts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed test; ``text``: what pytest says of it."""
+    """A failed test; ``place``: its ID with the whole path; ``text``: what pytest says of it."""
 
     test: str
+    place: str
     again: bool
     text: str
 
@@ -99,8 +100,7 @@ class Failure:
 def write_verdict(failures: list[Failure], *, other: bool) -> None:
     """Tells the program that started this run. ``other``: something failed that is no test, such as a leftover process."""
     if path := os.environ.get(VERDICT_VARIABLE):
-        found = [{"test": one.test, "again": one.again, "text": one.text} for one in failures]
-        Path(path).write_text(json.dumps({"failures": found, "other": other}))
+        Path(path).write_text(json.dumps({"failures": [asdict(one) for one in failures], "other": other}))
 
 
 def check_ledger(text: str, today: date) -> list[str]:
@@ -138,10 +138,11 @@ def main(arguments: list[str]) -> int:
             return status
         sys.stdout.write(f"\nonce more, alone: {' '.join(first)}\n")
         sys.stdout.flush()
-        if (status := run(["-n", "0", "-m", "", *first], verdict)) == 0:
-            for test, one in first.items():
-                sys.stdout.write(f"\n{one['text']}\nFLAKY (failed beside others, passed alone): {test}\n")
-        return status
+        if run(["-n", "0", "-m", "", *(one["place"] for one in first.values())], verdict) != pytest.ExitCode.OK:
+            return status
+        for test, one in first.items():
+            sys.stdout.write(f"\n{one['text']}\nFLAKY (failed beside others, passed alone): {test}\n")
+        return 0
 
 
 if __name__ == "__main__":
