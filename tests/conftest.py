@@ -46,7 +46,8 @@ from tests.support.warm_start import WARM, close_all, cold_start
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()
 os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
-assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
+# Loads the settings now, in the environment of the session.
+assert str(settings.REPLSITE_DATA_DIR) == os.environ["REPLSITE_DATA_DIR"], "the settings were loaded too early"
 #: Half a second for each user that logs in; other processes read the number from the hash.
 PBKDF2PasswordHasher.iterations = 1
 load_profiles()
@@ -100,6 +101,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.distribution import FilesAndFolders
 
     return FilesAndFolders(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """A worker begins as its controller did: if the settings were named, pytest-django would load those of the controller's
+    folder, and so its server, before this module has chosen the worker's."""
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
 
 
 @pytest.hookimpl(optionalhook=True)

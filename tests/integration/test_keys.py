@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,6 @@ from django.db import connection
 
 from tests.support.shop import Shop
 from tests.support.waiting import DEADLINE_SECONDS
-
-#: Roles belong to the whole server.
-KEY_STRANGER = f"key_stranger_{os.getpid()}"
 
 MODELS = """
 from django.db import models
@@ -140,6 +136,7 @@ Visit.stream.append(customer=ann, page="four", expected=visit.token)
 print("ok")
 """
 STRANGER = """
+import os
 import threading
 from contextlib import closing
 from django.db import connection, connections
@@ -147,6 +144,7 @@ from django.db.backends.postgresql.base import Database
 from shop.models import Entry
 from streams.db import driver
 
+KEY_STRANGER = f"key_stranger_{os.getpid()}"  # roles belong to the whole server
 first = Entry.stream.append(account="a", number=1)
 
 
