@@ -17,7 +17,7 @@ import pytest
 from django.db import connection
 
 from tests.conftest import end_processes
-from tests.deployment.copied import Copy
+from tests.deployment.copied import BACKUP, STANDBY, Copy
 from tests.deployment.followed import Followed
 from tests.support.effects import TABLE, effects_table
 from tests.support.proxy import Proxy
@@ -86,11 +86,10 @@ class Scene:
 
     def make_standby(self) -> None:
         """Start one that follows the primary."""
-        where = connection.settings_dict
-        self.standby = Copy(self.folder, "-R")
+        self.standby = Copy(self.folder, STANDBY)
         self.standby.say(
-            f"primary_conninfo = 'host=127.0.0.1 port={self.replication.port} user={where['USER']} "
-            f"password={where['PASSWORD']}'\n"
+            f"primary_conninfo = 'host=127.0.0.1 port={self.replication.port} user={self.standby.role} "
+            f"password={connection.settings_dict['PASSWORD']}'\n"
         )
         self.standby.start()
 
@@ -245,7 +244,7 @@ def test_a_backup_that_is_restored_under_them_is_a_new_epoch_to_everybody(make_s
     """Facts since the backup are lost, also those that the handler and the follower have; their IDs are given out again."""
     scene = make_scene(standby=False)
     wait_until(lambda: len(scene.appending.tokens) >= 20 and scene.followed.tokens, 2 * DEADLINE_SECONDS)
-    scene.standby = Copy(scene.folder)
+    scene.standby = Copy(scene.folder, BACKUP)
     kept = len(scene.appending.tokens)
     wait_until(lambda: len(scene.appending.tokens) >= kept + 100, 2 * DEADLINE_SECONDS)
     reached = scene.appending.tokens[-1]
