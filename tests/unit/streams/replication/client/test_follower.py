@@ -14,8 +14,9 @@ from streams.core.tokens import VectorToken
 from streams.replication.client.connection import Counters
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.table_catch_up import Writers
+from streams.replication.common.command_hooks import subscribe
 from streams.replication.errors import CatchUpError
-from streams.replication.protocol.commands import Command, Position, RData
+from streams.replication.protocol.commands import Command, Position, RData, RemoteServerUp
 from streams.replication.protocol.cursors import Reset
 from streams.replication.protocol.ordering import FollowedRow, View
 from tests.support.waiting import DEADLINE_SECONDS
@@ -135,6 +136,26 @@ def test_a_stream_that_began_anew_is_not_said_to_be_where_its_new_life_was_not_h
     asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
     assert ahead == []
     assert handed == [1, 2, 3]
+
+
+def test_what_is_longer_than_any_name_reaches_no_handler(caplog):
+    """A server may pass on what anybody told it; it is no reason to leave the server."""
+    link, heard = OneAnswer(), []
+    too_long, after_them = RemoteServerUp("a" * 16_000), RemoteServerUp("after.them")
+    link._left = [[too_long] * 1_000 + [after_them], [Position("s", "w", 5, 5)]]
+
+    def hear(command: RemoteServerUp) -> None:
+        heard.append(command)
+        follower.finish()
+
+    stop = subscribe(RemoteServerUp, hear)
+    options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, connector=link)
+    follower = Follower(options, lambda rows: None, Table())
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
+    stop()
+    assert heard == [after_them]
+    said = [record.getMessage() for record in caplog.records if "command_ignored" in record.getMessage()]
+    assert len(said) == 10 and all(len(line) < 1_000 for line in said)
 
 
 def test_whoever_keeps_count_is_told_that_a_stream_begins_anew_before_what_is_fetched_of_it():
