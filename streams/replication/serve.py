@@ -68,8 +68,11 @@ def serve(
     wanted: Endpoints,
     when_ready: Callable[[Endpoints], None],
     tls: TlsFiles | None = None,
+    when_cancelled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM. Calls ``when_ready`` when all listeners accept connections.
+
+    Awaits ``when_cancelled`` at the end, when all requests have ended: for threads of theirs that still call the event loop.
 
     Raises `BadAddress`, `BadCertificate`, `BadRights`, `PortTaken` or `DatabaseNotUsable` before it accepts a
     connection.
@@ -94,6 +97,7 @@ def serve(
     )
     _attend(server, f"{name_without_number(given.instance)} {replication}", wanted.publish_to)
     server.announce_ready = lambda: when_ready(endpoints)
+    server.when_cancelled = when_cancelled
     try:
         server.run()
     except driver.DatabaseError as error:  # it was lost between the check and the start

@@ -54,6 +54,7 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
         from replsite.history.sampler import Sampler  # noqa: PLC0415
+        from replsite.http.request_places import request_threads_end  # noqa: PLC0415
         from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
 
         if options["redis"] and missing_redis_hint():
@@ -66,7 +67,8 @@ class Command(SiteCommand):
                 publish_to=parse_redis(options["redis"]) if options["redis"] else None,
             )
             self._make_tables(stream_settings().database)
-            serve(application, wanted, self._announce_ready, TlsFiles.of_server(stream_settings(), options))
+            tls = TlsFiles.of_server(stream_settings(), options)
+            serve(application, wanted, self._announce_ready, tls, when_cancelled=request_threads_end)
         except (BadAddress, BadCertificate, BadRights) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:

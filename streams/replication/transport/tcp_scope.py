@@ -261,7 +261,7 @@ class AsgiServer(DaphneServer):
     chosen port before the start. ``when_ready`` is awaited on the event loop before TCP connections are accepted. An
     orderly end first awaits ``when_stopping``, for at most `stop_within_seconds`. Then HTTP requests that have arrived
     are answered, for at most `finish_within_seconds`. Meanwhile no new connections are accepted, so that a reverse
-    proxy uses another server.
+    proxy uses another server. What is left is cancelled, and ``when_cancelled`` is awaited before the event loop ends.
     """
 
     stop_within_seconds = 1.5
@@ -295,6 +295,7 @@ class AsgiServer(DaphneServer):
         self.refusals: Counter[str] = Counter()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
         self.when_stopping: Callable[[], Awaitable[None]] | None = None
+        self.when_cancelled: Callable[[], Awaitable[None]] | None = None
         self.failure: BaseException | None = None
         self._access = access or Access(has_tls=certificates is not None)
         self._certificates = certificates
@@ -428,6 +429,8 @@ class AsgiServer(DaphneServer):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        if self.when_cancelled is not None:
+            await self.when_cancelled()
 
     async def _leave(self) -> None:
         if self.when_stopping is not None:

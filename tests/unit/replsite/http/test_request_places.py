@@ -8,9 +8,18 @@ import threading
 import time
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 
-from replsite.http.request_places import CAME, Busy, ClientLimit, PlacePool, RequestPlaces, _Place, _when_idle
+from replsite.http.request_places import (
+    CAME,
+    Busy,
+    ClientLimit,
+    PlacePool,
+    RequestPlaces,
+    _Place,
+    _when_idle,
+    request_threads_end,
+)
 from replsite.metrics.shared_rendering import SharedRendering
 from tests.support.async_waiting import wait_for
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -238,3 +247,27 @@ def test_a_thread_that_works_on_after_the_servers_end_logs_no_error(caplog):
     may_end.set()
     place.executor.shutdown()
     assert not caplog.records
+
+
+async def test_the_end_waits_for_threads_of_requests_that_were_cancelled():
+    """The thread calls the event loop, as Django's middleware does. When nothing waited, it never got its answer."""
+    works, may_call, called = threading.Event(), threading.Event(), []
+
+    async def view() -> None:
+        called.append(await sync_to_async(int)())
+
+    def middleware() -> None:
+        works.set()
+        may_call.wait()
+        async_to_sync(view)()
+
+    async def application(scope, receive, send) -> None:
+        await sync_to_async(middleware)()
+
+    request = asyncio.ensure_future(ask(RequestPlaces(application)))
+    await wait_for(works.is_set)
+    request.cancel()
+    await asyncio.wait([request])
+    asyncio.get_running_loop().call_soon(may_call.set)
+    await request_threads_end()
+    assert called == [0]
