@@ -171,8 +171,7 @@ class WorkerReports:
             try:
                 line = format_line(command, self._settings.line_limit_bytes)
             except UnsendableCommand:
-                # A message on Redis may hold a line feed or be of any length, and JSON in ASCII may be longer than the
-                # received JSON.
+                # JSON in ASCII may be longer than the received JSON.
                 self.relay.dropped[command.WORD] += 1
                 continue
             weight = math.ceil(len(line) / RELAYED_BYTES)
