@@ -18,7 +18,6 @@ import yaml
 
 from tests.conftest import end_processes
 from tests.deployment.places import FILES
-from tests.support.redis_server import RedisServer
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
@@ -150,30 +149,17 @@ def test_files_that_the_page_names_are_there():
         assert line[0] in OURS
 
 
-# --- the commands, on a real PostgreSQL and Redis -------------------------------------------------------------------
-
-
-@pytest.fixture
-def redis(tmp_path, free_port):
-    """Started with the options of the compose file."""
-    program, *options = SERVICES["redis"]["command"]
-    assert program == "redis-server"
-    server = RedisServer(tmp_path, free_port, *options)
-    server.start()
-    yield server
-    server.kill()
+# --- the commands, on a real PostgreSQL -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_every_service_does_its_work(production, redis, tmp_path):
+def test_every_service_does_its_work(production, tmp_path):
     """Each with its own command and settings; only addresses, the database and the folder are those of this machine."""
 
     def start(name: str):
         service = OURS[name]
         command = [
-            word.replace("0.0.0.0:8000", "127.0.0.1:0")
-            .replace("0.0.0.0:9092", "127.0.0.1:0")
-            .replace("redis://redis:6379", redis.url)
+            word.replace("0.0.0.0:8000", "127.0.0.1:0").replace("0.0.0.0:9092", "127.0.0.1:0")
             for word in service["command"]
         ]
         own = {

@@ -23,7 +23,6 @@ NEED_AN_EXTRA = {
     "streams.replication.transport.http_limits",
     "streams.replication.transport.tcp_scope",
     "streams.replication.redis.connection",
-    "streams.replication.redis.publisher",
     "streams.replication.redis.subscriber",
 }
 #: Imports each module of the engine, where only Django and the packages that the wheel names can be imported.

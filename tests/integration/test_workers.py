@@ -29,6 +29,15 @@ def syncing(*users: str) -> None:
     wait_until(lambda: workers.users_syncing() == set(users), what=f"syncing: {users}")
 
 
+def test_a_command_that_gets_too_long_in_ascii_is_dropped_and_its_client_stays(port):
+    with WireClient(port, "REPLICATE") as client:
+        client.read_until("POSITION caches")
+        client.say('LOCK_RELEASED ["a", "b", "{}"]'.format("\u00e4" * 8_000))
+        client.say("REPLICATE")
+        client.read_until(lambda _: len(client.of("POSITION caches")) == 2)
+    wait_until(lambda: WireCount.objects.filter(kind="dropped", name="LOCK_RELEASED", total=1).exists())
+
+
 # --- who syncs ----------------------------------------------------------------------------------------------------
 
 

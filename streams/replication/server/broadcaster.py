@@ -115,9 +115,6 @@ class Broadcaster:
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
-        #: The reason why nothing is published on Redis. It is empty while this server or another one publishes, and
-        #: None if Redis is not configured.
-        self.redis_trouble: str | None = None
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
         self._announcer = Announcer(

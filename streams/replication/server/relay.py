@@ -220,8 +220,7 @@ class Relay:
             try:
                 data = format_line(command, self._broadcaster.settings.line_limit_bytes)
             except UnsendableCommand:
-                # A message on Redis may hold a line feed or be of any length, and JSON in ASCII may be longer than the
-                # received JSON.
+                # JSON in ASCII may be longer than the received JSON.
                 self.dropped[command.WORD] += 1
                 continue
             weight = math.ceil(len(data) / RELAYED_BYTES)
