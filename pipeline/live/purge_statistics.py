@@ -12,7 +12,9 @@ from django.db import connections, transaction
 
 from pipeline.live.ledger import hold_ledger
 from pipeline.live.statistics_table import STATISTICS
+from pipeline.statistics.update import READER
 from streams.conf import stream_settings
+from streams.follow.cursors import rewind_cursors
 from streams.maintenance.subjects import register
 
 __all__ = ["PurgeStatistics", "register_statistics"]
@@ -48,6 +50,7 @@ class PurgeStatistics:
                 for table in _TABLES:
                     cursor.execute(f"DELETE FROM {table}")
                 cursor.execute(_FORGET_PLACE, {"query": STATISTICS})
+                rewind_cursors(cursor, READER)
         if options["json"]:
             command.stdout.write(json.dumps({"rows": rows, "dry_run": options["dry_run"]}))
             return
