@@ -225,8 +225,12 @@ class _Source:
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            if isinstance(error, pa.ArrowNotImplementedError):  # such as the codec LZO
+                reason = "unsupported-parquet"
             why = f"{_first_line(error)} The rest of the row group is left out."
         except (BadPage, _TooLarge) as error:
+            if isinstance(error, _TooLarge):
+                reason = "page-too-large"
             why = f"{error}. The row group is left out."
         except expansion.ExpandsTooMuch as error:
             reason, why = expansion.REASON, str(error)

@@ -182,7 +182,7 @@ def test_a_small_file_takes_little_memory_whatever_it_unpacks_to(file, columns, 
     assert memory() - before < 150 * MB
     broken = found[-1]
     if options.get("data_page_size") == 2**30:
-        assert (len(found), broken.reason) == (1, "corrupt-parquet")
+        assert (len(found), broken.reason) == (1, "page-too-large")
         assert "unpacks to 240,0" in broken.detail and "Write the file with smaller pages." in broken.detail
     else:
         assert broken.reason == "expands-too-much" and len(found) < 30
