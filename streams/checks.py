@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.apps import AppConfig, apps
 from django.conf import settings
@@ -354,4 +354,11 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def _managers_that_write(model: type[Model]) -> list[str]:
     """Returns the names of a model's managers that would let facts be changed."""
     safe = (FactQuerySet, ReadOnlyQuerySet)
-    return [manager.name for manager in model._meta.managers if not issubclass(type(manager.all()), safe)]
+    return [manager.name for manager in model._meta.managers if not issubclass(_queryset_of(manager), safe)]
+
+
+def _queryset_of(manager: Any) -> type[Any]:
+    try:
+        return type(manager.all())
+    except Exception:  # noqa: BLE001 - a manager of the project may work only where a tenant is chosen
+        return cast("type[Any]", manager._queryset_class)
