@@ -103,7 +103,7 @@ def check_session(
 
     Runs with ``check --database`` and with ``migrate``. Each of the following is reported:
 
-    * Sessions read a backslash in a literal as an escape. Functions of migrations could not be compiled.
+    * The streams' database has another encoding than UTF-8, so some texts cannot be stored.
     * Every role may make functions in our schema. A function ``lower(varchar)`` would be called instead of
       ``lower(text)``, with the rights of the site.
     * Row-level security hides facts. A reader's position would pass over the hidden facts.
@@ -115,13 +115,9 @@ def check_session(
         if connections[alias].vendor != "postgresql":
             continue
         with connections[alias].cursor() as cursor:
-            cursor.execute(
-                "SELECT setting, source FROM pg_settings WHERE name = 'standard_conforming_strings' AND setting = 'off'"
-            )
-            for setting, source in cursor.fetchall():
-                text = f"standard_conforming_strings is {setting} in sessions of the database {alias!r} (set by: {source})."
-                hint = "Functions of the tables need it on: ALTER ROLE … RESET standard_conforming_strings, or ALTER DATABASE."
-                found.append(Error(text, hint=hint, id="streams.E033"))
+            has_streams = alias in {stream_settings().database, *(stream.database for stream in registry.all_streams())}
+            if has_streams and (refusal := driver.wrong_encoding(connections[alias].connection)):
+                found.append(Error(refusal, id="streams.E035"))
             cursor.execute(
                 "SELECT n.nspname FROM pg_namespace n CROSS JOIN aclexplode(n.nspacl) AS given "
                 "WHERE n.nspname = ANY (current_schemas(false)) AND given.grantee = 0 AND given.privilege_type = 'CREATE'"

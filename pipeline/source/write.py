@@ -34,10 +34,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from events import declarations as events_catalog
+from pipeline.connections import connect
 from pipeline.errors import FactsNotAppended
 from pipeline.source.options import WriteOptions
 from pipeline.source.schemas import chosen_columns, declaration_of
@@ -99,7 +99,7 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
         raise ValueError(f"the stream gives each fact its {', '.join(odd)}: drop {', '.join(odd)} from what is written")
     table = declaration.tables[0]  # a stream that can be appended to has exactly one table
     columns = tuple(column for name in names for column in table.stored if column.name == name)
-    connection = psycopg2.connect(options.dsn, application_name="replsite spark staging", connect_timeout=10)
+    connection = connect(options.dsn, "replsite spark staging")
     try:
         with connection, connection.cursor() as cursor:
             filled = _check_columns(cursor, declaration, table, columns)
@@ -167,7 +167,7 @@ class FactWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         # The attempt's number is random, because a late attempt of the same task may be staging at the same time.
         staged = StagedRows(context.partitionId() if context else 0, secrets.randbits(62), 0)
-        connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
+        connection = connect(self.options.dsn, "replsite spark staging")
         rows = 0
         try:
             with connection, connection.cursor() as cursor:
@@ -250,7 +250,7 @@ class FactWriter(DataSourceArrowWriter):
 
         If the table cannot be dropped, a later write drops it (``sweep``).
         """
-        connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
+        connection = connect(self.options.dsn, "replsite spark staging")
         try:
             with connection, connection.cursor() as cursor:
                 # A task that is still running holds a lock on the table.
