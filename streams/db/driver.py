@@ -222,10 +222,9 @@ def _parameters(using: str | None) -> dict[str, Any]:
     parameters = {k: v for k, v in wrapper.get_connection_params().items() if k not in _NOT_LIBPQ}
     if direct := wrapper.settings_dict.get("DIRECT", {}):
         parameters |= {name.lower(): value for name, value in direct.items()}  # the server behind a pooler
-    parameters["options"] = options = with_relied_on(_options_of(parameters))
     if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):  # Django sends it as a statement of its own
         given = _IN_OPTIONS.sub(r"\\\g<0>", role)
-        parameters["options"] = f"{options} -c role={given}"
+        parameters["options"] = f"{_options_of(parameters)} -c role={given}".strip()
     return parameters
 
 
@@ -234,17 +233,21 @@ def _options_of(parameters: Mapping[str, Any]) -> str:
     return str(parameters.get("options") or os.environ.get("PGOPTIONS", ""))
 
 
-def prepare_session(wrapper: BaseDatabaseWrapper) -> None:
-    """Sets keepalives and what our statements rely on in the new session of Django's connection.
+def _must_begin_anew(connection: Any) -> bool:
+    """Returns true if a connection of the driver can be used only if its session begins with what statements rely on.
 
     psycopg2 reads once, when it connects, whether a backslash is an escape in a literal. If that were changed in the
-    session, a text with a backslash and a quote would end its literal. Such a session is replaced by one that begins
-    with the right setting.
+    session, a text with a backslash and a quote would end its literal.
     """
-    session: Any = wrapper.connection
-    if _driver.READS_STRINGS_ONCE and session.info.parameter_status("standard_conforming_strings") == "off":
+    strings = connection.info.parameter_status("standard_conforming_strings")
+    return _driver.READS_STRINGS_ONCE and strings == "off"
+
+
+def prepare_session(wrapper: BaseDatabaseWrapper) -> None:
+    """Sets keepalives and what our statements rely on in the new session of Django's connection."""
+    if _must_begin_anew(wrapper.connection):
         options = wrapper.settings_dict["OPTIONS"]
-        options["options"] = f"{_options_of(options)} -c standard_conforming_strings=on".strip()
+        options["options"] = with_relied_on(_options_of(options))
         wrapper.close()
         wrapper.connect()  # calls this function for the new session
         return
@@ -265,6 +268,9 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
         raise OperationalError(str(error)) from error
     parameters = {"connect_timeout": 10} | found | _KEEPALIVES | {"application_name": application_name[:63]}
     connection = _driver.connect(parameters)
+    if _must_begin_anew(connection):
+        connection.close()
+        connection = _driver.connect(parameters | {"options": with_relied_on(_options_of(parameters))})
     try:
         if refusal := wrong_encoding(connection):
             raise WrongEncoding(refusal)
@@ -657,9 +663,10 @@ class ListeningConnection:
 def dsn(using: str | None = None) -> str:
     """Returns a libpq connection string for programs without Django, such as Spark executors.
 
-    The string contains the password.
+    The string contains the password, and sets what our statements rely on.
     """
-    return _driver.connection_string(_parameters(using))
+    parameters = _parameters(using)
+    return _driver.connection_string(parameters | {"options": with_relied_on(_options_of(parameters))})
 
 
 #: Connection -> the suffix of the schema that holds its site's tables.
