@@ -5,7 +5,8 @@ Checks of the streams' rows and sequences are in ``streams.row_checks``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from django.db.models import Model
 
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
+from streams.core.declaration import quoted
 from streams.core.names import check_name
 from streams.db import driver
 from streams.facts import Fact, FactQuerySet, keys_that_cascade
@@ -28,6 +30,7 @@ from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 from streams.replication.protocol.rights import RightsTable
 from streams.replication.redis.later_version import version_of
 from streams.runtime.command_line import SITE_CHECKS
+from streams.stream_object import Stream
 
 __all__ = [
     "check_declarations",
@@ -39,6 +42,9 @@ __all__ = [
     "check_wire_settings",
 ]
 
+#: What a name of a table or column has not, and what a sequence has.
+_UNUSABLE = re.compile(r'[%"\0]')
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -127,18 +133,18 @@ def check_session(
                 hint = f"One may stand in for a function that the site calls: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC."
                 found.append(Warning(text, hint=hint, id="streams.W018"))
             of_streams = {table.name for stream in registry.all_streams() for table in stream.declaration.tables}
-            tables = sorted({*of_streams, StreamPosition._meta.db_table})
+            tables = sorted(map(quoted, {*of_streams, StreamPosition._meta.db_table}))
             cursor.execute(
-                "SELECT name FROM unnest(%s::text[]) AS name WHERE row_security_active(to_regclass(quote_ident(name)))",
+                "SELECT name FROM unnest(%s::text[]) AS name WHERE row_security_active(to_regclass(name))",
                 [tables],
             )
             for (table,) in cursor.fetchall():
-                text = f"Policies of the table {table} hide rows from the role of the database {alias!r}."
+                text = f"Policies of the table {table[1:-1]} hide rows from the role of the database {alias!r}."
                 hint = f"Readers would pass over hidden facts: ALTER TABLE {table} DISABLE ROW LEVEL SECURITY."
                 found.append(Warning(text, hint=hint, id="streams.W019"))
             cursor.execute(
                 "SELECT relname, CASE relkind WHEN 'f' THEN 'foreign table' ELSE 'view' END FROM pg_class "
-                "WHERE oid = ANY (SELECT to_regclass(quote_ident(name)) FROM unnest(%s::text[]) AS name) "
+                "WHERE oid = ANY (SELECT to_regclass(name) FROM unnest(%s::text[]) AS name) "
                 "AND relkind IN ('v', 'm', 'f') ORDER BY relname",
                 [tables],
             )
@@ -291,7 +297,7 @@ def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
 
 @register(SITE_CHECKS)
 def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Finds declared tables without a model, and declared columns that their table lacks."""
+    """Finds declared tables without a model, columns that their table lacks, and names that statements cannot have."""
     found: list[CheckMessage] = []
     for stream in registry.all_streams():
         models = {model._meta.db_table: model for model in stream.models}
@@ -306,6 +312,7 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
             columns = {field.column for field in model._meta.concrete_fields}
             wanted = {table.id_column, table.writer_column, table.received_column, *(c.name for c in table.stored)}
             wanted |= {table.then_by} if table.then_by else set()
+            found += _unusable_names(stream, {table.name, *wanted, *columns})
             found += [
                 Error(
                     f"Stream {stream.name!r}: table {table.name!r} has no column {name!r}.",
@@ -315,6 +322,20 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
                 for name in sorted(wanted - columns)
             ]
     return found
+
+
+def _unusable_names(stream: Stream, names: Collection[str]) -> Iterator[CheckMessage]:
+    """Yields an error for each name of a table or column that statements cannot have.
+
+    Django does not escape a name: a percent sign in it begins a parameter, and a double quote ends the name.
+    """
+    hint = "Choose another with db_table or db_column. A schema is named by search_path, not in a table's name."
+    for name in sorted(filter(_UNUSABLE.search, names)):
+        text = f"Stream {stream.name!r}: the name {name!r} has a percent sign or a double quote in it."
+        yield Error(text, hint=hint, id="streams.E036")
+    if not _PLAIN.fullmatch(stream.declaration.sequence):
+        text = f"Stream {stream.name!r}: the sequence {stream.declaration.sequence!r} would need quotes in SQL."
+        yield Error(text, hint="Use lower-case letters, digits and underscores.", id="streams.E036")
 
 
 @register(SITE_CHECKS)

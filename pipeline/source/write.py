@@ -41,7 +41,7 @@ from pipeline.connections import connect
 from pipeline.errors import FactsNotAppended
 from pipeline.source.options import WriteOptions
 from pipeline.source.schemas import chosen_columns, declaration_of
-from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.json_codec import decode_json, encode_json
 from streams.db.long_transactions import NO_LIMITS
 from streams.errors import BadJson
@@ -126,7 +126,7 @@ def _check_columns(
 
     Raises ``ValueError`` if a column of the table is missing in ``columns``, but has no default and must not be null.
     """
-    cursor.execute(_NEEDED, [table.name])
+    cursor.execute(_NEEDED, [quoted(table.name)])
     never_null = dict(cursor.fetchall())
     given = {column.name for column in columns}
     ours = {table.id_column, table.writer_column, table.received_column}
@@ -139,7 +139,7 @@ def _check_columns(
 
 
 def _ddl(staging: str, columns: Sequence[Column]) -> str:
-    own = "".join(f', "{column.name}" {_STAGED_TYPES[column.kind]}' for column in columns)
+    own = "".join(f", {quoted(column.name)} {_STAGED_TYPES[column.kind]}" for column in columns)
     return f"CREATE UNLOGGED TABLE {staging} (attempt bigint NOT NULL, place bigint NOT NULL{own})"
 
 
