@@ -85,6 +85,8 @@ def _database() -> Part:
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute("SELECT current_setting('server_version')")
+            if refusal := driver.wrong_encoding(connections[alias].connection):
+                return Part("database", False, refusal)
             return Part("database", True, f"PostgreSQL {cursor.fetchone()[0]} answers.")
     except Error as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

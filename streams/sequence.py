@@ -22,6 +22,8 @@ from django.db.backends.ddl_references import Statement, Table
 from django.db.migrations.operations import RunSQL
 from django.db.models import BaseConstraint
 
+from streams.core.declaration import quoted
+
 if TYPE_CHECKING:
     from django.db.models import Model
 
@@ -141,14 +143,18 @@ class StreamSequence(BaseConstraint):
         return Statement(
             sql,
             name=self.name,
-            stream="'" + self.stream.replace("'", "''") + "'",
+            stream=_literal(self.stream),
             table=Table(table, quote),
-            literal=Table(table, lambda name: f"'{quote(name)}'"),
+            literal=Table(table, lambda name: _literal(quote(name))),
             before=Table(table, sequence_of),
             column=quote(model._meta.get_field(self.id_field).column),
             length=len(_SUFFIX),
             suffix=_SUFFIX,
         )
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 class CreateStreamSequence(RunSQL):
@@ -162,7 +168,7 @@ class CreateStreamSequence(RunSQL):
         name = sequence_of(table)
         has_one = (
             "SELECT FROM pg_depend d JOIN pg_class s ON s.oid = d.objid WHERE s.relkind = 'S' AND d.deptype = 'a' "
-            f"AND d.refobjid = to_regclass('\"{table}\"') AND right(s.relname, {len(_SUFFIX)}) = '{_SUFFIX}'"
+            f"AND d.refobjid = to_regclass({_literal(quoted(table))}) AND right(s.relname, {len(_SUFFIX)}) = '{_SUFFIX}'"
         )
         super().__init__(
             f"DO $stream$ BEGIN IF NOT EXISTS ({has_one}) THEN "
