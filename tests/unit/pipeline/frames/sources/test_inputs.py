@@ -137,7 +137,7 @@ def test_a_file_that_holds_no_lines_of_events_is_refused_with_what_it_is(tmp_pat
         b"",
         b"\xef\xbb\xbf",
         LINES + LINES.decode().encode("utf-16"),
-        gzip.compress(LINES)[:-12],
+        gzip.compress(LINES, mtime=0)[:-12],
         b"\x1f\x8b\x08damaged",
         b"\x28\xb5\x2f\xfddamaged",
     ],
