@@ -415,7 +415,10 @@ def is_let_in(port: int, cookie: str) -> bool:
 
 def waiting_for_sessions() -> int:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE relation = 'django_session'::regclass AND NOT granted")
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks WHERE relation = 'django_session'::regclass AND NOT granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
         return int(cursor.fetchone()[0])
 
 
