@@ -66,9 +66,14 @@ SELECT (SELECT system_identifier::text FROM pg_control_system()),
        CASE WHEN NOT pg_is_in_recovery()
             THEN ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END
 """
+#: A database that was moved without its sequences gets its first row of a new epoch before anybody can repair them. The newest
+#: epoch is the one with the highest number.
 _BEGIN = """
-INSERT INTO streams_epoch (word, follows, reason, system_identifier, database_oid, table_oid, timeline)
-VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (follows) DO NOTHING
+INSERT INTO streams_epoch (id, word, follows, reason, system_identifier, database_oid, table_oid, timeline)
+VALUES (
+    greatest(nextval(pg_get_serial_sequence('streams_epoch', 'id')), (SELECT coalesce(max(id), 0) + 1 FROM streams_epoch)),
+    %s, %s, %s, %s, %s, %s, %s
+) ON CONFLICT DO NOTHING
 """
 _KEEP = """
 UPDATE streams_epoch SET system_identifier = %s, database_oid = %s, table_oid = %s, timeline = %s
@@ -174,7 +179,7 @@ def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
     If another process begins an epoch at the same moment, returns the word of that epoch.
     """
     # An epoch has one successor (`follows` is unique). A and B detect a restore at once: A inserts its word, B's insert
-    # waits for A's commit and inserts nothing, and B returns A's word.
+    # waits for A's commit and inserts nothing, and B returns A's word. Both rows may have the same number, too.
     fresh = "".join(secrets.choice(_WORD_LETTERS) for _ in range(_WORD_LENGTH))
     place = [now.system_identifier, now.database_oid, now.table_oid, now.timeline or 0]
     cursor.execute(_BEGIN, [fresh, before or "", reason, *place])

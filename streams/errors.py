@@ -28,6 +28,7 @@
     ├── NotWritable              a manager that only reads was used to write
     ├── SequenceBehind           the stream's sequence gives out IDs that were given out before
     ├── SequenceBusy             open transactions keep a sequence from being moved
+    ├── SequenceUnfit            the stream's sequence has properties with which facts would be lost
     ├── WaitTimedOut             a position that a caller waited for was not reached in time
     ├── EpochChanged             the token is from before the database was restored
     ├── ResyncNeeded             facts that a reader has not read were trimmed
@@ -70,6 +71,7 @@ __all__ = [
     "ResyncNeeded",
     "SequenceBehind",
     "SequenceBusy",
+    "SequenceUnfit",
     "StreamError",
     "TokenError",
     "TrimBusy",
@@ -211,6 +213,13 @@ class SequenceBusy(StreamError):
     """A sequence cannot be moved: open transactions took IDs from it, or another session holds the stream's start lock.
 
     Open transactions matter only if the sequence is to be moved far forward.
+    """
+
+
+class SequenceUnfit(StreamError):
+    """The stream's sequence was changed by hand (a cache, a cycle, another schema …), so that facts would be lost.
+
+    Nothing was appended, or repaired. The message names the properties, and the statement that mends them.
     """
 
 

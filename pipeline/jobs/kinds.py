@@ -15,6 +15,7 @@ from pipeline.jobs.run import JobKind, JobRun
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.maintenance.check import inspect_streams
+from streams.maintenance.table_sequences import inspect_tables
 
 __all__ = ["CensorKind", "CheckStreamsKind"]
 
@@ -31,11 +32,12 @@ class CheckStreamsKind(JobKind):
         connection = driver.direct_connection(run.using, application_name="replsite job")
         try:
             with run.stage("check", None, "streams") as count, connection.cursor() as cursor:
-                findings = inspect_streams(cursor)
+                findings, tables = inspect_streams(cursor), inspect_tables(cursor)
                 count.add(len(findings))
         finally:
             connection.close()
         wrong = {found.stream: f"{found.verdict}: {found.fix}" for found in findings if not found.well}
+        wrong |= {f"{one.table}.{one.column}": f"{one.verdict}: {one.fix}" for one in tables if not one.well}
         return {"streams": len(findings), "wrong": wrong}
 
 

@@ -35,6 +35,7 @@ from pipeline.maintenance.room_tasks import MASTER
 from streams.caching import invalidate_room_state
 from streams.db import driver
 from streams.maintenance import check as inspection
+from streams.maintenance.table_sequences import inspect_tables, repair_tables
 
 __all__ = ["OF_ROOMS", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
 
@@ -243,16 +244,22 @@ def _feeds(run: JobRun) -> Mapping[str, Any]:
 
 
 def _positions(run: JobRun) -> Mapping[str, Any]:
-    """Advances sequences that are behind their tables or stored positions, unless the job is a dry run."""
+    """Mends sequences, and advances those behind their tables or stored positions, unless the job is a dry run."""
     with (
         closing(driver.direct_connection(run.using, application_name="replsite resync")) as connection,
         run.stage("resync positions", None, "streams") as count,
     ):
         cursor = connection.cursor()
-        before = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
+        before = _wrong_sequences(cursor)
         run.note_before(before)
-        for _ in () if run.arguments["dry_run"] else inspection.repair_streams(cursor):
+        for _ in () if run.arguments["dry_run"] else (*repair_tables(cursor), *inspection.repair_streams(cursor)):
             count.add()
-        after = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
+        after = _wrong_sequences(cursor)
         run.note_after(after)
     return {"before": before, "after": after, "left": len(after)}
+
+
+def _wrong_sequences(cursor: Any) -> dict[str, str]:
+    """Returns ``{stream, or table and column: what is wrong}``."""
+    tables = {f"{found.table}.{found.column}": found.verdict for found in inspect_tables(cursor) if not found.well}
+    return {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well} | tables

@@ -32,7 +32,7 @@ _RESYNC_HELP = {
     "extremities": "the forward extremities and gaps of the graph",
     "visibility": "who sees what",
     "rooms": "state, extremities and visibility in one pass",
-    "positions": "sequences of streams that are behind their tables or stored positions",
+    "positions": "sequences of streams and tables that are behind, or not as they must be",
     "caches": "what processes keep of rooms: it is dropped everywhere",
     "feeds": "per-user feeds",
 }

@@ -17,8 +17,9 @@ import orjson
 
 from replsite.snapshot.types import RightsView, WaitingView
 from replsite.status.lag import Window
+from streams.core import sequences
 from streams.core.declaration import FactTable, StreamDeclaration, quoted
-from streams.core.queries import bounds_sql, order_sql, sequence_sql, token_sql
+from streams.core.queries import bounds_sql, order_sql, token_sql
 from streams.reading.reader_table import NAMED
 from streams.runtime.gc_pause import collector_paused
 from streams.runtime.silence import silent_seconds_sql
@@ -226,15 +227,17 @@ def read_positions(cursor: Any) -> list[PositionRow]:
         return [PositionRow._make(row) for row in cursor.fetchall()]
 
 
-def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[datetime, dict[str, int]]:
-    """Returns the database's time, and the last value of each stream's sequence by stream name.
+def read_sequences(
+    cursor: Any, streams: Sequence[StreamDeclaration]
+) -> tuple[datetime, dict[str, sequences.FoundSequence]]:
+    """Returns the database's time, and each stream's sequence by stream name.
 
     Must be called after ``read_positions``. Only then is a sequence below a stored position truly behind.
     """
-    columns = ["clock_timestamp()", *(f"({sequence_sql(stream)})" for stream in streams)]
-    cursor.execute(f"SELECT {', '.join(columns)}")
-    as_of, *values = cursor.fetchone()
-    return as_of, dict(zip((stream.name for stream in streams), values, strict=True))
+    found = sequences.read_sequences(cursor, streams)
+    cursor.execute("SELECT clock_timestamp()")
+    (as_of,) = cursor.fetchone()
+    return as_of, found
 
 
 def read_readers(cursor: Any, known: KnownPositions) -> list[ReaderRow]:

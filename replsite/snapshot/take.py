@@ -58,6 +58,7 @@ from replsite.status.verdicts import (
     judge_missing_reader,
     judge_reader,
     judge_sequence,
+    judge_tables,
     judge_writer,
     worst,
 )
@@ -66,7 +67,10 @@ from streams.conf import stream_settings
 from streams.core.declaration import StreamDeclaration
 from streams.core.names import matches_pattern
 from streams.core.positions import DRAINING, RETIRED, linear_position, lowest_unread
+from streams.core.sequences import FoundSequence
 from streams.db.consistent_read import read_only_snapshot
+from streams.maintenance.check import highest_in_tables
+from streams.maintenance.table_sequences import inspect_tables
 from streams.reading.reader_commands import command_of
 from streams.runtime.gc_pause import collector_paused
 from streams.runtime.silence import silent_seconds
@@ -107,6 +111,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
         # stores 6, and the position is read at 6.
         positions = rows.read_positions(cursor)
         as_of, sequences = rows.read_sequences(cursor, declarations)
+        seldom = as_of.timestamp(), STORAGE_SECONDS
         writers: dict[str, list[str]] = {}
         for row in positions:
             writers.setdefault(row.stream, []).append(row.writer)
@@ -121,12 +126,14 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
             positions=positions,
             by_stream=by_stream,
             sequences=sequences,
+            in_tables=history.seldom("in tables", *seldom, lambda: highest_in_tables(cursor, declarations)),
+            tables_behind=_read_tables_behind(cursor, history, as_of),
             readers=readers,
             last_writes=rows.read_last_writes(cursor, declarations, positions),
             recorded=read_recorded(cursor),
             workers=read_workers(cursor, stream_settings().worker_silence_seconds),
             jobs=read_jobs(cursor, as_of),
-            storage=history.seldom("storage", as_of.timestamp(), STORAGE_SECONDS, lambda: read_storage(cursor, as_of)),
+            storage=history.seldom("storage", *seldom, lambda: read_storage(cursor, as_of)),
             disk=_read_disk(),
         )
         lags = _read_lags(cursor, reading)
@@ -144,7 +151,11 @@ class _Reading:
     declarations: Mapping[str, StreamDeclaration]
     positions: Sequence[PositionRow]
     by_stream: Mapping[str, Sequence[PositionRow]]
-    sequences: Mapping[str, int]
+    sequences: Mapping[str, FoundSequence]
+    in_tables: Mapping[str, int]
+    """The highest ID in the tables of each stream. Read seldom, because it only grows."""
+    tables_behind: Sequence[str]
+    """The tables whose next row would get a number that is taken."""
     readers: Sequence[ReaderRow]
     last_writes: Mapping[tuple[str, int], datetime]
     recorded: Sequence[RecordedRow]
@@ -256,6 +267,16 @@ def _read_windows(
     return rows.read_windows(cursor, wanted)
 
 
+def _read_tables_behind(cursor: Any, history: History, as_of: datetime) -> list[str]:
+    """Returns the tables whose next row would get a number that is taken. Looks seldom, as long as there are none."""
+
+    def read() -> list[str]:
+        return list(dict.fromkeys(found.table for found in inspect_tables(cursor) if not found.well))
+
+    known: list[str] = history.seldom("tables behind", as_of.timestamp(), STORAGE_SECONDS, read)
+    return history.seldom("tables behind", as_of.timestamp(), 0.0, read) if known else known
+
+
 def _read_disk() -> tuple[str, int, int]:
     """Returns a folder on the data directory's disk, the free bytes of the disk, and the bytes that should stay free."""
     try:
@@ -350,19 +371,21 @@ class _Assembly:
         empty = declared.empty_position if declared is not None else 1
         head = max((row.position for row in found), default=empty)
         sequence = self.reading.sequences.get(name)
+        stored = max((row.position for row in found), default=0)
+        sequence_status = judge_sequence(sequence, stored, self.reading.in_tables.get(name, 0))
         expected = _worst_first([self._expected(one) for one in self.expected.get(name, ())])
-        verdict = judge_sequence(name, sequence, head) or _stream_status(writers, expected)
         return StreamView(
             name=name,
             head=head,
             linear_position=linear_position(found, empty),
-            sequence_value=sequence,
+            sequence_value=None if sequence is None else sequence.last_value,
             last_fact_at=max((at for row in found if (at := self._last_write_at(row))), default=None),
-            status=verdict,
+            status=sequence_status or _stream_status(writers, expected),
             writers=writers,
             retired_before=len(found) - len(listed),
             recent=_unless_nothing(self.facts.get(name, ())),
             expected=expected,
+            sequence_status=sequence_status,
         )
 
     def _is_alive(self, row: PositionRow) -> bool:
@@ -650,8 +673,8 @@ class _Assembly:
     def _health(self, streams: Sequence[StreamView], readers: Sequence[ReaderView]) -> Health:
         problems = []
         for stream in streams:
-            behind = judge_sequence(stream.name, stream.sequence_value, stream.head)
-            problems += [Problem(f"Stream {stream.name}", behind, stream.name)] if behind else []
+            status = stream.sequence_status
+            problems += [Problem(f"Stream {stream.name}", status, stream.name)] if status else []
             problems += [
                 Problem(_writer_of(name, stream), status, about)
                 for name, status, about in (
@@ -680,6 +703,8 @@ class _Assembly:
         open_readers = sum(reader.closed_at is None and reader.runs for reader in readers)
         parts = (counted(len(streams), "stream"), counted(len(writers), "writer"), counted(open_readers, "reader"))
         folder, free, wanted = self.reading.disk
+        if behind := self.reading.tables_behind:
+            problems.append(Problem(f"Table {behind[0]}", judge_tables(behind)))
         full = judge_disk(folder, free, wanted)
         problems += [Problem("Disk", full, folder)] if full else []
         return judge_health(problems, ", ".join(parts))

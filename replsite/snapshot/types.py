@@ -121,6 +121,8 @@ class StreamView:
     """Facts per second in the last five minutes, by steps (``replsite.status.series``), oldest first. Empty: no facts at all."""
     expected: tuple[ExpectedView, ...] = ()
     """The required writers, worst first."""
+    sequence_status: Verdict | None = None
+    """What is wrong with its sequence. None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

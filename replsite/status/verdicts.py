@@ -7,12 +7,13 @@ a heartbeat and does not move. The rules take plain numbers. Reading the databas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from shlex import quote
 
 from replsite.humanize import byte_size, counted, duration
+from streams.core.sequences import FoundSequence
 
 __all__ = [
     "DISK_FULL",
@@ -40,6 +41,7 @@ __all__ = [
     "judge_reader",
     "judge_recording",
     "judge_sequence",
+    "judge_tables",
     "judge_writer",
     "worst",
 ]
@@ -594,18 +596,34 @@ def _queued_job(seen: JobSeen) -> Verdict:
     return Verdict(JobWord.WAITING, Severity.WARNING, text, command)
 
 
-def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdict | None:
-    """Returns a verdict if the sequence is below the stored position, and None otherwise.
+def judge_sequence(found: FoundSequence | None, stored: int, in_tables: int) -> Verdict | None:
+    """Returns a verdict if the stream's sequence is not as it must be, or not where it must be, and None otherwise.
 
-    Such a sequence would give out IDs for the second time.
+    ``stored`` is the highest stored position, and ``in_tables`` the highest ID in the tables.
     """
-    if sequence_value is None or sequence_value >= head:
+    if found is None:
         return None
     command = "manage.py check_streams --repair"
-    text = (
-        f"The sequence is at {sequence_value}, below the stored position {head}: the next IDs would be given out again. "
-        f"Stop the writers of {stream}, then: {command}."
-    )
+    behind, loses_facts = found.behind(in_tables, stored), any(fault.loses_facts for fault in found.faults)
+    if behind and not loses_facts:
+        place = {
+            "behind stored position": f"below the stored position {stored}: the next IDs would be given out again",
+            "behind table": f"below {in_tables}, the highest ID in the tables: the next IDs would be given out again",
+        }.get(behind, "before its first value: no reader would get the fact with the next ID")
+        text = f"The sequence is at {found.last_value}, {place}. Stop the writers of {found.stream}, then: {command}."
+        return Verdict("sequence behind", Severity.WRONG, text, command, ("positions",))
+    if not found.faults:
+        return None
+    severity = Severity.WRONG if loses_facts else Severity.WARNING
+    actions = ("positions",) if found.is_mendable else ()
+    return Verdict("sequence unfit", severity, found.sentence, command if actions else "", actions)
+
+
+def judge_tables(tables: Sequence[str]) -> Verdict:
+    """Returns the verdict on tables whose next rows would get numbers that are taken. There is at least one."""
+    command = "manage.py check_streams --repair"
+    more = f", and {len(tables) - 1} more tables" if len(tables) > 1 else ""
+    text = f"The sequence of its numbers is below those of its rows{more}: new rows are refused. Run: {command}."
     return Verdict("sequence behind", Severity.WRONG, text, command, ("positions",))
 
 

@@ -162,7 +162,7 @@ def fill_rooms(shape: Shape) -> None:
     """Store the rooms. Tables are vacuumed and analysed afterwards."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT (SELECT last_value FROM events_event_stream_seq), coalesce(max(id), 0) FROM state_stategroup"
+            "SELECT pg_sequence_last_value('events_event_stream_seq'), coalesce(max(id), 0) FROM state_stategroup"
         )
         first, group = cursor.fetchone()
         for statement in _STATEMENTS:

@@ -21,7 +21,8 @@ from streams.core.invalidation import (
     drops_of_room_state,
 )
 from streams.core.named_rows import places_of
-from streams.core.queries import ids_sql, maximum_sql, sequence_sql
+from streams.core.queries import ids_sql, maximum_sql
+from streams.core.sequences import last_values
 from streams.errors import ForeignFact
 
 __all__ = ["BoundStream", "Sample"]
@@ -99,10 +100,10 @@ class BoundStream:
     def sequence_value(self, cursor: Any) -> int:
         """Returns the last ID that the sequence gave out.
 
-        If the sequence gave out no ID yet, returns one less than its start.
+        If the sequence gave out no ID yet, returns one less than its first one.
         """
-        cursor.execute(sequence_sql(self.declaration))
-        return int(cursor.fetchone()[0])
+        (value,) = last_values(cursor, [self.declaration.sequence]).values()
+        return value
 
     def table_maximum(self, cursor: Any) -> int:
         """Returns the largest ID that the stream's tables hold, or held before a trim. Returns 0 if they never held a row.

@@ -7,7 +7,7 @@ ascending, also for backward streams. Names of tables and columns come from decl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -25,13 +25,13 @@ __all__ = [
     "column_sql",
     "cut_whole_tokens",
     "ids_sql",
+    "maxima_sql",
     "maximum_sql",
     "order_sql",
     "read_whole",
     "row_of",
     "rows_sql",
     "selected_sql",
-    "sequence_sql",
     "token_sql",
 ]
 
@@ -196,12 +196,9 @@ def maximum_sql(declaration: StreamDeclaration) -> str:
     return f"SELECT coalesce(max(token), 0) FROM ({' UNION ALL '.join(selects)}) AS tables"
 
 
-def sequence_sql(declaration: StreamDeclaration) -> str:
-    """Returns the query for the last value that the stream's sequence gave out.
-
-    If the sequence has given out no value yet, the query returns one less than the sequence's start.
-    """
-    return f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {declaration.sequence}"
+def maxima_sql(declarations: Iterable[StreamDeclaration]) -> str:
+    """Returns the query for one row with the values of ``maximum_sql`` of all these streams."""
+    return f"SELECT {', '.join(f'({maximum_sql(one)})' for one in declarations)}"
 
 
 def read_whole(

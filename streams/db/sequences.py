@@ -1,32 +1,37 @@
 """Moves a sequence forward while writers may take IDs from it at the same time.
 
 A short distance is covered by calls of ``nextval``, which only ever go forward. A long distance is covered by ``setval``,
-under a lock on the sequence that makes every ``nextval`` wait.
+under a lock on the sequence that makes every ``nextval`` wait. Only the owner of the sequence can take this lock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from streams.core.sequences import last_values
 from streams.db import driver
-from streams.errors import SequenceBusy
+from streams.errors import SequenceBusy, SequenceUnfit
 
-__all__ = ["STEPS_LIMIT", "move_forward"]
+__all__ = ["STEPS_LIMIT", "hold", "move_forward"]
 
 #: The most values that are taken one by one, which takes less than a second.
 STEPS_LIMIT = 1_000_000
 LOCK_SECONDS = 10
-_LOCK_NOT_AVAILABLE = "55P03"
+_LOCK_NOT_AVAILABLE, _NOT_ALLOWED = "55P03", "42501"
+#: Who is not the owner of a sequence takes so many values in one statement.
+_STEPS_AT_ONCE = 1_000_000
 
-_LAST_VALUE = "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}"
 _STEP = "SELECT count(nextval(%(sequence)s)) FROM generate_series(1, %(steps)s)"
-#: Sets the sequence to a larger value. ALTER SEQUENCE changes nothing here, but takes the lock that makes ``nextval`` wait
-#: until the transaction ends.
+_IS_OWNED = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s::regclass"
+#: ALTER SEQUENCE changes nothing here, but takes the lock that makes ``nextval`` wait until the transaction ends.
+_HOLD = "SET LOCAL lock_timeout = '{seconds}s'; ALTER SEQUENCE {sequence} NO CYCLE;"
+#: Sets the sequence to a larger value.
 _JUMP = """
 DO $jump$ BEGIN
-    SET LOCAL lock_timeout = '{seconds}s';
-    ALTER SEQUENCE {sequence} NO CYCLE;
-    PERFORM setval('{sequence}', {value}) FROM {sequence} WHERE last_value < {value} OR NOT is_called;
+    {hold}
+    PERFORM setval('{sequence}', {value}) WHERE coalesce(pg_sequence_last_value('{sequence}'), 0) < {value};
 END $jump$
 """
 
@@ -36,22 +41,49 @@ def move_forward(cursor: Any, sequence: str, value: int) -> None:
 
     If other sessions take IDs at the same time, the sequence may end up further than ``value``. If the distance is more
     than ``STEPS_LIMIT``, the function waits for open transactions that took IDs. Raises ``SequenceBusy`` if these
-    transactions do not end within ``LOCK_SECONDS``.
+    transactions do not end within ``LOCK_SECONDS``. A role that does not own the sequence waits for nobody, but needs a
+    second for some million IDs.
     """
-    cursor.execute(_LAST_VALUE.format(sequence=sequence))
-    steps = value - int(cursor.fetchone()[0])
-    if steps <= 0:
+    steps = value - last_values(cursor, [sequence])[sequence]
+    if steps > STEPS_LIMIT and _is_owned(cursor, sequence):
+        hold = _HOLD.format(sequence=sequence, seconds=LOCK_SECONDS)
+        with _named(sequence, f"be moved to {value}"):
+            cursor.execute(_JUMP.format(hold=hold, sequence=sequence, value=int(value)))
         return
     # Not `setval` without a lock: A reads 5 and wants 7, B takes 6 to 9 with nextval, A sets 7, and 8 and 9 come twice.
-    if steps <= STEPS_LIMIT:
-        cursor.execute(_STEP, {"sequence": sequence, "steps": steps})
-        return
+    for done in range(0, steps, _STEPS_AT_ONCE):
+        cursor.execute(_STEP, {"sequence": sequence, "steps": min(steps - done, _STEPS_AT_ONCE)})
+
+
+def hold(cursor: Any, sequence: str) -> None:
+    """Makes every ``nextval`` of the sequence wait until the caller's transaction ends.
+
+    Raises ``SequenceBusy`` if open transactions that took IDs do not end within ``LOCK_SECONDS``. Raises
+    ``SequenceUnfit`` if the sequence belongs to another role.
+    """
+    with _named(sequence, "be altered"):
+        cursor.execute(_HOLD.format(sequence=sequence, seconds=LOCK_SECONDS))
+
+
+def _is_owned(cursor: Any, sequence: str) -> bool:
+    cursor.execute(_IS_OWNED, [sequence])
+    return bool(cursor.fetchone()[0])
+
+
+@contextmanager
+def _named(sequence: str, what: str) -> Iterator[None]:
+    """Raises errors of a statement that needs the lock with the name of the sequence, and with what to do."""
     try:
-        cursor.execute(_JUMP.format(sequence=sequence, value=int(value), seconds=LOCK_SECONDS))
+        yield
     except driver.DatabaseError as error:
-        if driver.sqlstate(error) != _LOCK_NOT_AVAILABLE:
-            raise
-        raise SequenceBusy(
-            f"The sequence {sequence} is to be moved to {value}, but transactions that took IDs from it did not end within "
-            f"{LOCK_SECONDS} s. Stop the writers (manage.py streams names them), then run: manage.py check_streams --repair"
-        ) from error
+        if driver.sqlstate(error) == _LOCK_NOT_AVAILABLE:
+            raise SequenceBusy(
+                f"The sequence {sequence} is to {what}, but transactions that took IDs from it did not end within "
+                f"{LOCK_SECONDS} s. Stop the writers (manage.py streams names them), then run: manage.py check_streams --repair"
+            ) from error
+        if driver.sqlstate(error) == _NOT_ALLOWED:
+            raise SequenceUnfit(
+                f"The sequence {sequence} is to {what}, but it belongs to another role. Run as its owner, as migrate is run: "
+                f"manage.py check_streams --repair"
+            ) from error
+        raise

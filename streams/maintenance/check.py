@@ -1,4 +1,4 @@
-"""Checks that no ID and no stored position of a stream is above the value of its sequence, and repairs the sequence.
+"""Checks that the sequences of streams are as they must be, and ahead of all IDs and stored positions. Repairs them.
 
 Used by ``manage.py check_streams`` and ``resync positions``. The functions need a cursor of a connection that bypasses
 connection poolers.
@@ -6,19 +6,24 @@ connection poolers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from streams import registry
+from streams.core.bound import BoundStream
+from streams.core.declaration import StreamDeclaration
+from streams.core.queries import maxima_sql
+from streams.core.sequences import FoundSequence, read_sequences
 from streams.db import driver
-from streams.db.sequences import move_forward
-from streams.errors import SequenceBusy
+from streams.db.advice import about_missing_relation
+from streams.db.sequences import hold, move_forward
+from streams.errors import SequenceBusy, SequenceUnfit, StreamError
 from streams.reading.rows import stored_positions
 from streams.stream_object import Stream
 from streams.writing import lease as leases
 
-__all__ = ["Finding", "inspect_streams", "repair", "repair_streams"]
+__all__ = ["Finding", "highest_in_tables", "inspect_streams", "repair", "repair_streams"]
 
 #: A repair waits this long for a writer that is entering the stream.
 _LOCK_SECONDS = 10.0
@@ -28,13 +33,14 @@ _LOCK_SECONDS = 10.0
 class Finding:
     """The result of the check for one stream.
 
-    ``sequence`` is the sequence's value, ``highest_in_tables`` the highest ID in the tables, and ``highest_stored`` the
-    highest stored position. ``verdict`` is ``ok``, or says which of the other two numbers is above the sequence's
-    value. ``fix`` describes how to repair the stream. It is empty if ``verdict`` is ``ok``.
+    ``sequence`` is the sequence's value, or None if it cannot be read, ``highest_in_tables`` the highest ID in the
+    tables, and ``highest_stored`` the highest stored position. ``verdict`` is ``ok``, or says which properties of the
+    sequence are wrong, and which of the other two numbers is above the sequence's value. ``fix`` describes how to repair
+    the stream. It is empty if ``verdict`` is ``ok``.
     """
 
     stream: str
-    sequence: int
+    sequence: int | None
     highest_in_tables: int
     highest_stored: int
     verdict: str
@@ -42,48 +48,75 @@ class Finding:
 
     @property
     def well(self) -> bool:
-        """Returns true if no ID in the tables and no stored position is above the sequence's value."""
+        """Returns true if the sequence is as it must be, and no ID and no stored position is above its value."""
         return self.verdict == "ok"
 
     @property
     def wanted_sequence(self) -> int:
-        """Returns the least value that the sequence must have: the greatest of the finding's three numbers."""
-        return max(self.sequence, self.highest_in_tables, self.highest_stored)
+        """Returns the least value that the sequence must have: the greatest of the finding's three numbers.
 
-
-def _verdict(sequence: int, in_tables: int, stored: int) -> str:
-    if stored > sequence:
-        return "sequence behind stored position"
-    return "sequence behind table" if in_tables > sequence else "ok"
+        At least the position of the empty stream, above which the first ID lies.
+        """
+        empty = registry.get(self.stream).declaration.empty_position
+        return max(self.sequence or 0, self.highest_in_tables, self.highest_stored, empty)
 
 
 def inspect_streams(cursor: Any) -> list[Finding]:
     """Checks all streams. Returns one finding for each stream."""
-    return [_inspect(cursor, stream) for stream in registry.all_streams()]
+    return [finding for finding, _ in _inspect(cursor, registry.all_streams())]
 
 
-def _inspect(cursor: Any, stream: Stream) -> Finding:
-    stored = stored_positions(cursor, [stream.name]).get(stream.name, {}).values()
-    highest_stored = max((at.position for at in stored), default=0)
-    in_tables = stream.table_maximum(cursor)
-    # The sequence is read last. Otherwise: the check reads 5 from the sequence, a live writer takes 6 and stores
+def highest_in_tables(cursor: Any, declarations: Collection[StreamDeclaration]) -> dict[str, int]:
+    """Returns ``{stream: BoundStream.table_maximum}`` in one query. Streams of one sequence must be given together."""
+    if not declarations:
+        return {}
+    cursor.execute(maxima_sql(declarations))
+    highest: dict[str, int] = {}
+    for one, token in zip(declarations, cursor.fetchone(), strict=True):
+        highest[one.sequence] = max(token, highest.get(one.sequence, 0))
+    return {one.name: highest[one.sequence] for one in declarations}
+
+
+def _inspect(cursor: Any, streams: Sequence[BoundStream]) -> list[tuple[Finding, FoundSequence]]:
+    declarations = [stream.declaration for stream in streams]
+    names = [stream.name for stream in streams]
+    before = read_sequences(cursor, declarations)
+    stored = stored_positions(cursor, names)
+    in_tables = highest_in_tables(cursor, [one for one in declarations if not before[one.name].missing_tables])
+    # The sequences are read last. Otherwise: the check reads 5 from the sequence, a live writer takes 6 and stores
     # position 6, and the check reads this position. The stored position then seems to be above the sequence.
-    sequence = stream.sequence_value(cursor)
-    verdict = _verdict(sequence, in_tables, highest_stored)
-    finding = Finding(stream.name, sequence, in_tables, highest_stored, verdict, "")
-    if finding.well:
-        return finding
-    fix = f"move the sequence {stream.declaration.sequence} to {finding.wanted_sequence}: check_streams --repair"
-    return replace(finding, fix=fix)
+    found = read_sequences(cursor, declarations)
+    highest = {name: max((at.position for at in stored.get(name, {}).values()), default=0) for name in names}
+    return [(_finding(found[name], in_tables.get(name, 0), highest[name]), found[name]) for name in names]
+
+
+def _finding(found: FoundSequence, in_tables: int, stored: int) -> Finding:
+    behind = found.behind(in_tables, stored)
+    wrong = [fault.text for fault in found.faults] + ([behind] if behind else [])
+    if not wrong:
+        return Finding(found.stream, found.last_value, in_tables, stored, "ok", "")
+    finding = Finding(found.stream, found.last_value, in_tables, stored, f"sequence {'; '.join(wrong)}", "")
+    return replace(finding, fix="; ".join(_fixes(found, finding if behind else None)))
+
+
+def _fixes(found: FoundSequence, behind: Finding | None) -> Iterator[str]:
+    for name in found.missing_tables or [] if found.persistence else [found.sequence]:
+        yield about_missing_relation(f'relation "{name}" does not exist')
+    if found.fix and found.is_there:
+        yield found.fix
+    if behind is not None:
+        yield f"move the sequence {found.sequence} to {behind.wanted_sequence}: check_streams --repair"
 
 
 def repair(cursor: Any, stream: Stream) -> int:
-    """Raises the sequence's value at least to the stream's highest ID and highest stored position. Returns the new value.
+    """Mends the properties of the stream's sequence, and raises its value at least to the highest ID and stored position.
 
-    Writers may run meanwhile, and no row is removed. Raises ``SequenceBusy`` if the sequence has to move far and open
-    transactions prevent the move. Also raises ``SequenceBusy`` if another session holds the lock that a writer takes to
-    enter the stream.
+    Returns the new value. Writers may run meanwhile, and no row is removed. Raises ``SequenceBusy`` if the sequence has
+    to move far or to be altered, and open transactions prevent it. Also raises ``SequenceBusy`` if another session holds
+    the lock that a writer takes to enter the stream. Raises ``SequenceUnfit`` if this role, or a statement about the
+    sequence, cannot mend a property.
     """
+    together = [stream, *stream.sharing]
     with driver.in_transaction(cursor):
         # Writers that enter the stream hold this lock, because they read the sequence, too.
         if not leases.lock_start(cursor, stream.name, _LOCK_SECONDS):
@@ -92,12 +125,27 @@ def repair(cursor: Any, stream: Stream) -> int:
                 f"Stream {stream.name}: after {_LOCK_SECONDS:g} s another session still holds the lock of those that enter it"
                 f"{holder}. Wait for it, or end it with pg_terminate_backend, and run this again."
             )
-        move_forward(cursor, stream.declaration.sequence, _inspect(cursor, stream).wanted_sequence)
+        finding, found = _inspect(cursor, together)[0]
+        if not found.is_mendable:
+            raise SequenceUnfit(f"Stream {stream.name}: {found.sentence}")
+        if found.faults:
+            hold(cursor, found.sequence)
+            finding, found = _inspect(cursor, together)[0]  # nobody takes an ID any more
+            wanted = finding.wanted_sequence
+            is_behind = found.last_value is None or found.last_value < wanted
+            for statement in found.mending(wanted + 1 if is_behind else None):
+                cursor.execute(statement)
+        move_forward(cursor, found.sequence, finding.wanted_sequence)
         return stream.sequence_value(cursor)
 
 
-def repair_streams(cursor: Any) -> Iterator[tuple[Finding, int]]:
-    """Repairs every stream whose finding is not ``ok``. Yields (finding, new value of the sequence) for each repaired stream."""
+def repair_streams(cursor: Any) -> Iterator[tuple[Finding, str]]:
+    """Repairs every stream whose finding is not ``ok``. Yields (finding, what was done) for each of these streams."""
     for finding in inspect_streams(cursor):
         if not finding.well:
-            yield finding, repair(cursor, registry.get(finding.stream))
+            what = "moved to" if finding.wanted_sequence > (finding.sequence or 0) else "mended, is at"
+            try:
+                done = f"sequence {what} {repair(cursor, registry.get(finding.stream))}"
+            except StreamError as error:  # the other streams can be repaired all the same
+                done = f"not mended: {error}"
+            yield finding, done

@@ -18,15 +18,17 @@ from typing import Any, Protocol
 from streams.core import lookup
 from streams.core.declaration import StreamDeclaration
 from streams.core.queries import STORED_POSITIONS
+from streams.core.sequences import last_values
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
 
 __all__ = ["given_out", "positions_and_sequence", "possible_positions"]
 
 log = get_logger(__name__)
-#: The last value of a sequence, or null if it cannot be read.
+#: The last value of a sequence, 0 if it gave out none, or null if it cannot be read.
 _LAST_VALUE = """CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
-                      THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)), 0) END"""
+                      THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)),
+                                    (NOT has_sequence_privilege(to_regclass(given.sequence), 'SELECT'))::int) END"""
 #: A standby may know positions from elsewhere before it has the values of the sequences.
 _GIVEN_OUT = f"""
 SELECT given.name, {_LAST_VALUE} FROM unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence)
@@ -90,7 +92,8 @@ def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
         if bound.name in streams and not bound.declaration.in_memory
     }
     cursor.execute(_GIVEN_OUT, {"names": list(sequences), "sequences": list(sequences.values())})
-    return {name: max(last_value, 1) for name, last_value in cursor.fetchall() if last_value is not None}
+    found = {name: last_value for name, last_value in cursor.fetchall() if last_value is not None}
+    return {name: max(last_value, 1) for name, last_value in _begun(cursor, found, sequences, found).items()}
 
 
 def _read(
@@ -117,7 +120,20 @@ def _read(
         found.setdefault(stored.stream, {})[stored.writer] = stored
         if last_value is not None:
             given_out[stored.stream] = last_value
-    return found, given_out
+    beyond = {name for name, stored in found.items() if any(at.position > 1 for at in stored.values())}
+    return found, _begun(cursor, given_out, sequences, beyond)
+
+
+def _begun(
+    cursor: Any, given_out: Mapping[str, int], sequences: Mapping[str, str], streams: Collection[str]
+) -> dict[str, int]:
+    """Returns ``given_out`` with the true values of sequences that were set and have given out no ID since.
+
+    Does so for the streams in ``streams``. ``setval(…, 41, false)`` says that 40 IDs were given out, as does a dump.
+    """
+    unknown = {name: sequences[name] for name in streams if given_out.get(name) == 0}
+    values = last_values(cursor, {*unknown.values()}) if unknown else {}
+    return {**given_out, **{name: values[sequence] for name, sequence in unknown.items()}}
 
 
 def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str, At]) -> dict[str, StoredPosition]:

@@ -310,6 +310,6 @@ def given_out_before(stream: BoundStream, number: int, above: int) -> SequenceBe
     """
     return SequenceBehind(
         f"Stream {stream.name}: the sequence {stream.declaration.sequence} gave out ID {number}, but {above} was given out "
-        f"before: somebody set the sequence back. Nothing was appended, because followers have passed this ID. "
-        f"Run: manage.py check_streams --repair"
+        f"before: somebody set the sequence back, or gave it a cache. Nothing was appended, because followers have passed "
+        f"this ID. Run: manage.py check_streams --repair"
     )

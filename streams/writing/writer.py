@@ -36,11 +36,13 @@ from streams.core.bound import BoundStream
 from streams.core.names import matches_pattern
 from streams.core.positions import RETIRED
 from streams.core.recovery import StreamFindings, recover
+from streams.core.sequences import read_sequences
 from streams.core.tracker import PositionTracker
 from streams.db import driver
 from streams.db.sequences import move_forward
 from streams.errors import (
     SequenceBehind,
+    SequenceUnfit,
     StreamError,
     UnknownStream,
     WriterBusy,
@@ -280,7 +282,8 @@ class WriterProcess:
                 log.warning("writer.leaves_stream", writer=self.name, stream=name, reason=str(error))
                 with self.control_cursor() as cursor:
                     dead_writers.retire_streams(cursor, self.name, [name])
-            except SequenceBehind as error:  # appends to this stream will raise the same error; other streams go on
+            except (SequenceBehind, SequenceUnfit) as error:
+                # Appends to this stream will raise the same error. Other streams go on.
                 log.error("writer.cannot_resume", writer=self.name, stream=name, error=str(error))
 
     def fenced(self, reason: str, lease: int | None = None) -> None:
@@ -312,8 +315,8 @@ class WriterProcess:
     def enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
         """Returns the present tenure, and the tracker of the stream under this tenure. Enters the stream on first use.
 
-        Raises the same errors as ``hold``, and also ``WriterNotAllowed`` and ``SequenceBehind``. Raises ``WriterBusy`` if
-        another session holds the lock that is needed to enter the stream.
+        Raises the same errors as ``hold``, and also ``WriterNotAllowed``, ``SequenceBehind`` and ``SequenceUnfit``. Raises
+        ``WriterBusy`` if another session holds the lock that is needed to enter the stream.
         """
         self.hold()
         tenure = self.tenure
@@ -385,6 +388,7 @@ class WriterProcess:
         # find no living writer, and B would delete the facts that A has appended since.
         if not leases.lock_start(cursor, stream.name):
             return None
+        self._check_sequence(cursor, stream)
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         if stream.declaration.in_memory and all(w == self.name or at.state == RETIRED for w, at in stored.items()):
             begin_generation(cursor, stream)
@@ -414,6 +418,16 @@ class WriterProcess:
         )
         leases.store_entry(cursor, stream, self.name, tracker.announceable)
         return tracker
+
+    @staticmethod
+    def _check_sequence(cursor: Any, stream: BoundStream) -> None:
+        """Raises ``SequenceUnfit`` if facts would be lost with the stream's sequence as it is."""
+        found = read_sequences(cursor, [one.declaration for one in (stream, *stream.sharing)])[stream.name]
+        # Of a missing sequence or table, the database's own error says more: which migration makes it.
+        if found.is_there and any(fault.loses_facts for fault in found.faults):
+            raise SequenceUnfit(
+                f"Stream {stream.name}: nothing was appended, because facts would be lost. {found.sentence}"
+            )
 
     def _check_allowed(self, stream: BoundStream) -> None:
         if not self._is_allowed(stream):

@@ -86,8 +86,7 @@ def test_nothing_stays_pending_when_it_fails():
     with worker() as (_, number, lease):
         with session() as cursor:
             sequence = registry.get("caches").declaration.sequence
-            cursor.execute("SELECT last_value FROM " + sequence)
-            at = cursor.fetchone()[0]
+            at = registry.get("caches").sequence_value(cursor)
             cursor.execute("SELECT setval(%s, 2)", [sequence])
         with pytest.raises(SequenceBehind, match="gave out ID"):
             reserve_for(number, current_writer().name, lease, {"receipts": 1, "caches": 1}, "default")

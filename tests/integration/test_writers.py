@@ -360,8 +360,7 @@ def test_name_comes_back_from_retirement():
 
 def test_sequence_behind_the_table_is_moved_forward():
     with connection.cursor() as cursor:
-        cursor.execute("SELECT last_value + 50 FROM streams_cacheinvalidation_seq")
-        highest = cursor.fetchone()[0]
+        highest = stream().sequence_value(cursor) + 50
         cursor.execute(
             "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name) VALUES (%s, 'x', 'y')",
             [highest],

@@ -89,7 +89,7 @@ class Site:
         found = {}
         with self.cursor() as cursor:
             for name, stream in STREAMS.items():
-                cursor.execute(f"SELECT last_value FROM {stream.sequence}")
+                cursor.execute(f"SELECT coalesce(pg_sequence_last_value('{stream.sequence}'), 0)")
                 found[name] = int(cursor.fetchone()[0])
         return found
 

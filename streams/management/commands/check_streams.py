@@ -1,4 +1,4 @@
-"""``manage.py check_streams``: compares the sequences, tables and stored positions of all streams."""
+"""``manage.py check_streams``: checks the sequences of all streams and tables against tables and stored positions."""
 
 from __future__ import annotations
 
@@ -12,33 +12,39 @@ from django.core.management.base import CommandError, CommandParser
 from streams import epochs
 from streams.db import driver
 from streams.errors import StreamError
-from streams.maintenance import check
+from streams.maintenance import check, table_sequences
+from streams.maintenance.table_sequences import TableFinding
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command ``check_streams``. It compares three numbers of each stream.
+    """The command ``check_streams``. It checks each stream's sequence, and compares three numbers of the stream.
 
-    The numbers are the sequence's value, the highest ID in the tables and the highest stored position. ``--repair``
-    raises a sequence's value if it is below one of the other numbers.
+    The numbers are the sequence's value, the highest ID in the tables and the highest stored position. It also checks
+    the sequences that number the rows of the site's tables. ``--repair`` mends a sequence, and raises its value if it is
+    below one of the other numbers.
     """
 
     help = (
-        "Show for every stream whether its sequence is ahead of its tables and stored positions. Exit status 1 when one is not "
-        "(and was not repaired). Shows the database's epoch, and begins a new one when it was restored."
+        "Show for every stream whether its sequence is as it must be, and ahead of its tables and stored positions, and name "
+        "tables whose rows would get numbers that are taken. Exit status 1 when something is wrong (and was not repaired). "
+        "Shows the database's epoch, and begins a new one when it was restored."
     )
 
     examples = (
         ("check_streams", "all streams at once"),
-        ("check_streams --repair", "move sequences forward that are behind"),
+        ("check_streams --repair", "mend sequences, and move those forward that are behind"),
         ("check_streams --new-epoch", "after a restore by hand: old tokens are refused"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--repair", action="store_true", help="move sequences forward to the greatest of the three numbers"
+            "--repair",
+            action="store_true",
+            help="mend sequences, and move them forward to the greatest of the three numbers; as the owner of the tables, if "
+            "a sequence has to be altered",
         )
         epoch = parser.add_mutually_exclusive_group()
         epoch.add_argument(
@@ -65,25 +71,40 @@ class Command(SiteCommand):
 
     def _check(self, cursor: Any, options: dict[str, Any]) -> None:
         epoch = self._epoch(cursor, new=options["new_epoch"], keep=options["keep_epoch"])
-        for finding, value in check.repair_streams(cursor) if options["repair"] else ():
-            self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
+        if options["repair"]:
+            for one, done in table_sequences.repair_tables(cursor):
+                self.stderr.write(f"{one.table}.{one.column}: {one.verdict}; {done}")
+            for finding, done in check.repair_streams(cursor):
+                self.stderr.write(f"{finding.stream}: {finding.verdict}; {done}")
         findings = check.inspect_streams(cursor)
-        self._json(findings, epoch) if options["json"] else self._table(findings, epoch)
-        if bad := [finding for finding in findings if not finding.well]:
-            raise CommandError(
-                f"{len(bad)} of {len(findings)} streams are not in order; --repair mends them.", returncode=1
-            )
+        tables = [one for one in table_sequences.inspect_tables(cursor) if not one.well]
+        (self._json if options["json"] else self._print)(findings, tables, epoch)
+        wrong = sum(not finding.well for finding in findings)
+        bad = [f"{wrong} of {len(findings)} streams"] if wrong else []
+        bad += [f"the numbers of {len(tables)} tables"] if tables else []
+        if bad:
+            raise CommandError(f"{' and '.join(bad)} are not in order; --repair mends them.", returncode=1)
 
     def _epoch(self, cursor: Any, *, new: bool, keep: bool) -> str:
         if new:
             return epochs.begin_epoch(cursor, "check_streams --new-epoch")
         return epochs.keep_epoch(cursor) if keep else epochs.current_epoch(cursor)
 
-    def _json(self, findings: list[check.Finding], epoch: str) -> None:
+    def _json(self, findings: list[check.Finding], tables: list[TableFinding], epoch: str) -> None:
         for finding in findings:
             self.stdout.write(json.dumps(asdict(finding) | {"epoch": epoch}))
+        for one in tables:
+            self.stdout.write(json.dumps(asdict(one) | {"verdict": one.verdict, "fix": one.fix, "epoch": epoch}))
 
-    def _table(self, findings: list[check.Finding], epoch: str) -> None:
+    def _print(self, findings: list[check.Finding], tables: list[TableFinding], epoch: str) -> None:
         columns = ("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
-        self.print_table(columns, (list(asdict(finding).values()) for finding in findings))
+        self.print_table(
+            columns, (["" if it is None else it for it in asdict(finding).values()] for finding in findings)
+        )
+        if tables:
+            rows = (
+                [f"{one.table}.{one.column}", one.sequence, one.highest_in_tables, one.verdict, one.fix]
+                for one in tables
+            )
+            self.print_table(("column", "sequence", "highest in table", "verdict", "fix"), rows)
         self.stdout.write(f"epoch {epoch}")

@@ -23,9 +23,11 @@ from replsite.status.verdicts import (
     judge_missing_reader,
     judge_reader,
     judge_sequence,
+    judge_tables,
     judge_writer,
     worst,
 )
+from streams.core.sequences import FoundSequence
 
 LIMITS = Limits()
 
@@ -180,16 +182,61 @@ def test_closed_connection_is_gone_with_its_reason_and_no_cause_for_alarm():
     assert "slow" in verdict.sentence
 
 
-def test_sequence_below_the_position_is_wrong_and_names_the_repair():
-    verdict = judge_sequence("events", 5, 9)
+SEQUENCE = FoundSequence(
+    "events", "events_event_stream_seq", 1, "p", "bigint", 2, 1, 2**63 - 1, 1, 1, False, True, 5, ("public",), (), ""
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "stored", "in_tables", "place"),
+    [
+        (5, 9, 0, "below the stored position 9: the next IDs would be given out again"),
+        (5, 4, 9, "below 9, the highest ID in the tables"),
+        (0, 0, 0, "before its first value: no reader would get the fact with the next ID"),
+    ],
+)
+def test_sequence_below_what_it_has_given_out_is_wrong_and_names_the_repair(value, stored, in_tables, place):
+    verdict = judge_sequence(replace(SEQUENCE, last_value=value), stored, in_tables)
     assert verdict is not None
-    assert verdict.severity == Severity.WRONG
+    assert (verdict.word, verdict.severity) == ("sequence behind", Severity.WRONG)
+    assert f"The sequence is at {value}, {place}" in verdict.sentence
     assert "check_streams --repair" in verdict.sentence
 
 
 @pytest.mark.parametrize("value", [None, 9, 10])
 def test_sequence_at_or_above_the_position_is_well(value):
-    assert judge_sequence("events", value, 9) is None
+    assert judge_sequence(replace(SEQUENCE, last_value=value), 9, 9) is None
+
+
+def test_of_a_stream_that_this_program_does_not_have_no_sequence_is_judged():
+    assert judge_sequence(None, 9, 9) is None
+
+
+def test_sequence_with_which_facts_would_be_lost_is_wrong_wherever_it_is():
+    verdict = judge_sequence(replace(SEQUENCE, cache=50), 9, 9)
+    assert verdict is not None
+    assert (verdict.word, verdict.severity) == ("sequence unfit", Severity.WRONG)
+    assert "CACHE 50" in verdict.sentence and verdict.command == "manage.py check_streams --repair"
+
+
+def test_sequence_that_would_restart_elsewhere_is_a_warning():
+    verdict = judge_sequence(replace(SEQUENCE, start=1), 4, 4)
+    assert verdict is not None
+    assert (verdict.word, verdict.severity) == ("sequence unfit", Severity.WARNING)
+
+
+def test_sequence_in_another_schema_is_mended_by_no_command():
+    verdict = judge_sequence(replace(SEQUENCE, schemas=("other", "public")), 4, 4)
+    assert verdict is not None
+    assert (verdict.severity, verdict.command, verdict.actions) == (Severity.WRONG, "", ())
+    assert "search_path" in verdict.sentence
+
+
+def test_tables_whose_numbers_are_taken_are_counted():
+    assert (
+        "and 2 more tables: new rows are refused" in judge_tables(["events_room", "auth_user", "auth_group"]).sentence
+    )
+    assert "more" not in judge_tables(["events_room"]).sentence
 
 
 def verdicts(*severities):
@@ -280,7 +327,8 @@ def test_missing_reader_is_never_seen_and_says_who():
         judge_writer(WriterOnStream("events", "web-1", oldest_pending_age=60, pending_facts=1), Limits()),
         judge_writer(WriterOnStream("events", "web-1", heartbeat_age=60), Limits()),
         judge_writer(WriterOnStream("events", "web-1", heartbeat_age=60, pending_facts=1), Limits()),
-        judge_sequence("events", 5, 9),
+        judge_sequence(SEQUENCE, 9, 0),
+        judge_tables(["events_room"]),
         judge_job(JobSeen("queued", waits_seconds=100)),
         reader(named=NamedReader("bil ling", error="ValueError", runs=False), lag_facts=1),
         reader(named=NamedReader("billing", error="Facts are gone. See manage.py resync reader billing.", runs=False)),

@@ -1,0 +1,244 @@
+"""What the sequence of a stream must be, and how sequences are read (pure).
+
+A stream relies on its sequence: IDs ascend for all sessions together, none is given out twice, and the first one lies
+above the position of the empty stream. An administrator can change each of the properties that this depends on. So
+processes compare the sequence with this description when they begin to write, ``check_streams`` and the live page do so
+all the time, and all of them read it with one query.
+
+A sequence's own row is not read with a plain SELECT, as it may show IDs that were not given out yet: see
+``_NOT_BEGUN``. The functions take a cursor of any connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streams.core.declaration import StreamDeclaration
+
+__all__ = ["Fault", "FoundSequence", "behind", "last_values", "read_sequences"]
+
+_LARGEST = 2**63 - 1
+_MIGRATE = "manage.py migrate, or put it back"
+
+#: The last IDs that these sequences gave out, read under the lock that ``nextval`` takes. Null for one that gave out none.
+_LAST_VALUES = """
+SELECT given.sequence, pg_sequence_last_value(given.sequence::regclass)
+FROM unnest(%(sequences)s::text[]) WITH ORDINALITY AS given (sequence, place) ORDER BY given.place
+"""
+#: The same for sequences that have given out no ID: one less than their next one, which may differ from their start.
+#:
+#: ``nextval`` writes the value that it logs, up to 32 IDs ahead, into the shared page before it writes the true value, and a
+#: scan reads the row without the page's lock. So the row counts only if the sequence has still given out nothing when it is
+#: asked afterwards, under the lock: then no ``nextval`` was at work while the row was read.
+_NOT_BEGUN = """
+WITH seen AS MATERIALIZED ({rows})
+SELECT number, coalesce(pg_sequence_last_value(id), next - 1) FROM seen ORDER BY number
+"""
+_ROW = "SELECT {number} AS number, tableoid AS id, last_value AS next FROM {sequence}"
+
+#: All that this module says of sequences, for the streams in ``given``. A value is read only where the role may read it, and
+#: an unlogged sequence has none on a standby. The names of a stream lead into several schemas if its tables and its sequence
+#: are not in the same one, or if another site's are where this site's positions are not.
+_SEQUENCES = """
+SELECT given.stream, c.relpersistence::text, s.seqtypid::regtype::text, s.seqstart, s.seqmin, s.seqmax, s.seqincrement,
+       s.seqcache, s.seqcycle, coalesce(has_sequence_privilege(c.oid, 'SELECT'), false),
+       CASE WHEN has_sequence_privilege(c.oid, 'SELECT') AND (c.relpersistence = 'p' OR NOT pg_is_in_recovery())
+            THEN pg_sequence_last_value(c.oid) END,
+       ARRAY(
+           SELECT DISTINCT n.nspname::text FROM pg_class r JOIN pg_namespace n ON n.oid = r.relnamespace
+           WHERE c.oid IS NOT NULL AND (r.oid = c.oid OR r.oid = ANY(tables.ids) OR r.oid = home.oid AND EXISTS (
+               SELECT FROM pg_class rival WHERE c.relnamespace <> home.relnamespace
+               AND (rival.relname, rival.relnamespace) IN ((c.relname, home.relnamespace), (home.relname, c.relnamespace))))
+           ORDER BY 1
+       ),
+       tables.missing,
+       coalesce((
+           SELECT d.refobjid::regclass::text FROM pg_depend d
+           WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.objid = c.oid
+             AND d.deptype IN ('a', 'i') AND d.refobjid <> ALL (tables.ids) LIMIT 1
+       ), '')
+FROM jsonb_to_recordset(%(given)s::jsonb) AS given (stream text, sequence text, tables text[])
+LEFT JOIN pg_class c ON c.oid = to_regclass(given.sequence) AND c.relkind = 'S'
+LEFT JOIN pg_sequence s ON s.seqrelid = c.oid
+LEFT JOIN pg_class home ON home.oid = to_regclass('streams_streamposition')
+CROSS JOIN LATERAL (
+    SELECT coalesce(array_agg(t.oid) FILTER (WHERE t.oid IS NOT NULL), '{}'),
+           coalesce(array_agg(one.name) FILTER (WHERE t.oid IS NULL), '{}')
+    FROM unnest(given.tables) AS one (name) LEFT JOIN pg_class t ON t.oid = to_regclass(quote_ident(one.name))
+) AS tables (ids, missing)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something about a sequence that its stream cannot do with.
+
+    ``text`` continues "The sequence". ``clause`` is the part of ALTER SEQUENCE that mends it. If no such statement can,
+    ``clause`` is empty and ``remedy`` says what does. ``loses_facts`` is false if appends do no harm until the sequence
+    is restarted.
+    """
+
+    text: str
+    clause: str = ""
+    remedy: str = ""
+    loses_facts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSequence:
+    """The sequence of a stream as the database has it.
+
+    ``persistence`` is that of ``pg_class``, or None if there is no sequence of that name. ``last_value`` is the last ID
+    that was given out, or one less than the first. It is None if it cannot be read.
+    """
+
+    stream: str
+    sequence: str
+    empty_position: int
+    persistence: str | None
+    data_type: str
+    start: int
+    minimum: int
+    maximum: int
+    increment: int
+    cache: int
+    cycles: bool
+    is_readable: bool
+    last_value: int | None
+    schemas: tuple[str, ...]
+    """The schemas into which the names of the stream lead. One, if nothing is wrong."""
+    missing_tables: tuple[str, ...]
+    other_owner: str
+    """The table that owns the sequence, if that is none of the stream's tables."""
+
+    @property
+    def is_there(self) -> bool:
+        """True if the sequence and all tables of the stream exist."""
+        return self.persistence is not None and not self.missing_tables
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """All that is wrong with the sequence, apart from its value (``behind``)."""
+        return tuple(self._faults())
+
+    def _faults(self) -> Iterator[Fault]:
+        for name in self.missing_tables:
+            yield Fault(f"belongs to a stream whose table {name} is missing", remedy=_MIGRATE)
+        if self.persistence is None:
+            yield Fault("is missing", remedy=_MIGRATE)
+            return
+        if not self.is_readable:
+            grant = f"GRANT SELECT, USAGE, UPDATE ON SEQUENCE {self.sequence} TO the role"
+            yield Fault("may not be read by this role", remedy=f"as the owner of the sequence: {grant}")
+        if len(self.schemas) > 1:
+            text = f"and its tables are found in several schemas ({', '.join(self.schemas)})"
+            yield Fault(
+                text, remedy="correct search_path (ALTER ROLE … RESET search_path), or remove what hides the others"
+            )
+        if self.persistence == "t":
+            yield Fault("is a temporary one that hides the real one", remedy="drop it, or end its session")
+        elif self.persistence != "p":
+            yield Fault("is UNLOGGED, and begins anew after a crash", "SET LOGGED")
+        if self.other_owner:
+            yield Fault(f"is owned by {self.other_owner}, and is restarted and dropped with it", "OWNED BY NONE")
+        for has, must in self._properties():
+            if has != must:
+                # A sequence that has begun is past its start.
+                yield Fault(f"has {has}, not {must}", must, loses_facts=not must.startswith("START"))
+
+    def _properties(self) -> Iterator[tuple[str, str]]:
+        """Yields each property of the sequence as ALTER SEQUENCE names it: as it is, and as it must be."""
+        yield f"AS {self.data_type}", "AS bigint"
+        yield f"INCREMENT BY {self.increment}", "INCREMENT BY 1"
+        yield f"MINVALUE {self.minimum}", "MINVALUE 1"
+        yield f"MAXVALUE {self.maximum}", f"MAXVALUE {_LARGEST}"
+        yield f"START WITH {self.start}", f"START WITH {self.empty_position + 1}"
+        yield f"CACHE {self.cache}", "CACHE 1"
+        yield "CYCLE" if self.cycles else "NO CYCLE", "NO CYCLE"
+
+    def mending(self, next_value: int | None = None) -> list[str]:
+        """Returns the statements that mend the faults that can be mended, for the sequence's owner.
+
+        If ``next_value`` is given, the sequence also goes on with this ID. It must not be below its next one.
+        """
+        clauses = [fault.clause for fault in self.faults if fault.clause]
+        alone = [clause for clause in clauses if clause.startswith(("SET", "OWNED"))]
+        together = [clause for clause in clauses if clause not in alone]
+        together += [] if next_value is None else [f"RESTART WITH {next_value}"]
+        return [f"ALTER SEQUENCE {self.sequence} {clause}" for clause in [*alone, " ".join(together)] if clause]
+
+    @property
+    def is_mendable(self) -> bool:
+        """True if statements about the sequence mend all faults."""
+        return all(fault.clause for fault in self.faults)
+
+    @property
+    def fix(self) -> str:
+        """What mends the faults. Empty if there are none."""
+        statements = "; ".join(self.mending())
+        mends = [f"check_streams --repair as the owner of the sequence, or: {statements}"] if statements else []
+        return "; ".join([*dict.fromkeys(fault.remedy for fault in self.faults if fault.remedy), *mends])
+
+    @property
+    def sentence(self) -> str:
+        """The faults in words, and what mends them. Empty if there are none."""
+        said = "; it ".join(fault.text for fault in self.faults)
+        return f"The sequence {self.sequence} {said}. To mend it: {self.fix}." if said else ""
+
+    def behind(self, in_tables: int, stored: int) -> str:
+        """Returns what the sequence's value lies behind (``behind``). Empty if the value cannot be read."""
+        return "" if self.last_value is None else behind(self.last_value, in_tables, stored, self.empty_position)
+
+
+def behind(value: int, in_tables: int, stored: int, empty_position: int) -> str:
+    """Returns what a sequence lies behind, of which ``value`` was the last ID. Returns an empty text if it is right.
+
+    ``in_tables`` is the highest ID in the tables, and ``stored`` is the highest stored position. An ID that is not above
+    the position of an empty stream would reach no reader.
+    """
+    if stored > value:
+        return "behind stored position"
+    if in_tables > value:
+        return "behind table"
+    return "before its first value" if value < empty_position else ""
+
+
+def last_values(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
+    """Returns ``{sequence: last ID that it gave out}``, or one less than the ID that it will give out first.
+
+    The names are SQL. The database raises an error for a sequence that is missing, or that the role may not read.
+    """
+    cursor.execute(_LAST_VALUES, {"sequences": list(sequences)})
+    found: dict[str, int | None] = dict(cursor.fetchall())
+    not_begun = _read_not_begun(cursor, [name for name, value in found.items() if value is None])
+    return {name: not_begun[name] if value is None else value for name, value in found.items()}
+
+
+def _read_not_begun(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
+    """Does the same as ``last_values`` for sequences that have given out no ID, or had not a moment ago."""
+    if not sequences:
+        return {}
+    rows = " UNION ALL ".join(_ROW.format(number=number, sequence=name) for number, name in enumerate(sequences))
+    cursor.execute(_NOT_BEGUN.format(rows=rows))
+    return dict(zip(sequences, (int(value) for _, value in cursor.fetchall()), strict=True))
+
+
+def read_sequences(cursor: Any, declarations: Collection[StreamDeclaration]) -> dict[str, FoundSequence]:
+    """Returns the sequences of the streams, ``{stream: sequence}``. Streams of one sequence must be given together."""
+    tables: dict[str, list[str]] = {}
+    for one in declarations:
+        tables.setdefault(one.sequence, []).extend(table.name for table in one.tables)
+    given = [{"stream": one.name, "sequence": one.sequence, "tables": tables[one.sequence]} for one in declarations]
+    cursor.execute(_SEQUENCES, {"given": json.dumps(given)})
+    rows = {stream: values for stream, *values in cursor.fetchall()}
+    found = {}
+    for one in declarations:
+        *values, schemas, missing, owner = rows[one.name]
+        values += [tuple(schemas), tuple(missing), owner]
+        found[one.name] = FoundSequence(one.name, one.sequence, one.empty_position, *values)
+    not_begun = [one for one in found.values() if one.last_value is None and one.is_readable and one.persistence == "p"]
+    begin = _read_not_begun(cursor, sorted({one.sequence for one in not_begun}))
+    return found | {one.stream: replace(one, last_value=begin[one.sequence]) for one in not_begun}
