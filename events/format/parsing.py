@@ -33,6 +33,7 @@ __all__ = [
     "ANNOUNCING",
     "IDENTIFIER_LIMIT_BYTES",
     "LINE_LIMIT_BYTES",
+    "RULED_TYPES",
     "SIZE_LIMIT_BYTES",
     "ParsedEvent",
     "Verdict",
@@ -108,16 +109,17 @@ class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.stream_ordering is not None and self.stream_ordering < 0
 
 
-_RULED_TYPES = frozenset(
+RULED_TYPES = frozenset(
     {"m.room.create", "m.room.history_visibility", "m.room.power_levels"}
     | {"m.room.join_rules", "m.room.third_party_invite"}
 )
+"""The types of events whose whole content the auth and visibility rules may read."""
 _RULED_MEMBER_KEYS = ("third_party_invite", "join_authorised_via_users_server")
 
 
 def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the part of the content that the auth and visibility rules read: power levels, memberships, and so on."""
-    if event_type in _RULED_TYPES:
+    if event_type in RULED_TYPES:
         return content
     if event_type == "m.room.member":  # the membership has a field of its own
         return {key: content[key] for key in _RULED_MEMBER_KEYS if key in content}
@@ -147,9 +149,9 @@ def parse_stored(
     the fields that a hash covers are not checked again. Otherwise every field is checked again. ``kept`` collects
     values, so that equal values of a room's events share one object.
     """
-    if version.ids_are_hashes:
+    if version.ids_are_hashes and (event := decode_stored(json)) is not None:
         try:
-            return _proven(json, decode_stored(json), version, event_id, verdict, kept.setdefault)
+            return _proven(json, event, version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             pass  # the full parse finds the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)

@@ -66,13 +66,18 @@ def decode_event(text: bytes) -> dict[str, Any]:
     return event
 
 
-def decode_stored(text: bytes) -> dict[str, Any]:
-    """Decodes an event from bytes that ``decode_event`` accepted earlier.
+def decode_stored(text: bytes) -> dict[str, Any] | None:
+    """Decodes an event from stored bytes, which ``decode_event`` accepted before they were stored.
 
-    All numbers stay exact, whereas ``orjson`` would round large integers.
+    Returns null if the bytes are no event with content, because they were damaged since. Never raises, so that one
+    event does not keep others from being read. All numbers stay exact, whereas ``orjson`` refuses integers of more than
+    308 digits and rounds others.
     """
-    event: dict[str, Any] = on_own_stack(_DECODER.decode, text)
-    return event
+    try:
+        event = on_own_stack(_DECODER.decode, text)
+    except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors too
+        return None
+    return event if type(event) is dict and type(event.get("content")) is dict else None
 
 
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from django.db import transaction
 from msgspec.structs import replace
 
 from events.declarations import CACHE_NAME
-from events.errors import EventRefused, Reason, SignaturesUnchecked
+from events.errors import EventRefused, EventUnreadable, Reason, SignaturesUnchecked
 from events.format import hashes
 from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, storable
 from events.format.strict_json import decode_event
@@ -422,9 +422,14 @@ def _store(
         (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
         for room_id in sorted(work.by_room)
     ]
+    worked_out = []
     for room, batch in batches:
         batch.again, batch.takes_unproven = work.again.get(room.room_id, ()), takes_unproven
-    worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
+        try:
+            worked_out.append((room, batch.stored, batch.work_out()))
+        except EventUnreadable as error:  # the rules cannot be applied in this room
+            refusal = EventRefused(Reason.BAD_STATE, str(error))
+            outcome.refused += [RefusedEvent(work.places[e.event_id], refusal) for e in work.by_room[room.room_id]]
     positions = write_rooms(
         worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
     )

@@ -19,6 +19,7 @@ from events.format.redaction import pruned_fields
 from events.format.signatures import is_public_key, signatures_of, verify_keys
 from events.format.strict_json import decode_event
 from events.room.event_auth import is_third_party_invite
+from state.rules.auth_selection import AUTHORISING_USER
 from state.rules.room_versions import RoomVersion, room_version
 from streams.runtime.gc_pause import collector_paused
 
@@ -148,12 +149,9 @@ def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
         found.append(_server(event.sender))
     if not version.ids_are_hashes:
         found.append(_server(event.event_id))
-    if version.restricted_joins and event.membership == "join" and _AUTHORISING in event.content:
-        found.append(_server(event.content[_AUTHORISING]))
+    if version.restricted_joins and event.membership == "join" and AUTHORISING_USER in event.content:
+        found.append(_server(event.content[AUTHORISING_USER]))
     return tuple(dict.fromkeys(found))
-
-
-_AUTHORISING = "join_authorised_via_users_server"
 
 
 def _server(name: Any) -> str:

@@ -10,14 +10,13 @@ PostgreSQL writes compact JSON, but does not escape non-ASCII characters. The se
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streams.core.declaration import quoted
+from streams.core.json_codec import decode_stored_json
 from streams.core.named_rows import NamedRow, is_compact, object_sql
-from streams.core.own_stack import on_own_stack
 
 if TYPE_CHECKING:
     from streams.core.declaration import Column, FactTable
@@ -116,7 +115,7 @@ def _maker(part: Part, places: dict[str, int], decoded: Collection[str]) -> Call
     match part:
         case Value(column) if column in decoded:
             place = places[column]
-            return lambda values: None if values[place] is None else on_own_stack(json.loads, values[place])
+            return lambda values: None if values[place] is None else decode_stored_json(values[place])
         case Value(column):
             place = places[column]
             return lambda values: values[place]
