@@ -226,9 +226,9 @@ PLAIN: tuple[Measure[ProcessScrape], ...] = (
     metric("replsite_browser_connections_total{what}",
            "Browsers whose connection began, was refused or ended, by reason, and those that had to load their state anew",
            lambda p: ((p.browser_counts[what], what) for what in WHAT_HAPPENS)),
-    metric("replsite_requests_refused_total{lane}", "HTTP requests that found no place in this process",
+    metric("replsite_requests_refused_total{lane}", "HTTP requests and handshakes that found no place in this process",
            lambda p: ((lane.refused, lane.name) for lane in p.lanes)),
-    metric("replsite_requests_at_work{lane}", "HTTP requests that this process works on",
+    metric("replsite_requests_at_work{lane}", "HTTP requests and handshakes that this process works on",
            lambda p: ((lane.at_work, lane.name) for lane in p.lanes)),
 )
 _OF_ROOMS: tuple[Measure[ProcessScrape], ...] = ()
