@@ -22,7 +22,7 @@ from django.db.models import BaseConstraint
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["CreateStreamSequence", "StreamSequence", "sequence_of"]
+__all__ = ["CreateStreamSequence", "MadeAfterTable", "StreamSequence", "sequence_of"]
 
 _SUFFIX = "_stream_seq"
 _LONGEST = 63 - len(_SUFFIX)
@@ -77,7 +77,27 @@ def sequence_of(name: str) -> str:
     return plain + _SUFFIX
 
 
-class StreamSequence(BaseConstraint):
+class MadeAfterTable(BaseConstraint):
+    """A constraint of a model that PostgreSQL does not know: ``create_sql`` makes something that belongs to the table."""
+
+    def __eq__(self, other: object) -> bool:
+        return self.deconstruct() == other.deconstruct() if isinstance(other, type(self)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
+        """Defers ``create_sql`` until the table is created.
+
+        Returns None, because nothing of it is part of the statement that creates the table.
+        """
+        schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
+
+    def validate(self, model: type[Model], instance: Model, exclude: Any = None, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Does nothing: it has no condition on rows."""
+
+
+class StreamSequence(MadeAfterTable):
     """The sequence of a stream, declared as a constraint of its model.
 
     ``version`` and ``row`` describe the stream's row. These two values change nothing in the database. A system check
@@ -98,25 +118,12 @@ class StreamSequence(BaseConstraint):
     def __repr__(self) -> str:
         return f"<StreamSequence {self.name} of stream {self.stream!r}, version {self.version}>"
 
-    def __eq__(self, other: object) -> bool:
-        return self.deconstruct() == other.deconstruct() if isinstance(other, StreamSequence) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
         """Returns the constraint's form in a migration file: its class, no positional arguments, and its keyword arguments."""
         given: dict[str, Any] = {"stream": self.stream, "version": self.version, "row": self.row}
         if self.id_field != "stream_id":
             given["id_field"] = self.id_field
         return "streams.sequence.StreamSequence", (), given
-
-    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Defers the creation of the sequence until its table is created.
-
-        Returns None, because the sequence is no part of the statement that creates the table.
-        """
-        schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statement that makes the sequence, or takes over the sequence that the table already has."""
@@ -129,9 +136,6 @@ class StreamSequence(BaseConstraint):
         out an ID twice.
         """
         return self._statement(_REMOVE, model, schema_editor)
-
-    def validate(self, model: type[Model], instance: Model, exclude: Any = None, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Does nothing: a sequence has no condition on rows."""
 
     def _statement(self, sql: str, model: Any, schema_editor: Any) -> Statement:
         table, quote = model._meta.db_table, schema_editor.quote_name
