@@ -22,7 +22,14 @@ from django.db.models import BaseConstraint
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["CreateStreamSequence", "MadeAfterTable", "StreamSequence", "sequence_of"]
+__all__ = [
+    "CREATE_SEQUENCE",
+    "CreateStreamSequence",
+    "MadeAfterTable",
+    "StreamSequence",
+    "sequence_of",
+    "sequence_parts",
+]
 
 _SUFFIX = "_stream_seq"
 _LONGEST = 63 - len(_SUFFIX)
@@ -30,7 +37,7 @@ _LONGEST = 63 - len(_SUFFIX)
 #: Creates the sequence, or takes over the sequence that the table already has. Such a sequence was made for another name of
 #: the stream, or by a hand-written migration. A new sequence goes on after the facts of the table and after the positions of
 #: an earlier stream of this name. So an ID is never given out twice. Position 1 means "empty": the first fact gets ID 2.
-_CREATE = """DO $stream$
+CREATE_SEQUENCE = """DO $stream$
 DECLARE
     last bigint;
     owner oid := to_regclass(%(literal)s)::oid;
@@ -127,7 +134,7 @@ class StreamSequence(MadeAfterTable):
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statement that makes the sequence, or takes over the sequence that the table already has."""
-        return self._statement(_CREATE, model, schema_editor)
+        return self._statement(CREATE_SEQUENCE, model, schema_editor)
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statement that renames the sequence: the new name comes from the table, and not from the stream.
@@ -138,18 +145,22 @@ class StreamSequence(MadeAfterTable):
         return self._statement(_REMOVE, model, schema_editor)
 
     def _statement(self, sql: str, model: Any, schema_editor: Any) -> Statement:
-        table, quote = model._meta.db_table, schema_editor.quote_name
-        return Statement(
-            sql,
-            name=self.name,
-            stream="'" + self.stream.replace("'", "''") + "'",
-            table=Table(table, quote),
-            literal=Table(table, lambda name: f"'{quote(name)}'"),
-            before=Table(table, sequence_of),
-            column=quote(model._meta.get_field(self.id_field).column),
-            length=len(_SUFFIX),
-            suffix=_SUFFIX,
-        )
+        return Statement(sql, **sequence_parts(self.stream, self.id_field, model, schema_editor))
+
+
+def sequence_parts(stream: str, id_field: str, model: Any, schema_editor: Any) -> dict[str, Any]:
+    """Returns the parts of ``CREATE_SEQUENCE`` for a stream whose facts are rows of the model."""
+    table, quote = model._meta.db_table, schema_editor.quote_name
+    return {
+        "name": sequence_of(stream),
+        "stream": "'" + stream.replace("'", "''") + "'",
+        "table": Table(table, quote),
+        "literal": Table(table, lambda name: f"'{quote(name)}'"),
+        "before": Table(table, sequence_of),
+        "column": quote(model._meta.get_field(id_field).column),
+        "length": len(_SUFFIX),
+        "suffix": _SUFFIX,
+    }
 
 
 class CreateStreamSequence(RunSQL):

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.backends.ddl_references import Statement, Table
+from django.db.backends.ddl_references import Statement
 
 from streams.holds.functions_sql import INSTALL
-from streams.sequence import MadeAfterTable, sequence_of
+from streams.sequence import CREATE_SEQUENCE, MadeAfterTable, sequence_of, sequence_parts
 
 __all__ = ["StreamHolds"]
 
 _CREATE = (
-    INSTALL.replace("%", "%%") + "; SELECT streams_hold_table(%(table)s, %(stream)s, %(sequence)s, %(id)s, %(writer)s, "
+    INSTALL.replace("%", "%%") + "; SELECT streams_hold_table(%(literal)s, %(stream)s, %(source)s, %(id)s, %(writer)s, "
     "backward => %(backward)s, shared => %(shared)s, defaults => %(defaults)s)"
 )
-_REMOVE = "SELECT streams_release_table(%(table)s, %(stream)s)"
+_REMOVE = "SELECT streams_release_table(%(literal)s, %(stream)s)"
 
 
 class StreamHolds(MadeAfterTable):
@@ -28,7 +28,8 @@ class StreamHolds(MadeAfterTable):
     An INSERT into the table is an append then, in any language: the columns of ID and writer have defaults, a transaction
     holds its stream until it ends, and rows that go around the hold are refused, as are changes of facts.
 
-    ``sequence`` is the sequence of the stream's IDs, by default that of ``StreamSequence``. IDs of a ``backward`` stream are
+    ``sequence`` is the sequence of the stream's IDs. By default it is that of ``StreamSequence``, and is made if it is not there:
+    Django takes back constraints in any order. IDs of a ``backward`` stream are
     negative in the table. A table is ``shared`` if its positive IDs belong to one stream, and its negative IDs to another.
     """
 
@@ -63,24 +64,23 @@ class StreamHolds(MadeAfterTable):
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statements that install the functions if they are missing, and then the triggers of the table."""
-        return self._statement(_CREATE, model, schema_editor)
+        create = _CREATE if self.sequence else f"{CREATE_SEQUENCE}; {_CREATE}"
+        return self._statement(create, model, schema_editor)
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statement that removes the triggers."""
         return self._statement(_REMOVE, model, schema_editor)
 
     def _statement(self, sql: str, model: Any, schema_editor: Any) -> Statement:
-        quote = schema_editor.quote_name
+        quote, backward, shared = schema_editor.quote_name, str(self.backward).lower(), str(self.shared).lower()
         return Statement(
             sql,
-            name=self.name,
-            table=Table(model._meta.db_table, lambda name: _text(quote(name))),
-            stream=_text(self.stream),
-            sequence=_text(quote(self.sequence or sequence_of(self.stream))),
+            **sequence_parts(self.stream, self.id_field, model, schema_editor),
+            source=_text(quote(self.sequence or sequence_of(self.stream))),
             id=_text(model._meta.get_field(self.id_field).column),
             writer=_text(model._meta.get_field(self.writer_field).column),
-            backward=str(self.backward).lower(),
-            shared=str(self.shared).lower(),
+            backward=backward,
+            shared=shared,
             defaults=str(not (self.shared and self.backward)).lower(),
         )
 

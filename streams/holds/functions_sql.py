@@ -98,10 +98,8 @@ _HOLD_VARIABLES = f"""
     bound bigint := pg_sequence_last_value(source);
 """
 #: A partitioned table has a trigger for each row as well, whose condition must be cheap, so it reads one setting.
-_REMEMBER_LOWEST = """IF TG_NARGS > 2 THEN
-            slot := set_config('streams.held' || number,
-                least(bound, nullif(current_setting('streams.held' || number, true), '')::bigint)::text, true);
-        END IF;"""
+_REMEMBER_LOWEST = """slot := set_config('streams.held' || number,
+                least(bound, nullif(current_setting('streams.held' || number, true), '')::bigint)::text, true);"""
 
 #: BEFORE INSERT FOR EACH STATEMENT. Arguments: number of the stream, its sequence, and, for a partitioned table, anything.
 _HOLD = f"""
@@ -110,7 +108,7 @@ DECLARE
     source regclass := TG_ARGV[1];
 {_HOLD_VARIABLES}
 BEGIN
-{_TAKE.format(remember_lowest=_REMEMBER_LOWEST)}
+{_TAKE.format(remember_lowest=f"IF TG_NARGS > 2 THEN {_REMEMBER_LOWEST} END IF;")}
     RETURN NULL;
 END
 """
@@ -121,7 +119,7 @@ DECLARE
     source regclass := (SELECT h.sequence FROM {{schema}}.streams_held h WHERE h.stream = name);
 {_HOLD_VARIABLES}
 BEGIN
-{_TAKE.format(remember_lowest="slot := set_config('streams.held' || number, bound::text, true);")}
+{_TAKE.format(remember_lowest=_REMEMBER_LOWEST)}
     RETURN bound;
 END
 """
@@ -157,7 +155,7 @@ END
 """
 
 #: Rows that a subscription applies were decided elsewhere. Its worker fires no trigger for a statement, only those for a row.
-_APPLIES = "(SELECT backend_type LIKE 'logical replication%' FROM pg_stat_get_activity(pg_backend_pid()))"
+_APPLIES = "(SELECT starts_with(backend_type, 'logical replication') FROM pg_stat_get_activity(pg_backend_pid()))"
 
 #: AFTER INSERT FOR EACH ROW of a partitioned table, if the transaction holds nothing below the ID. Partitions that are made later
 #: get this trigger by themselves. They do not get those for a statement.
@@ -237,7 +235,7 @@ BEGIN
 END
 """
 
-#: Who holds a stream back, the lowest bound first. A prepared transaction has no process: it is found by the lock that it holds
+#: Who holds a stream back. A prepared transaction has no process: it is found by the lock that it holds
 #: on its own number.
 _HOLDERS = """
 SELECT h.stream, b.bound, a.pid, p.gid AS prepared, coalesce(a.xact_start, p.prepared) AS since, a.state,
@@ -257,7 +255,6 @@ SELECT h.stream, b.bound, a.pid, p.gid AS prepared, coalesce(a.xact_start, p.pre
   LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = t.transactionid
  WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.mode = 'ShareLock'
    AND k.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
- ORDER BY h.stream, b.bound, since
 """
 
 #: The table and all that take rows for it: its partitions, and the tables that inherit from it.

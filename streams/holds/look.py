@@ -22,7 +22,10 @@ from streams.holds.functions_sql import ANY_WRITER, class_of
 __all__ = ["Holder", "Seen", "holders", "look"]
 
 _LOOK = 'SELECT stream, given, "position", classes, bounds FROM streams_look(%s)'
-_HOLDERS = "SELECT stream, bound, pid, prepared, since, state, role, application, client, statement, class FROM streams_holders"
+_HOLDERS = """
+SELECT stream, bound, pid, prepared, since, state, role, application, client, statement, class FROM streams_holders
+WHERE %s::text[] IS NULL OR stream = ANY (%s) ORDER BY stream, bound, since
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +85,5 @@ class Holder:
 
 def holders(cursor: Any, streams: Sequence[str] | None = None) -> list[Holder]:
     """Returns who holds these streams, or all, back now. For each stream, the holder with the lowest bound comes first."""
-    cursor.execute(f"{_HOLDERS} WHERE %s::text[] IS NULL OR stream = ANY (%s)", [streams and list(streams)] * 2)
+    cursor.execute(_HOLDERS, [None if streams is None else list(streams)] * 2)
     return [Holder(*row) for row in cursor.fetchall()]
