@@ -17,7 +17,7 @@ __all__ = ["StreamHolds"]
 
 _CREATE = (
     INSTALL.replace("%", "%%") + "; SELECT streams_hold_table(%(literal)s, %(stream)s, %(source)s, %(id)s, %(writer)s, "
-    "backward => %(backward)s, shared => %(shared)s, defaults => %(defaults)s)"
+    "backward => %(backward)s, shared => %(shared)s, defaults => %(defaults)s, fixed => %(fixed)s)"
 )
 _REMOVE = "SELECT streams_release_table(%(literal)s, %(stream)s)"
 
@@ -31,9 +31,10 @@ class StreamHolds(MadeAfterTable):
     ``sequence`` is the sequence of the stream's IDs. By default it is that of ``StreamSequence``, and is made if it is not there:
     Django takes back constraints in any order. IDs of a ``backward`` stream are
     negative in the table. A table is ``shared`` if its positive IDs belong to one stream, and its negative IDs to another.
+    Rows of a table that is not ``fixed`` may be deleted, and changed, but for their ID and writer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parts of a declaration, all by keyword
         self,
         *,
         stream: str,
@@ -42,6 +43,7 @@ class StreamHolds(MadeAfterTable):
         writer_field: str = "instance_name",
         backward: bool = False,
         shared: bool = False,
+        fixed: bool = True,
     ) -> None:
         super().__init__(name=sequence_of(stream).removesuffix("_seq") + "_holds")
         self.stream = stream
@@ -50,6 +52,7 @@ class StreamHolds(MadeAfterTable):
         self.writer_field = writer_field
         self.backward = backward
         self.shared = shared
+        self.fixed = fixed
 
     def __repr__(self) -> str:
         return f"<StreamHolds of stream {self.stream!r}>"
@@ -81,11 +84,12 @@ class StreamHolds(MadeAfterTable):
             writer=_text(model._meta.get_field(self.writer_field).column),
             backward=backward,
             shared=shared,
+            fixed=str(self.fixed).lower(),
             defaults=str(not (self.shared and self.backward)).lower(),
         )
 
 
-_OPTIONS = frozenset({"sequence", "id_field", "writer_field", "backward", "shared"})
+_OPTIONS = frozenset({"sequence", "id_field", "writer_field", "backward", "shared", "fixed"})
 
 
 def _text(value: str) -> str:

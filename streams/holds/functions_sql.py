@@ -170,7 +170,7 @@ BEGIN
 END
 """
 
-#: BEFORE UPDATE OR DELETE FOR EACH ROW, and BEFORE TRUNCATE. Argument: the stream.
+#: BEFORE UPDATE OR DELETE FOR EACH ROW, or BEFORE UPDATE OF ID and writer, and BEFORE TRUNCATE. Argument: the stream.
 _REFUSE = f"""
 BEGIN
     IF coalesce(current_setting('{MAINTENANCE}', true), '') <> 'on' AND NOT {_APPLIES} THEN
@@ -277,7 +277,8 @@ BEGIN
 END
 """
 
-#: Makes a table one of a stream's. May be called again, such as for a new partition of the table.
+#: Makes a table one of a stream's. May be called again, such as for a new partition of the table. Rows of a table that is not
+#: ``fixed`` may be deleted, and changed, but for their ID and writer.
 _HOLD_TABLE = f"""
 DECLARE
     held {{schema}}.streams_held;
@@ -333,8 +334,9 @@ BEGIN
         EXECUTE format('ALTER TABLE ONLY %1$s ENABLE ALWAYS TRIGGER %2$I, ENABLE ALWAYS TRIGGER %3$I, '
             'ENABLE ALWAYS TRIGGER streams_refuse_truncate', part.facts, 'streams_hold' || suffix, 'streams_guard' || suffix);
         IF NOT part.partition THEN  -- a partition has the triggers for a row from its parent
-            EXECUTE format('CREATE OR REPLACE TRIGGER streams_refuse BEFORE UPDATE OR DELETE ON %s FOR EACH ROW '
-                'EXECUTE FUNCTION {{schema}}.streams_refuse(%L)', part.facts, name);
+            EXECUTE format('CREATE OR REPLACE TRIGGER streams_refuse BEFORE %s ON %s FOR EACH ROW '
+                'EXECUTE FUNCTION {{schema}}.streams_refuse(%L)', CASE WHEN fixed THEN 'UPDATE OR DELETE'
+                    ELSE format('UPDATE OF %I, %I', id, writer) END, part.facts, name);
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER streams_refuse', part.facts);
         END IF;
         IF part.partitioned AND NOT part.partition THEN
@@ -396,7 +398,8 @@ _FUNCTIONS: Mapping[str, tuple[str, str]] = {
         _MAKE_GUARD,
     ),
     "streams_hold_table(facts regclass, name text, source regclass, id text DEFAULT 'stream_id', writer text DEFAULT "
-    "'instance_name', backward boolean DEFAULT false, shared boolean DEFAULT false, defaults boolean DEFAULT true)": (
+    "'instance_name', backward boolean DEFAULT false, shared boolean DEFAULT false, defaults boolean DEFAULT true, "
+    "fixed boolean DEFAULT true)": (
         "RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog",
         _HOLD_TABLE,
     ),

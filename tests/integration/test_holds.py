@@ -397,6 +397,16 @@ def test_facts_do_not_change(writer: Session, reader: Session):
     refused(writer, "TRUNCATE held_order")
 
 
+def test_rows_of_some_tables_are_more_than_facts(writer: Session):
+    """Such as events: flags of a stored event change. Where it is in its stream does not."""
+    writer("SELECT streams_hold_table('held_order', 'orders', 'orders_stream_seq', fixed => false)")
+    writer.append("first", "second")
+    writer("UPDATE held_order SET text = 'x'; DELETE FROM held_order WHERE stream_id = 2")
+    refused(writer, "UPDATE held_order SET stream_id = stream_id + 1")
+    refused(writer, "UPDATE held_order SET instance_name = 'other'")
+    refused(writer, "TRUNCATE held_order")
+
+
 @pytest.fixture
 def role(session: Sessions) -> Iterator[str]:
     name = "held_role"
