@@ -435,8 +435,8 @@ _ALL = (
     + "string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid "
     + "JOIN pg_namespace n ON n.oid = p.pronamespace WHERE quote_ident(n.nspname) = '{schema}' "
     + "AND p.proname ~ '^streams_guard_[0-9a-f]{8}$') AS a; END $guards$;\n"
-    # A role that may only connect must not hold back a stream. Who only inserts needs no right to this function.
-    + "REVOKE EXECUTE ON FUNCTION {schema}.streams_hold(text) FROM PUBLIC;\n"
+    # A role that may only connect, or make tables of its own, must not hold back a stream. Who inserts needs no right to these.
+    + "REVOKE EXECUTE ON FUNCTION {schema}.streams_hold(), {schema}.streams_hold(text) FROM PUBLIC;\n"
 )
 _RUN = "EXECUTE replace($install${}$install$, '{{schema}}', quote_ident(current_schema()));"
 

@@ -87,6 +87,11 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
         "As a superuser: REVOKE EXECUTE ON FUNCTION {object} FROM PUBLIC, and GRANT it to the site's roles",
         False,
     ),
+    "setting": (
+        "{object} has {detail} for all its sessions, so nothing guards their facts",
+        "ALTER {object} RESET {sequence}",
+        True,
+    ),
     "set back": (
         "role {detail} may set sequence {object} back, and then its IDs come again",
         "REVOKE UPDATE ON SEQUENCE {object} FROM {detail}; USAGE is enough to append",
@@ -171,6 +176,11 @@ UNION ALL SELECT 'may not lock', '', '', '', p.proowner::regrole::text
 UNION ALL SELECT 'strangers', '', '', string_agg(p.oid::regprocedure::text, ', ' ORDER BY p.oid::regprocedure::text), ''
   FROM pg_proc p WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname ~ '^pg_(try_)?advisory_(xact_)?lock(_shared)?$'
    AND has_function_privilege('public', p.oid, 'EXECUTE') HAVING count(*) > 0
+UNION ALL SELECT 'setting', '', split_part(c.one, '=', 1), CASE
+       WHEN r.setrole = 0 THEN 'DATABASE ' || quote_ident(current_database()) ELSE 'ROLE ' || r.setrole::regrole::text END, c.one
+  FROM pg_db_role_setting r CROSS JOIN LATERAL unnest(r.setconfig) AS c (one)
+ WHERE c.one ~ '^streams[.](maintenance|held)'
+   AND r.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
 UNION ALL SELECT 'set back', h.stream, h.sequence::text, h.sequence::text,
        CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
   FROM held h JOIN pg_class c ON c.oid = h.sequence CROSS JOIN LATERAL aclexplode(c.relacl) AS a

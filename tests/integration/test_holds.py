@@ -431,6 +431,10 @@ def test_a_role_that_may_only_insert_can_append(role: str, session: Sessions, wr
         writer("INSERT INTO held_order (stream_id) VALUES (2)")
     with pytest.raises(driver.DatabaseError, match="permission denied"):
         writer("SELECT streams_hold('orders')")
+    with pytest.raises(driver.DatabaseError, match="permission denied"):
+        writer(
+            "CREATE TEMP TABLE mine (id int); CREATE TRIGGER mine BEFORE INSERT ON mine EXECUTE FUNCTION streams_hold('1', 'x')"
+        )
 
 
 def test_a_function_of_another_role_appends(role: str, writer: Session, reader: Session):

@@ -106,6 +106,20 @@ def test_a_function_of_another_version_is_found_and_replaced(owner: Session, sta
     assert found(owner, "") == []
 
 
+@pytest.mark.parametrize("whose", ["DATABASE", "ROLE"])
+def test_a_setting_for_all_sessions_is_found(owner: Session, whose: str):
+    name = owner.one("SELECT quote_ident(CASE %s WHEN 'ROLE' THEN current_user ELSE current_database() END)", whose)
+    owner(f"ALTER {whose} {name} SET streams.maintenance = on")
+    try:
+        (one,) = found(owner, "")
+        assert "streams.maintenance=on" in one.what
+        assert one.loses
+        owner(one.fix)
+        assert found(owner, "") == []
+    finally:
+        owner(f"ALTER {whose} {name} RESET streams.maintenance")
+
+
 def test_a_dropped_table_is_no_weakness(owner: Session):
     owner("DROP TABLE held_order")
     assert found(owner) == []
