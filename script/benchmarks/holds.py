@@ -2,13 +2,15 @@
 
 *held* is an INSERT into a table with all triggers of ``streams.holds``. *bare* is the same statement on a table with the same
 columns, defaults and index, and no trigger. *append* is ``Stream.append``. Rows come from raw statements on Django's connections,
-but for ``create()`` and ``bulk_create()``, which are Django's. A look reads all streams of the database in one call; *us* are
-microseconds of CPU of its session, beside open appends of others.
+but for ``create()`` and ``bulk_create()``, which are Django's. *cpu* are microseconds of CPU of client and server for one fact,
+the least of all rounds. A look reads all streams of the database in one call; *us* are microseconds of CPU of its session,
+beside open appends of others.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -20,6 +22,7 @@ from django.db import connection, models, transaction
 
 from script.benchmarks.appends import per_second
 from script.benchmarks.report import Report, median_ratio, rounds
+from script.benchmarks.server_cpu import server_seconds, spent
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db import driver
@@ -132,18 +135,31 @@ KINDS: list[tuple[str, int, tuple[int, ...], Work, Work, Work | None]] = [
 
 
 def appends(report: Report) -> None:
-    """Appends of all kinds, in turns."""
+    """Appends of all kinds, in turns: facts a second, and with one thread the CPU of a fact as well."""
     for name, facts, of_threads, held, bare, ours in KINDS:
+        works = {"held": held, "bare": bare} | ({} if ours is None else {"append": ours})
         for threads in of_threads:
-            measures = {"held": partial(per_second, held, threads), "bare": partial(per_second, bare, threads)}
-            if ours is not None:
-                measures["append"] = partial(per_second, ours, threads)
-            result = rounds(ROUNDS, measures)
-            figures = {kind: statistics.median(rates) * facts for kind, rates in result.items()}
-            over_bare = {
-                f"{kind}_ratio": median_ratio(rates, result["bare"]) for kind, rates in result.items() if kind != "bare"
-            }
-            report.add(what=name, threads=threads, **figures, **over_bare)
+            rates = rounds(ROUNDS, {kind: partial(per_second, work, threads) for kind, work in works.items()})
+            figures: dict[str, Any] = {kind: statistics.median(of_kind) * facts for kind, of_kind in rates.items()}
+            over_bare = {f"{kind}_ratio": median_ratio(rates[kind], rates["bare"]) for kind in works if kind != "bare"}
+            if threads == 1:
+                cpu = rounds(ROUNDS, {kind: partial(_cpu, work, facts) for kind, work in works.items()})
+                figures |= {f"{kind}_cpu": min(of_kind) for kind, of_kind in cpu.items()}
+            _add(report, what=name, threads=threads, **figures, **over_bare)
+
+
+def _cpu(work: Work, facts: int) -> float:
+    """Microseconds of CPU of this process and of the whole server for one fact."""
+    calls = max(20, 300 // facts)
+    server, here = server_seconds(), time.process_time()
+    for _ in range(calls):
+        work()
+    seconds = time.process_time() - here + spent(server, server_seconds())
+    return seconds * 1e6 / calls / facts
+
+
+def _add(report: Report, **row: Any) -> None:
+    report.add(**{column: row.get(column, "") for column in report.columns})
 
 
 def looks(report: Report) -> None:
@@ -153,9 +169,9 @@ def looks(report: Report) -> None:
             holding.execute(_OPEN, [number])
             result = rounds(ROUNDS, {"look": _cpu_of(look), "select": _cpu_of(_select)})
             holding.execute("SELECT pg_advisory_unlock_all()")
-            report.add(
+            _add(
+                report,
                 what=f"a look, {number} open appends",
-                threads=1,
                 us=min(result["look"]),
                 us_of_select=min(result["select"]),
             )
@@ -193,7 +209,10 @@ def main() -> None:
     append()
     report = Report(
         "holds", "facts appended per second by a plain INSERT, and microseconds of a look",
-        ["what", "threads", "held", "bare", "append", "held_ratio", "append_ratio", "us", "us_of_select"],
+        [
+            "what", "threads", "held", "bare", "append", "held_ratio", "append_ratio", "held_cpu", "bare_cpu", "append_cpu",
+            "us", "us_of_select",
+        ],
     )  # fmt: skip
     appends(report)
     looks(report)
