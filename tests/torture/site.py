@@ -16,6 +16,7 @@ from typing import Any
 
 from replsite.postgres.launcher import ensure_running
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.torture.logs import checksum
 from tests.torture.own_postgres import OwnPostgres
 from tests.torture.processes import Nursery
