@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import pytest
 from django.db import connection
@@ -10,6 +11,7 @@ from django.db import connection
 from events.persist.naming_sql import EVENTS_NAMING
 from events.reading.page_sql import PAGE_AFTER, PAGE_BEFORE
 from events.visibility.predicate_sql import ACCESS, MEMBERSHIP_AT, ROOM_ACCESS, VISIBLE_EVENT
+from streams.holds import functions_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -39,3 +41,9 @@ def test_migrations_install_what_the_program_has(statement):
     with connection.cursor() as cursor:
         cursor.execute(re.sub(r"^\s*CREATE ", "CREATE OR REPLACE ", statement))
     assert definitions() == installed
+
+
+def test_the_functions_of_holds_are_those_of_the_program():
+    """They make a table, too, so their text is compared and not run again."""
+    installed = import_module("migrations.streams.0024_holds")
+    assert (installed.FUNCTIONS, installed.DROP) == (functions_sql.FUNCTIONS, functions_sql.DROP)
