@@ -281,7 +281,7 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     right = should.known_ranges
     if rows.visibility_unresolved and _may_be_unknown(rows, should):
         right = None
-    elif all(row.outlier for row in rows.events):  # without other events no user sees anything, and no state is unknown
+    elif not any(is_accepted(should.events[row.event_id]) for row in rows.events):  # then no user sees anything
         right = []
     if rows.visibility_unresolved != (right is None):
         stored = rows.visibility_unresolved

@@ -10,12 +10,13 @@ a room positions ascend in causal order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 from msgspec.structs import replace
 
 from events.declarations import CACHE_NAME
@@ -435,6 +436,7 @@ def _store(
     )
     if whole := [event for event in whole if event.event_id in positions]:
         _store_whole(whole, using)
+    _leave_no_empty_rooms(reading, {room.room_id for room, _, changes in worked_out if changes.events}, using)
     # After the commit only: events of a rolled-back batch must neither be kept by this process nor be counted.
     transaction.on_commit(lambda: _keep(worked_out), using=using)
     for room, _, changes in worked_out:
@@ -449,6 +451,16 @@ def _store(
                     event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
                 )
             )
+
+
+def _leave_no_empty_rooms(reading: RoomReading, stored: Collection[str], using: str) -> None:
+    """Deletes the rows of rooms that this batch began, and none of whose events was stored (``stored`` has all others)."""
+    empty = [
+        room_id for room_id, room in reading.rooms.items() if room.create_event_id is None and room_id not in stored
+    ]
+    if empty:  # under the lock, so no other batch stores an event in them meanwhile
+        here = Event.objects.using(using).filter(room_id=OuterRef("pk"))
+        Room.objects.using(using).filter(~Exists(here), pk__in=empty).delete()
 
 
 def _with_stored_content(

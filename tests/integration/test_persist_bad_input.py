@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from events.errors import Reason
 from events.format.parsing import SIZE_LIMIT_BYTES
-from events.models import Event, EventJson, Room
+from events.models import Event, EventJson, Room, RoomSummary
 from events.persist import batch as storing
 from events.persist.batch import Incoming
 from events.persist.room_cache import clear_caches
@@ -475,7 +475,11 @@ def test_id_that_two_rooms_claim_is_that_of_the_first(versions):
     assert reasons(outcome) == [Reason.WRONG_EVENT_ID] and outcome.duplicates == []
     assert len(outcome.stored) == 1 + len(rest.events)
     assert reasons(persist([other])) == [Reason.WRONG_EVENT_ID]
+    assert reasons(persist([replace(other, outlier=True)])) == [Reason.WRONG_EVENT_ID]
     assert persist([one]).duplicates == ["$chosen:a.test"]
+    rooms = ["!one:a.test", "!rest:a.test"]  # nothing is left of the other
+    assert list(Room.objects.order_by("room_id").values_list("room_id", flat=True)) == rooms
+    assert list(RoomSummary.objects.order_by("room_id").values_list("room_id", flat=True)) == rooms
 
 
 def test_outlier_of_another_room_becomes_nothing_here():
