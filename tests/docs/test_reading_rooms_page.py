@@ -41,7 +41,7 @@ def test_every_call_is_written_down():
 
 
 def test_every_field_of_an_event_is_written_down():
-    told = set(re.findall(r"`(\w+)(?:\(\))?`", PAGE.split("ServedEvent`")[1].split("\n## ")[0]))
+    told = set(re.findall(r"`(\w+)(?:\(\))?`", PAGE.split("ServedEvent`")[1].split("\n##")[0]))
     public = {name for name in dir(ServedEvent) if not name.startswith("_")}
     assert told == public
 
