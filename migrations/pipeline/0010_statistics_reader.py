@@ -1,4 +1,7 @@
-"""The position of the statistics becomes the cursors of a named reader, which is listed until it is forgotten."""
+"""The position of the statistics becomes the cursors of a named reader, which is listed until it is forgotten.
+
+Older processes: a pipeline that runs stores no cursors, and its row stays; what is written for it is read by newer ones only.
+"""
 
 from django.db import migrations
 

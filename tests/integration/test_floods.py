@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +22,7 @@ from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.websocket_client import WebSocketClient, handshake, session_cookie
+from tests.support.websocket_client import WebSocketClient, session_cookie
 from tests.support.wire_client import positioned, ready_ports
 from tests.support.writing import append, sessions
 
@@ -387,44 +386,6 @@ def test_made_up_cookies_take_no_connections_from_writers(start_site):
     assert most <= before + 6 + 5  # the site's own, and the two of the writer in this process
     assert set(found) <= {302, 503}
     assert found.count(302) >= 50
-
-
-def test_a_crowd_of_handshakes_takes_few_connections_and_keeps_no_viewer_out(start_site):
-    """All were read in one thread, each on a new connection of an embedded server: 1,500 kept a viewer out for 30 s."""
-    site, number = start_site(), 100
-    cookie = session_cookie(User.objects.create_superuser("boss"))
-    made_up = handshake(site.port, "sessionid=madeupabcdefghijklmnopqrstuvwxyz")
-    before = len(sessions())
-    with connection.cursor() as cursor, contextlib.ExitStack() as stack:
-        cursor.execute("BEGIN")
-        cursor.execute("LOCK TABLE django_session")
-        crowd = [stack.enter_context(connect(site.port, made_up, address="127.0.0.2")) for _ in range(number)]
-        wait_until(lambda: waiting_for_sessions() == 4, what="as many are read as there are places")
-        assert status_of(site.port, "/admin/login/") == 200
-        assert len(sessions()) <= before + 4 + 6  # the page's, and the site's own
-        wait_until(lambda: 'replsite_requests_at_work{lane="handshakes"} 4.0' in metrics(site))
-        cursor.execute("ROLLBACK")
-        wait_until(lambda: is_let_in(site.port, cookie), what="a viewer is let in, as its browser tries again")
-        assert {one.recv(100).split(b" ")[1] for one in crowd} == {b"403"}
-
-
-def is_let_in(port: int, cookie: str) -> bool:
-    with connect(port, handshake(port, cookie)) as viewer:
-        return viewer.recv(100).startswith(b"HTTP/1.1 101 ")
-
-
-def waiting_for_sessions() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_locks WHERE relation = 'django_session'::regclass AND NOT granted "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        return int(cursor.fetchone()[0])
-
-
-def metrics(site: Site) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{site.port}/metrics", timeout=60) as answer:
-        return str(answer.read().decode())
 
 
 def test_who_finds_no_place_is_told_when_to_come_again(start_site):
