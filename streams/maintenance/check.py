@@ -128,6 +128,8 @@ def repair(cursor: Any, stream: Stream) -> int:
         finding, found = _inspect(cursor, together)[0]
         if not found.is_mendable:
             raise SequenceUnfit(f"Stream {stream.name}: {found.sentence}")
+        if not any(fault.loses_facts for fault in found.faults):
+            move_forward(cursor, found.sequence, finding.wanted_sequence)  # for which nobody has to own the sequence
         if found.faults:
             hold(cursor, found.sequence)
             finding, found = _inspect(cursor, together)[0]  # nobody takes an ID any more
@@ -135,7 +137,6 @@ def repair(cursor: Any, stream: Stream) -> int:
             is_behind = found.last_value is None or found.last_value < wanted
             for statement in found.mending(wanted + 1 if is_behind else None):
                 cursor.execute(statement)
-        move_forward(cursor, found.sequence, finding.wanted_sequence)
         return stream.sequence_value(cursor)
 
 

@@ -157,6 +157,19 @@ def test_the_sites_role_says_who_mends_a_sequence_and_its_owner_does(site):
     site.manage("check_streams")
 
 
+def test_the_sites_role_moves_a_sequence_whose_start_it_cannot_mend(site):
+    with site.session("replsite_owner") as cursor:
+        cursor.execute(
+            "ALTER SEQUENCE streams_groupchange_seq START WITH 1; SELECT setval('streams_groupchange_seq', 1, false)"
+        )
+    done = site.manage("check_streams", "--repair", check=False)
+    assert done.returncode == 1 and "belongs to another role" in done.stderr
+    with site.session() as cursor:
+        (groups,) = [found for found in check.inspect_streams(cursor) if found.stream == "groups"]
+    assert (groups.sequence, groups.verdict) == (1, "sequence has START WITH 1, not START WITH 2")
+    site.manage("check_streams", "--repair", role="replsite_owner")
+
+
 def test_the_sites_role_moves_a_sequence_however_far(site, monkeypatch):
     """It may not take the lock that a jump needs, so it takes each ID."""
     monkeypatch.setattr(sequences, "STEPS_LIMIT", 0)
