@@ -146,8 +146,8 @@ class RoomHistory:
     # --- figures ------------------------------------------------------------------------------------------------
     @property
     def current_state_unresolved(self) -> bool:
-        """True if the state of a forward extremity is unknown. A room of rejected events or outliers alone has no extremity."""
-        return self._current is None and bool(self._extremities.current)
+        """True if the state of a forward extremity is unknown."""
+        return self._current is None
 
     @property
     def visibility_unresolved(self) -> bool:

@@ -146,8 +146,9 @@ def _room(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     table = "events_room"
     if should.create is not None:
         yield from _create(rows, should.create)
-    unresolved = should.current_group is None and bool(should.forward)
-    if rows.current_state_unresolved != unresolved:
+    unresolved = should.current_group is None
+    # A room without forward extremities has no current state, with the flag (as an import sets it) and without.
+    if should.forward and rows.current_state_unresolved != unresolved:
         stored = rows.current_state_unresolved
         yield Difference("state", table, rows.room_id, "current_state_unresolved", stored, unresolved)
 
