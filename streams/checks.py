@@ -29,7 +29,6 @@ from streams.replication.errors import BadAddress, BadRights
 from streams.replication.protocol.access import networks_of
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 from streams.replication.protocol.rights import RightsTable
-from streams.replication.redis.later_version import version_of
 from streams.runtime.command_line import SITE_CHECKS
 from streams.stream_object import Stream
 
@@ -269,11 +268,6 @@ def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
         RightsTable(conf.wire_rights)
     except BadRights as error:
         found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E034"))
-    try:
-        version_of(conf.redis_synapse_version)
-    except ValueError as error:
-        hint = "1.43 is the version of our own rows; docs/how-to/follow-a-real-synapse.md has what others get."
-        found.append(Error(f"REPLSITE_REDIS_SYNAPSE_VERSION: {error}.", hint=hint, id="streams.E018"))
     return [*found, *_check_tls_files(conf), *_check_retention(conf)]
 
 

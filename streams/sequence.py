@@ -5,6 +5,9 @@
 ``streams.declare.stream`` adds a ``StreamSequence`` to the constraints of its model. PostgreSQL has no such constraint.
 But Django keeps constraints in migrations, compares them with the model, and creates them with the table, which is all
 that a sequence needs.
+
+Migrations of projects have ``StreamSequence`` and ``CreateStreamSequence``. So their names and arguments stay, and what
+they create serves every later version.
 """
 
 from __future__ import annotations

@@ -78,7 +78,6 @@ __all__ = [
     "notify_queue_usage",
     "past_pooler",
     "prepare_session",
-    "publisher_key",
     "read_in_order",
     "reader_key",
     "ready_to_read",
@@ -696,10 +695,7 @@ def channel(cursor: Any, name: str) -> str:
 def _key(cursor: Any, kind: str, name: str) -> int:
     """Returns a 64-bit key for an advisory lock of this site. Two names have the same key with a chance of 1 in 10^19."""
     mark = schema_mark(cursor)
-    return _key_of(f"replsite.{kind}@{mark}:{name}" if mark else f"replsite.{kind}:{name}")
-
-
-def _key_of(text: str) -> int:
+    text = f"replsite.{kind}@{mark}:{name}" if mark else f"replsite.{kind}:{name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
@@ -734,14 +730,6 @@ def reader_key(cursor: Any, reader: str) -> int:
 def recorder_key(cursor: Any, name: str) -> int:
     """Returns the key of the session lock held by the process that records a foreign server under ``name``."""
     return _key(cursor, "recorder", name)
-
-
-def publisher_key(channel: str) -> int:
-    """Returns the key of the session lock held by the server that publishes on a Redis channel.
-
-    The key does not depend on the schema: only one server may publish on a channel, whichever site it belongs to.
-    """
-    return _key_of(f"replsite.publisher:{channel}")
 
 
 def trim_key(cursor: Any, stream: str) -> int:

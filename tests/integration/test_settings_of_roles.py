@@ -29,7 +29,7 @@ from tests.integration.test_restore import restore, stored
 from tests.support.impatient_server import impatient
 from tests.support.made_rooms import public_room
 from tests.support.persisted_rooms import persist_all
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
 from tests.support.writing import append, ids, linear, stream
 
@@ -73,7 +73,7 @@ def test_appends_are_stored_read_and_followed(settings_of_role, start_manage):
         (first,) = stream().append(fact)
         with transaction.atomic():
             last = append(2)[-1]
-        client.read_until(f"RDATA caches master {last} ", 20)
+        client.read_until(f"RDATA caches master {last} ")
         assert len(client.of("RDATA caches master")) == 3
     fact.refresh_from_db()
     assert (fact.cache_name, fact.keys) == (TEXT, [TEXT, None])
@@ -172,7 +172,11 @@ def test_migrations_can_be_applied(settings_of_role, database_url, run_manage):
         cursor.execute("CREATE SCHEMA anew")
     try:
         done = run_manage(
-            "migrate", "-v", "0", timeout=120, env={"DATABASE_URL": f"{database_url}?options=-csearch_path%3Danew"}
+            "migrate",
+            "-v",
+            "0",
+            timeout=2 * DEADLINE_SECONDS,
+            env={"DATABASE_URL": f"{database_url}?options=-csearch_path%3Danew"},
         )
         assert done.returncode == 0, done.stderr
     finally:
@@ -182,11 +186,11 @@ def test_migrations_can_be_applied(settings_of_role, database_url, run_manage):
 
 def test_a_schema_in_which_everybody_may_make_functions_is_found(run_manage):
     """So it is in a database that was made before PostgreSQL 15."""
-    assert "streams.W018" not in run_manage("check", "--database", "default", timeout=60).stderr
+    assert "streams.W018" not in run_manage("check", "--database", "default", timeout=DEADLINE_SECONDS).stderr
     with connection.cursor() as cursor:
         cursor.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     try:
-        done = run_manage("check", "--database", "default", timeout=60)
+        done = run_manage("check", "--database", "default", timeout=DEADLINE_SECONDS)
         assert "streams.W018" in done.stderr and "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in done.stderr
     finally:
         with connection.cursor() as cursor:

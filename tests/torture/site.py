@@ -21,7 +21,7 @@ import psycopg2
 
 from replsite.postgres.launcher import LaunchSettings, ensure_running, release
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.logs import checksum
 from tests.torture.processes import Nursery
 from tests.torture.streams import STREAMS
@@ -51,14 +51,14 @@ class Site:
         """End all processes, and let the server stop."""
         self.nursery.close()
         release(self._settings.data_dir)
-        wait_until(lambda: not self._settings.folder.has_keeper(), 60, "the server to stop")
+        wait_until(lambda: not self._settings.folder.has_keeper(), what="the server to stop")
 
     def manage(self, *arguments: str) -> str:
         """Run a command to its end; its stdout."""
         ensure_running(self._settings)
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
-            cwd=PROJECT, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=PROJECT, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             raise AssertionError(f"manage.py {' '.join(arguments)}: status {done.returncode}: {done.stderr[-2000:]}")
