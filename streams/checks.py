@@ -21,6 +21,7 @@ from streams.conf import StreamSettings, stream_settings
 from streams.core.declaration import quoted
 from streams.core.names import check_name
 from streams.db import driver
+from streams.db.session_settings import RELIED_ON
 from streams.facts import Fact, FactQuerySet, keys_that_cascade
 from streams.models import StreamPosition
 from streams.models.read_only import ReadOnlyQuerySet
@@ -108,6 +109,8 @@ def check_session(
 
     Runs with ``check --database`` and with ``migrate``. Each of the following is reported:
 
+    * Behind a pooler, sessions begin with settings that our statements cannot work with, such as ``array_nulls = off``.
+      Sessions of others set these for themselves, but a pooler lends other sessions for the next transactions.
     * The streams' database has another encoding than UTF-8, so some texts cannot be stored.
     * Every role may make functions in our schema. A function ``lower(varchar)`` would be called instead of
       ``lower(text)``, with the rights of the site.
@@ -123,6 +126,8 @@ def check_session(
             has_streams = alias in {stream_settings().database, *(stream.database for stream in registry.all_streams())}
             if has_streams and (refusal := driver.wrong_encoding(connections[alias].connection)):
                 found.append(Error(refusal, id="streams.E035"))
+            if connections[alias].settings_dict.get("DIRECT"):
+                found += _settings_behind_pooler(cursor, alias)
             cursor.execute(
                 "SELECT n.nspname FROM pg_namespace n CROSS JOIN aclexplode(n.nspacl) AS given "
                 "WHERE n.nspname = ANY (current_schemas(false)) AND given.grantee = 0 AND given.privilege_type = 'CREATE'"
@@ -152,6 +157,16 @@ def check_session(
                 hint = "A trigger of it may lose rows that are acknowledged: append to an ordinary table, and read from a view."
                 found.append(Warning(text, hint=hint, id="streams.W020"))
     return found
+
+
+def _settings_behind_pooler(cursor: Any, alias: str) -> Iterator[CheckMessage]:
+    cursor.execute("SELECT name, reset_val FROM pg_settings WHERE name = ANY(%s)", [list(RELIED_ON)])
+    for name, value in cursor.fetchall():
+        is_exact = name == "extra_float_digits" and int(value) > 0
+        if not value.startswith(RELIED_ON[name]) and not is_exact:
+            text = f"Sessions of the database {alias!r} begin with {name} = {value}, and a pooler lends them."
+            hint = f"Statements rely on {RELIED_ON[name]}: ALTER ROLE … SET {name} = '{RELIED_ON[name]}'."
+            yield Error(text, hint=hint, id="streams.E033")
 
 
 @register(SITE_CHECKS)

@@ -246,7 +246,8 @@ def prepare_session(wrapper: BaseDatabaseWrapper) -> None:
     """Sets keepalives and what our statements rely on in the new session of Django's connection."""
     if _must_begin_anew(wrapper.connection):
         options = wrapper.settings_dict["OPTIONS"]
-        options["options"] = with_relied_on(_options_of(options))
+        # A pooler refuses the others.
+        options["options"] = f"{_options_of(options)} -c standard_conforming_strings=on".strip()
         wrapper.close()
         wrapper.connect()  # calls this function for the new session
         return

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 from django.db import connection, transaction
 from django.db.backends.postgresql.base import Database
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from events.models import Event
 from events.models.summaries import RoomSummary
@@ -17,7 +18,9 @@ from pipeline.source import read_rows
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
 from streams.catalog.models import CacheInvalidation
+from streams.checks import check_session
 from streams.db import driver
+from streams.db.session_settings import RELIED_ON
 from streams.testing import forget_writers
 from streams.writing.process import current_writer
 from tests.integration.test_archive import purge
@@ -117,6 +120,22 @@ def test_a_text_stays_one_whatever_backslashes_are(settings_of_role):
             with own.cursor() as cursor:
                 cursor.execute(r"SELECT %s::text[], '\\'", [texts])
                 assert cursor.fetchone() == (texts, "\\\\")
+
+
+def test_a_pooler_that_lends_sessions_with_other_settings_is_found(monkeypatch):
+    """What a session sets for itself does not hold for the next transaction, which has another one."""
+
+    def found() -> list[str]:
+        return [message.msg for message in check_session(None, ["default"]) if message.id == "streams.E033"]
+
+    with impatient(**(FORMS | STRINGS | {"extra_float_digits": "3"})):
+        assert found() == []
+        monkeypatch.setitem(connection.settings_dict, "DIRECT", {"PORT": connection.settings_dict["PORT"]})
+        connection.settings_dict["OPTIONS"].pop("options", None)
+        connection.close()
+        wrong = {name for name in RELIED_ON if any(f" {name} = " in text for text in found())}
+        assert wrong == {*RELIED_ON} - {"extra_float_digits", *([] if is_psycopg3 else ["standard_conforming_strings"])}
+    assert found() == []
 
 
 def test_durations_and_floats_are_read(settings_of_role):
