@@ -1,4 +1,7 @@
-"""Functions and a table of streams whose open appends PostgreSQL knows (``streams.holds``). No stream uses them yet."""
+"""Functions and a table of streams whose open appends PostgreSQL knows (``streams.holds``). No stream uses them yet.
+
+Older processes: know none of them, and no table of theirs changes.
+"""
 
 from django.db import migrations
 
