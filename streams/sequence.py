@@ -5,6 +5,9 @@
 ``streams.declare.stream`` adds a ``StreamSequence`` to the constraints of its model. PostgreSQL has no such constraint.
 But Django keeps constraints in migrations, compares them with the model, and creates them with the table, which is all
 that a sequence needs.
+
+Migrations of projects have ``StreamSequence`` and ``CreateStreamSequence``. So their names and arguments stay, and what
+they create serves every later version.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.backends.ddl_references import Statement, Table
 from django.db.migrations.operations import RunSQL
 from django.db.models import BaseConstraint
+
+from streams.core.declaration import quoted
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -153,14 +158,18 @@ def sequence_parts(stream: str, id_field: str, model: Any, schema_editor: Any) -
     table, quote = model._meta.db_table, schema_editor.quote_name
     return {
         "name": sequence_of(stream),
-        "stream": "'" + stream.replace("'", "''") + "'",
+        "stream": _literal(stream),
         "table": Table(table, quote),
-        "literal": Table(table, lambda name: f"'{quote(name)}'"),
+        "literal": Table(table, lambda name: _literal(quote(name))),
         "before": Table(table, sequence_of),
         "column": quote(model._meta.get_field(id_field).column),
         "length": len(_SUFFIX),
         "suffix": _SUFFIX,
     }
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 class CreateStreamSequence(RunSQL):
@@ -174,7 +183,7 @@ class CreateStreamSequence(RunSQL):
         name = sequence_of(table)
         has_one = (
             "SELECT FROM pg_depend d JOIN pg_class s ON s.oid = d.objid WHERE s.relkind = 'S' AND d.deptype = 'a' "
-            f"AND d.refobjid = to_regclass('\"{table}\"') AND right(s.relname, {len(_SUFFIX)}) = '{_SUFFIX}'"
+            f"AND d.refobjid = to_regclass({_literal(quoted(table))}) AND right(s.relname, {len(_SUFFIX)}) = '{_SUFFIX}'"
         )
         super().__init__(
             f"DO $stream$ BEGIN IF NOT EXISTS ({has_one}) THEN "

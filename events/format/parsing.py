@@ -2,7 +2,8 @@
 
 A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}``. A wrapper may also have
 ``event_id``, ``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering``; other keys are ignored. The
-stored bytes of an event are the exact substring of the line that has the event. Each line is parsed on its own, in time
+stored bytes of an event are the exact substring of the line that has the event. A byte order mark before it is ignored
+(RFC 8259, 8.1). Each line is parsed on its own, in time
 linear in its length.
 
 If the content does not match its hash, the event was redacted or tampered with on the way, and no signature covers its
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from events.errors import EventRefused, NotCanonical, Reason
 from events.format import hashes
 from events.format.canonical_json import encode_examined, examine
+from events.format.foreign_forms import BYTE_ORDER_MARK, what_it_is
 from events.format.redaction import pruned_fields
 from events.format.strict_json import decode_event, decode_plain, decode_stored
 from state.errors import UnknownRoomVersion
@@ -218,16 +220,29 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
     lines first. No entry is needed for a bare create event, or for a bare event whose room ID names no server (version
     12).
     """
-    text = line.strip(b" \t\r\n")
+    text = _stripped(line)
     if len(text) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(text)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
+    try:
+        return _parse_text(text, versions or {})
+    except EventRefused as refused:
+        if refused.reason in (Reason.NOT_JSON, Reason.NOT_AN_OBJECT) and (what := what_it_is(text)) is not None:
+            raise EventRefused(refused.reason, f"the line is {what}") from None
+        raise
+
+
+def _parse_text(text: bytes, versions: Mapping[str, str]) -> ParsedEvent:
     wrapper = _split(text)
     if wrapper is None:
         plain = decode_plain(text)
         event = decode_event(text) if plain is None else plain
-        return parse_event(text, event, _bare_version(event, versions or {}), plain=plain is not None)
+        return parse_event(text, event, _bare_version(event, versions), plain=plain is not None)
     raw = bytes(wrapper.json) if isinstance(wrapper.json, msgspec.Raw) else b""
-    return _parse_wrapped(raw, wrapper, versions or {})
+    return _parse_wrapped(raw, wrapper, versions)
+
+
+def _stripped(text: bytes) -> bytes:
+    return text.removeprefix(BYTE_ORDER_MARK).strip(b" \t\r\n")
 
 
 def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
@@ -238,7 +253,7 @@ def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] 
     """
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(json)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
-    return _parse_wrapped(json.strip(b" \t\r\n"), _Line(**told), versions or {})
+    return _parse_wrapped(_stripped(json), _Line(**told), versions or {})
 
 
 def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tuple[str, str] | None:

@@ -55,8 +55,8 @@ def decode_event(text: bytes) -> dict[str, Any]:
         event = on_own_stack(_DECODER.decode, text)
     except RecursionError:
         raise EventRefused(Reason.TOO_DEEP, "nested deeper than any event needs to be") from None
-    except UnicodeDecodeError as error:
-        raise EventRefused(Reason.BAD_UNICODE, f"not UTF-8: {error.reason} at byte {error.start}") from None
+    except UnicodeDecodeError:  # its place is in a string of the text
+        raise EventRefused(Reason.BAD_UNICODE, _not_utf_8(text)) from None
     except ValueError as error:  # msgspec's own errors are ValueErrors too
         raise _why_unreadable(text, error) from None
     if type(event) is not dict:
@@ -111,8 +111,13 @@ def _no_number(_: str) -> None:
 
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
     """Returns the error, with its reason, for a text that the fast parser could not read."""
+    # Decoded here: given bytes, ``json.loads`` would read UTF-16 and a byte order mark as well.
+    if reason := _not_utf_8(text):
+        return EventRefused(Reason.NOT_JSON, reason)
     try:
-        on_own_stack(json.loads, text, parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant)
+        on_own_stack(
+            json.loads, text.decode(), parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant
+        )
     except RecursionError:
         return EventRefused(Reason.TOO_DEEP, "nested deeper than any event needs to be")
     except EventRefused as refused:
@@ -121,7 +126,16 @@ def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
         return EventRefused(Reason.NOT_JSON, str(error))
     if "out of range" in str(error):
         return EventRefused(Reason.BAD_NUMBER, str(error))
-    return EventRefused(Reason.BAD_UNICODE, f"{error} (a lone surrogate escape, most likely)")
+    return EventRefused(Reason.BAD_UNICODE, "a lone surrogate escape: \\ud800 to \\udfff count in pairs only")
+
+
+def _not_utf_8(text: bytes) -> str:
+    """Returns where the text is no UTF-8, or ""."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    return ""
 
 
 def _refuse_constant(name: str) -> None:

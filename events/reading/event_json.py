@@ -1,6 +1,6 @@
-"""Loads stored events in the form that timelines, sync and federation give out.
+"""Loads stored events in the form that timelines and sync give out.
 
-Timelines, sync and federation each find the rows by a query of their own. ``SERVED`` and ``SERVED_JSON`` add the
+Timelines and sync each find the rows by a query of their own. ``SERVED`` and ``SERVED_JSON`` add the
 columns that are given out, so a page needs a single query, redactions included. Nothing here checks who may see an
 event. The query that finds the rows must check this (``events.visibility.predicate_sql``).
 """
@@ -34,8 +34,7 @@ class ServedEvent(msgspec.Struct, frozen=True):
     (``topological_ordering``, ``stream_ordering``) is its place in the room, by which clients can sort.
 
     If ``redacted_by`` is set, a redaction applies, and every user and server gets the pruned form. If ``pruned`` is
-    true, the user or server of the query gets the pruned form: the sender is erased, or the server may not see the
-    content.
+    true, the user of the query gets the pruned form, because the sender is erased.
     """
 
     event_id: str
@@ -88,10 +87,6 @@ class ServedEvent(msgspec.Struct, frozen=True):
         if self.pruned or self.redacted_by is not None:
             return pruned_json(self.json, self.room_version)
         return self.json
-
-    def as_pruned(self) -> ServedEvent:
-        """Returns the event for a user or server that gets only its pruned form."""
-        return msgspec.structs.replace(self, pruned=True)
 
 
 def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:

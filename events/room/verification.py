@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from events.errors import EventRefused, Reason, UnusableKeys
+from events.format.foreign_forms import BYTE_ORDER_MARK
 from events.format.parsing import ParsedEvent
 from events.format.redaction import pruned_fields
 from events.format.signatures import is_public_key, signatures_of, verify_keys
@@ -78,7 +79,8 @@ class KeyRing:
         Raises ``UnusableKeys``, also if a server or a key occurs twice: otherwise one of the two would silently be ignored.
         """
         try:
-            found = decode_event(text.encode() if isinstance(text, str) else text)
+            encoded = text.encode() if isinstance(text, str) else text
+            found = decode_event(encoded.removeprefix(BYTE_ORDER_MARK))
         except UnicodeEncodeError as error:
             raise UnusableKeys(f"no JSON: {error}") from None
         except EventRefused as error:

@@ -199,6 +199,7 @@ class PurgeOrphansKind(JobKind):
             in_form="its ID; none: all rooms",
         ),
         dry_run("only say how much would be deleted"),
+        YES,
         JSON,
     )  # fmt: skip
 
@@ -255,7 +256,7 @@ class PurgeRetentionKind(JobKind):
 
     name = "purge retention"
     help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
-    arguments = (*ARCHIVE, dry_run("only say how much would be deleted"), JSON)
+    arguments = (*ARCHIVE, dry_run("only say how much would be deleted"), YES, JSON)
 
     def check_together(self, checked: dict[str, Any]) -> None:
         """Raises ``UnusableArguments`` if ``spark`` or ``master`` is given without a folder for an archive."""

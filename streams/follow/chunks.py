@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from streams import registry
 from streams.errors import UnusableFact
+from streams.facts import all_rows
 from streams.instances import row_of_this_version
 from streams.replication.protocol.ordering import FollowedRow
 
@@ -141,7 +142,7 @@ class Chunk:
             model = by_table[table.name]
             id_field = getattr(model, "id_field", table.id_column)
             order = [id_field, table.then_by] if table.then_by else [id_field]
-            query = model._default_manager.using(self._using).filter(**{f"{id_field}__in": [t * sign for t in wanted]})
+            query = all_rows(model, self._using).filter(**{f"{id_field}__in": [t * sign for t in wanted]})
             for instance in query.order_by(*order):
                 found.setdefault(getattr(instance, id_field) * sign, []).append(instance)
         return found

@@ -11,7 +11,7 @@ from tests.support.browsing import BROWSER, keep, log_in, luminance
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.stored_rooms import store_room
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.unit.replsite.management.commands.test_completion import completed, written
 
 PAGE = (PROJECT / "docs" / "how-to" / "complete-commands.md").read_text()
@@ -24,7 +25,11 @@ def test_the_commands_of_the_page_put_the_script_there(tmp_path: Path, shell: st
     block = next(block for block in BLOCKS if f"completion {shell}" in block)
     command = block.replace(".venv/bin/python", sys.executable)
     subprocess.run(
-        ["bash", "-ec", command], cwd=PROJECT, env={**os.environ, "HOME": str(tmp_path)}, timeout=120, check=True
+        ["bash", "-ec", command],
+        cwd=PROJECT,
+        env={**os.environ, "HOME": str(tmp_path)},
+        timeout=2 * DEADLINE_SECONDS,
+        check=True,
     )
     text = (tmp_path / file).read_text()
     assert "import_events" in text and "manage.py" in text

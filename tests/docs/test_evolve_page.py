@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.shop_settings import SHOP_SETTINGS
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = (PROJECT / "docs" / "how-to" / "evolve-a-stream.md").read_text()
@@ -89,7 +89,7 @@ class Program:
     def end(self) -> None:
         with self.process:
             self.process.stdin.close()  # type: ignore[union-attr]
-            self.process.wait(60)
+            self.process.wait(DEADLINE_SECONDS)
 
     def python(self, code: str, *, fails: bool = False) -> str:
         """What the code printed, or its error."""
@@ -221,11 +221,9 @@ def with_server(older: Program, newer: Program) -> None:
             address = (server.stdout.readline() if server.stdout else "").split("=")[1].strip()
             with newer.start("-m", "django", "runhandlers", "--server", f"tcp://{address}", stdout=said) as reader:
                 try:
-                    wait_until(lambda: "ready" in out.read_text(), 120)
+                    wait_until(lambda: "ready" in out.read_text(), 2 * DEADLINE_SECONDS)
                     older.append(order_id="wire", customer="zoe")
-                    found = wait_until(
-                        lambda: [row for row in rows_in(out.read_text()) if row["order_id"] == "wire"], 60
-                    )
+                    found = wait_until(lambda: [row for row in rows_in(out.read_text()) if row["order_id"] == "wire"])
                 finally:
                     reader.terminate()
         finally:

@@ -14,7 +14,7 @@ from streams.models import StoredCursor
 from streams.replication.client.connection import TcpConnector
 from streams.replication.transport.addresses import Address
 from tests.support.effects import effects, effects_table, running, take
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import start_replication
 from tests.support.writing import append, terminate, wait_for_linear
 
@@ -117,7 +117,7 @@ def test_a_process_that_is_stopped_leaves_the_rest_to_the_next_one(parked):
     with running(handler(stop_after_one)) as runs:
         readers.append(runs.reader)
         ask_retry("r", by="ann")
-        runs.thread.join(60)
+        runs.thread.join(DEADLINE_SECONDS)
     assert effects() == parked[:1]
     cursor = StoredCursor.objects.get(reader="r")
     assert (cursor.retry_asked_by, cursor.retry_began_at, cursor.retry_result) == ("ann", None, "")

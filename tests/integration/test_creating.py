@@ -20,6 +20,7 @@ from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.support.made_rooms import MadeRoom
 from tests.support.persisted_rooms import current_state, extremities, incoming, persist, ranges, replayed_state
 from tests.support.signed_events import event_is_signed
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db
 
@@ -370,7 +371,7 @@ def test_senders_at_once_build_on_each_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(2 * DEADLINE_SECONDS)
     assert errors == []
     events = Event.objects.filter(room_id=room.room_id).order_by("stream_ordering")
     assert [event.topological_ordering for event in events] == list(range(1, 30))

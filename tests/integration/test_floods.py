@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,8 +22,8 @@ from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LO
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
-from tests.support.waiting import wait_until
-from tests.support.websocket_client import WebSocketClient, session_cookie
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.websocket_client import WebSocketClient, handshake, session_cookie
 from tests.support.wire_client import positioned, ready_ports
 from tests.support.writing import append, sessions
 
@@ -63,6 +64,7 @@ def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
 # --- what waits for a client ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.memory
 def test_requests_that_are_sent_ahead_wait_for_the_client_to_take_the_answers(start_site):
     """A thousand answers of a third of a megabyte waited for a client that read none of them."""
     site = start_site()
@@ -245,6 +247,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n
 
 
 @pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;" + b"a" * 900 + b"\r\nx\r\n"], ids=["bytes", "extensions"])
+@pytest.mark.speed
 def test_a_body_of_tiny_chunks_costs_little(start_site, chunk):
     """Sixty thousand chunks of a byte were taken apart one by one, on the loop that everybody is answered on."""
     site = start_site()
@@ -272,6 +275,7 @@ def test_a_body_of_short_chunks_is_taken(start_site):
         assert int(client.recv(100).split(b" ")[1]) in {302, 403, 404}
 
 
+@pytest.mark.speed
 def test_forms_are_not_taken_apart_on_the_loop(start_site):
     """A form of a million fields was, before Django saw it: seconds in which nobody was answered."""
     site = start_site()
@@ -321,6 +325,7 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("kind", FRAMES)
+@pytest.mark.memory
 def test_a_viewer_that_floods_is_cut(start_site, kind):
     """It kept the loop busy for seconds: `/health/live` took six, and what it said waited in memory."""
     site = start_site()
@@ -344,6 +349,7 @@ def test_a_viewer_that_floods_is_cut(start_site, kind):
     assert seen.memory - before < 30_000_000
 
 
+@pytest.mark.memory
 def test_what_is_said_before_a_handshake_is_answered_has_a_bound(start_site):
     """It waited in memory for as long as the session was read."""
     site = start_site()
@@ -383,6 +389,44 @@ def test_made_up_cookies_take_no_connections_from_writers(start_site):
     assert found.count(302) >= 50
 
 
+def test_a_crowd_of_handshakes_takes_few_connections_and_keeps_no_viewer_out(start_site):
+    """All were read in one thread, each on a new connection of an embedded server: 1,500 kept a viewer out for 30 s."""
+    site, number = start_site(), 100
+    cookie = session_cookie(User.objects.create_superuser("boss"))
+    made_up = handshake(site.port, "sessionid=madeupabcdefghijklmnopqrstuvwxyz")
+    before = len(sessions())
+    with connection.cursor() as cursor, contextlib.ExitStack() as stack:
+        cursor.execute("BEGIN")
+        cursor.execute("LOCK TABLE django_session")
+        crowd = [stack.enter_context(connect(site.port, made_up, address="127.0.0.2")) for _ in range(number)]
+        wait_until(lambda: waiting_for_sessions() == 4, what="as many are read as there are places")
+        assert status_of(site.port, "/admin/login/") == 200
+        assert len(sessions()) <= before + 4 + 6  # the page's, and the site's own
+        wait_until(lambda: 'replsite_requests_at_work{lane="handshakes"} 4.0' in metrics(site))
+        cursor.execute("ROLLBACK")
+        wait_until(lambda: is_let_in(site.port, cookie), what="a viewer is let in, as its browser tries again")
+        assert {one.recv(100).split(b" ")[1] for one in crowd} == {b"403"}
+
+
+def is_let_in(port: int, cookie: str) -> bool:
+    with connect(port, handshake(port, cookie)) as viewer:
+        return viewer.recv(100).startswith(b"HTTP/1.1 101 ")
+
+
+def waiting_for_sessions() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks WHERE relation = 'django_session'::regclass AND NOT granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def metrics(site: Site) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{site.port}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
 def test_who_finds_no_place_is_told_when_to_come_again(start_site):
     """A lock holds every page; what needs no database is answered all the same."""
     site = start_site(REPLSITE_REQUEST_LIMIT="2")
@@ -396,7 +440,7 @@ def test_who_finds_no_place_is_told_when_to_come_again(start_site):
         assert status_of(site.port) == 200
         assert status_of(site.port, STATIC) == 200
         assert status_of(site.port, "/metrics") == 200
-        late.settimeout(30)
+        late.settimeout(DEADLINE_SECONDS)
         answer = late.recv(1000)
         cursor.execute("ROLLBACK")
     assert answer.startswith(b"HTTP/1.1 503 ")
@@ -407,6 +451,7 @@ def test_who_finds_no_place_is_told_when_to_come_again(start_site):
     late.close()
 
 
+@pytest.mark.memory
 def test_scrapes_at_once_share_one_rendering(start_site):
     site = start_site()
     assert status_of(site.port, "/metrics") == 200
@@ -438,7 +483,7 @@ def test_a_port_of_metrics_is_answered_whatever_its_clients_do(start_site, free_
     assert set(seen.statuses) == {200}
     ours = {one.getsockname()[1] for one in half + deaf}
     process = psutil.Process(site.id)
-    wait_until(lambda: not ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr}, 60)
+    wait_until(lambda: not ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr})
     for one in half + deaf:
         one.close()
 
@@ -455,6 +500,7 @@ def test_who_has_its_metrics_and_stays_gives_way(start_site, free_port):
         one.close()
 
 
+@pytest.mark.speed
 def test_the_description_of_the_api_is_made_once(start_site):
     """Anybody may ask for it: 300 at once kept `/health/live` waiting for eight seconds."""
     site = start_site()
@@ -482,6 +528,7 @@ def test_a_port_of_metrics_answers_other_methods(start_site, free_port, said, an
     assert found.endswith(b"\r\n\r\n"), "no body"
 
 
+@pytest.mark.memory
 def test_bodies_that_wait_have_a_bound(start_site):
     site = start_site(REPLSITE_HTTP_BUFFER_LIMIT_BYTES="20000000")
     before = site.memory()

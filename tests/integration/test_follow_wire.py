@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,9 @@ from tests.support.proxy import proxy_to
 from tests.support.waiting import wait_until
 from tests.support.wire_client import start_replication
 from tests.support.writing import append, ids, session, stream, wait_for_linear
+
+#: Roles belong to the whole server.
+SEES_POSITIONS = f"sees_positions_{os.getpid()}"
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,7 +56,7 @@ def test_facts_before_and_after_the_start_have_their_effect_once(port, view):
     with running(handler(view=view, chunk_rows=2), server=server(port)) as runs:
         for _ in range(10):
             append(3)
-        wait_until(lambda: len(effects()) >= 35 or runs.error, 60)
+        wait_until(lambda: len(effects()) >= 35 or runs.error)
         assert effects() == ids()
         assert runs.error is None
     assert StoredCursor.objects.get().base >= ids()[-1]
@@ -69,7 +73,7 @@ def test_nothing_is_missed_or_repeated_over_cuts_and_restarts(port, view):
                         proxy.cut()
         append(3)
         with running(handler(view=view), server=server(proxy.port)) as runs:
-            wait_until(lambda: len(effects()) >= len(ids()) or runs.error, 60)
+            wait_until(lambda: len(effects()) >= len(ids()) or runs.error)
     assert effects() == ids()
 
 
@@ -82,7 +86,7 @@ def test_a_fact_that_cannot_be_taken_is_parked(port):
             raise ValueError("poison")
 
     with running(handler(poison, on_failure=OnFailure.PARK, attempts=2), server=server(port)) as runs:
-        wait_until(lambda: len(effects()) >= 8 or runs.error, 60)
+        wait_until(lambda: len(effects()) >= 8 or runs.error)
     assert effects() == [number for number in wanted if number != wanted[4]]
     assert [parked.token for parked in parked_facts("r")] == [wanted[4]]
 
@@ -94,7 +98,7 @@ def test_a_handler_that_gives_up_stops_the_reader_in_front_of_the_fact(port):
         raise ValueError
 
     with running(handler(fail, attempts=1), server=server(port)) as runs:
-        wait_until(lambda: runs.error, 60)
+        wait_until(lambda: runs.error)
     assert isinstance(runs.error, HandlerFailed)
     assert StoredCursor.objects.get().base < wanted[0]
 
@@ -106,7 +110,7 @@ def test_a_reader_below_the_mark_is_told_to_resync(port):
     with session() as cursor:
         list(trim(cursor, TrimRequest(stream(), Keep(facts=1), ignored=("r",), settle_seconds=0)))
     with running(handler(), server=server(port)) as runs:
-        wait_until(lambda: runs.error, 60)
+        wait_until(lambda: runs.error)
     assert isinstance(runs.error, ResyncNeeded)
     assert effects() == []
 
@@ -116,30 +120,30 @@ def test_after_a_restore_a_reader_that_lives_on_begins_again_or_says_why_not(por
     """Its follower would take facts under IDs that were given out again for those that it has handled."""
     append(2)
     with proxy_to(port) as proxy, running(handler(atomic=atomic), server=server(proxy.port)) as runs:
-        wait_until(lambda: len(effects()) == 2 or runs.error, 60)
+        wait_until(lambda: len(effects()) == 2 or runs.error)
         with session() as cursor:
             word = begin_epoch(cursor, "restored by the test")
         proxy.cut()
         append(1)
         if atomic:
-            wait_until(lambda: len(effects()) == 3 or runs.error, 60)
+            wait_until(lambda: len(effects()) == 3 or runs.error)
             assert (runs.error, StoredCursor.objects.get().epoch) == (None, word)
         else:
-            wait_until(lambda: runs.error or len(effects()) == 3, 60)
+            wait_until(lambda: runs.error or len(effects()) == 3)
             assert isinstance(runs.error, EpochChanged)
 
 
 def test_missed_facts_are_told_to_who_may_not_see_the_epoch():
     catch_up = TableCatchUp("default", "test")
     with session() as cursor:
-        cursor.execute("CREATE ROLE sees_positions; GRANT SELECT ON streams_streamposition TO sees_positions")
+        cursor.execute(f"CREATE ROLE {SEES_POSITIONS}; GRANT SELECT ON streams_streamposition TO {SEES_POSITIONS}")
         try:
             with catch_up._connection.cursor() as own:
-                own.execute("SET ROLE sees_positions")
+                own.execute(f"SET ROLE {SEES_POSITIONS}")
             assert set(asyncio.run(catch_up.writers(["caches"]))) == {"caches"}
             asyncio.run(catch_up.close())
         finally:
-            cursor.execute("DROP OWNED BY sees_positions; DROP ROLE sees_positions")
+            cursor.execute(f"DROP OWNED BY {SEES_POSITIONS}; DROP ROLE {SEES_POSITIONS}")
 
 
 def rows(*pairs: tuple[str, int]) -> list[FollowedRow]:

@@ -21,7 +21,7 @@ from streams.replication.transport.addresses import Address
 from streams.runtime import logs
 from streams.testing import as_instance
 from tests.support.proxy import proxy_to
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import start_replication
 from tests.support.writing import append, fact, stored, stream, wait_for_linear
 
@@ -68,7 +68,7 @@ class Followed:
     def stop(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.follower.finish)
-        self._thread.join(60)
+        self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive()
 
     def tokens(self) -> list[int]:
@@ -312,7 +312,7 @@ def test_rows_that_the_handler_has_not_taken_yet_are_told_as_queued(port):
 
     with following(port, handle=handle) as followed:
         append(3)
-        assert busy.wait(60)
+        assert busy.wait(DEADLINE_SECONDS)
         assert followed.follower.queued() == {"caches": 3}
         go_on.set()
         wait_until(lambda: followed.follower.queued() == {})

@@ -341,6 +341,7 @@ def persisting(batch):
     return lambda: persist(batch)
 
 
+@pytest.mark.speed
 def test_chain_of_events_takes_linear_time():
     def make(size):
         made = public_room()
@@ -351,6 +352,7 @@ def test_chain_of_events_takes_linear_time():
     assert_linear(make, 150)
 
 
+@pytest.mark.speed
 def test_many_prev_events_take_linear_time():
     def make(size):
         made = public_room("2")
@@ -363,6 +365,7 @@ def test_many_prev_events_take_linear_time():
     assert_linear(make, 150)
 
 
+@pytest.mark.speed
 def test_cycle_takes_linear_time():
     def make(size):
         made = public_room("2")
@@ -373,6 +376,7 @@ def test_cycle_takes_linear_time():
     assert_linear(make, 150)
 
 
+@pytest.mark.speed
 def test_chain_of_refused_events_takes_linear_time():
     def make(size):
         made = public_room()
@@ -397,6 +401,7 @@ def test_chain_of_refused_events_takes_linear_time():
     ],
     ids=["digits", "list", "escapes", "duplicates", "brackets", "surrogates"],
 )
+@pytest.mark.speed
 def test_text_takes_linear_time(before, unit, after):
     message = MadeRoom().message()
 

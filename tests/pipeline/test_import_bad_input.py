@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from events.models import Event, PurgedRoom, Room
-from pipeline.models import QuarantinedLine
+from pipeline.errors import UnusableSource
+from pipeline.models import Job, QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.support.room_data import event_lines, stored_events
 
@@ -113,6 +114,18 @@ def test_history_goes_to_the_backward_stream_in_the_given_order(tmp_path, rows):
         ("backfill", True),
         ("caches", False),
     ]
+
+
+def test_byte_order_marks_are_ignored_wherever_files_were_joined(tmp_path):
+    mark, lines = b"\xef\xbb\xbf", event_lines("v11_gap")
+    outcome = run_import(write_lines(tmp_path / "in", mark + lines[0], *lines[1:5], mark + lines[5], *lines[6:], mark))
+    assert (outcome.imported, outcome.quarantined) == (len(lines), 0)
+
+
+def test_a_file_of_another_form_is_refused_before_anything_begins(tmp_path):
+    with pytest.raises(UnusableSource, match="is a JSON array"):
+        run_import(write_lines(tmp_path / "in", b"[" + b",".join(event_lines("v11_gap")) + b"]"))
+    assert not Job.objects.exists()
 
 
 def test_a_file_without_events_is_no_error(tmp_path):

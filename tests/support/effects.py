@@ -11,7 +11,7 @@ from django.db import connection
 from streams.follow import Chunk, Reader
 from streams.follow.handlers import Handler
 from streams.replication.client.connection import Connector
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import session
 
 TABLE = "test_effects"
@@ -73,5 +73,5 @@ def running(*handlers: Handler, name: str = "r", server: Connector | None = None
         yield runs
     finally:
         runs.reader.stop()
-        runs.thread.join(60)
+        runs.thread.join(DEADLINE_SECONDS)
         assert not runs.thread.is_alive()

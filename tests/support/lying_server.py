@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from streams.conf import stream_settings
 from streams.replication.client.connection import TcpConnector
 from streams.replication.transport.addresses import Address
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class LyingServer:
@@ -51,4 +52,4 @@ def lying_server(said: str) -> Iterator[LyingServer]:
         yield server
     finally:
         server.close()
-        thread.join(10)
+        thread.join(DEADLINE_SECONDS)

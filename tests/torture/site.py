@@ -16,6 +16,7 @@ from typing import Any
 
 from replsite.postgres.launcher import ensure_running
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.torture.logs import checksum
 from tests.torture.own_postgres import OwnPostgres
 from tests.torture.processes import Nursery
@@ -51,7 +52,7 @@ class Site(OwnPostgres):
         ensure_running(self._settings)
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
-            cwd=PROJECT, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=PROJECT, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             raise AssertionError(f"manage.py {' '.join(arguments)}: status {done.returncode}: {done.stderr[-2000:]}")

@@ -12,6 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from replsite.management.commands.completion import own_commands, whole_parser
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def written(shell: str, folder: Path) -> Path:
@@ -37,7 +38,7 @@ def completed(script: Path, typed: str) -> list[str]:
         $function
         printf '%s\\n' "${{COMPREPLY[@]}}"
     """
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -84,7 +85,7 @@ def test_what_starts_nothing_like_a_command_is_left_alone(bash_script: Path) -> 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh here")
 def test_zsh_reads_its_script(tmp_path: Path) -> None:
     script = written("zsh", tmp_path)
-    done = subprocess.run(["zsh", "-n", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["zsh", "-n", script], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

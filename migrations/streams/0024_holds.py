@@ -5,10 +5,10 @@ Older processes: know none of them, and no table of theirs changes.
 
 from django.db import migrations
 
-from streams.holds.functions_sql import DROP, FUNCTIONS
+from streams.holds.constraint import InstallHolds
 
 
 class Migration(migrations.Migration):
-    dependencies = [("streams", "0022_asked_retries")]
+    dependencies = [("streams", "0023_commands_without_quotes")]
 
-    operations = [migrations.RunSQL(FUNCTIONS, DROP)]
+    operations = [InstallHolds()]
