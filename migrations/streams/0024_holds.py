@@ -1,4 +1,7 @@
-"""Functions and a table of streams whose open appends PostgreSQL knows. No stream uses them yet."""
+"""Functions and a table of streams whose open appends PostgreSQL knows. No stream uses them yet.
+
+Older processes: they call none of the functions, and do not read the table.
+"""
 
 from django.db import migrations
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.backends.ddl_references import Statement
+from django.db.migrations.operations import RunSQL
 
-from streams.holds.functions_sql import INSTALL
+from streams.holds.functions_sql import DROP, FUNCTIONS, INSTALL
 from streams.sequence import CREATE_SEQUENCE, MadeAfterTable, sequence_of, sequence_parts
 
-__all__ = ["StreamHolds"]
+__all__ = ["InstallHolds", "StreamHolds"]
 
 _CREATE = (
     INSTALL.replace("%", "%%") + "; SELECT streams_hold_table(%(literal)s, %(stream)s, %(source)s, %(id)s, %(writer)s, "
@@ -87,6 +88,21 @@ class StreamHolds(MadeAfterTable):
             fixed=str(self.fixed).lower(),
             defaults=str(not (self.shared and self.backward)).lower(),
         )
+
+
+class InstallHolds(RunSQL):
+    """Migration operation that installs the functions of holds, or replaces those of an older version."""
+
+    def __init__(self) -> None:
+        super().__init__(FUNCTIONS, DROP)
+
+    def deconstruct(self) -> tuple[str, list[str], dict[str, object]]:
+        """Returns the operation's form in a migration file."""
+        return type(self).__name__, [], {}
+
+    def describe(self) -> str:
+        """Returns the description for the log of ``migrate``."""
+        return "Install the functions of holds"
 
 
 _OPTIONS = frozenset({"sequence", "id_field", "writer_field", "backward", "shared", "fixed"})

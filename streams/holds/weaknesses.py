@@ -69,7 +69,7 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
     ),
     "function": (
         "function {object} is not that of this version ({detail})",
-        "Run: manage.py migrate. If nothing is to migrate: manage.py sqlmigrate streams 0023 | manage.py dbshell",
+        "Run: manage.py migrate. If nothing is to migrate: manage.py sqlmigrate streams 0024 | manage.py dbshell",
         True,
     ),
     "may not read": (

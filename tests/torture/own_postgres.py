@@ -33,7 +33,7 @@ class OwnPostgres:
     def close(self) -> None:
         """Let the server stop."""
         release(self._settings.data_dir)
-        wait_until(lambda: not self._settings.folder.has_keeper(), 60, "the server to stop")
+        wait_until(lambda: not self._settings.folder.has_keeper(), what="the server to stop")
 
     def parameters(self) -> dict[str, Any]:
         """Where the server is, for a driver. Starts it when it is down."""

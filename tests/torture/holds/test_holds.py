@@ -12,7 +12,7 @@ from tests.torture.holds.run import Options, Report, run, set_up, with_plant
 from tests.torture.holds.tables import PLANTS
 from tests.torture.own_postgres import OwnPostgres
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.no_rerun, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,7 @@ def test_no_reader_misses_a_fact(server: OwnPostgres, asynchronous: bool):
     assert report.events["crash"]
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("plant", [name for name, plant in PLANTS.items() if not plant.is_rare])
 def test_a_planted_fault_is_noticed(server: OwnPostgres, plant: str):
     report = Report()
