@@ -23,7 +23,7 @@ from streams.replication.protocol.ordering import FollowedRow
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["Chunk", "FollowedFact", "pieces"]
+__all__ = ["Chunk", "FollowedFact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +146,3 @@ class Chunk:
             for instance in query.order_by(*order):
                 found.setdefault(getattr(instance, id_field) * sign, []).append(instance)
         return found
-
-
-def pieces(rows: Sequence[FollowedRow], most: int) -> Iterator[Sequence[FollowedRow]]:
-    """Yields consecutive parts of ``rows``, each of at least ``most`` rows, except for the last part.
-
-    A part may have more than ``most`` rows, because a fact is never split.
-    """
-    begin = 0
-    while begin < len(rows):
-        end = min(begin + most, len(rows))
-        while end < len(rows) and rows[end].token == rows[end - 1].token:
-            end += 1
-        yield rows[begin:end]
-        begin = end
