@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from streams.conf import stream_settings
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class LyingServer:
