@@ -97,7 +97,8 @@ class Session:
         """How many locks hold the stream, by all sessions."""
         return self.one(
             "SELECT count(*) FROM pg_locks k JOIN streams_held h ON h.number = k.classid::bigint >> 20 WHERE h.stream = %s "
-            "AND k.locktype = 'advisory' AND k.objsubid = 1 AND k.mode = 'ShareLock'", stream)  # fmt: skip
+            "AND k.locktype = 'advisory' AND k.objsubid = 1 AND k.mode = 'ShareLock' "
+            "AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())", stream)  # fmt: skip
 
     def copy(self, what: str, text: str) -> None:
         """COPY … FROM STDIN."""
