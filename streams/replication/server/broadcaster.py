@@ -65,6 +65,9 @@ FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
 MOST_LOST = 100
 #: The most log lines about single clients within ``CLIENT_LINES_SECONDS``. Further clients are not logged.
 CLIENT_LINES, CLIENT_LINES_SECONDS = 100, 10.0
+#: The most choices of streams whose lines are joined before they are written. With more choices, the lines of each stream
+#: are written on their own, which takes more writes.
+MOST_CHOICES = 16
 #: While more than this number of bytes waits for every client, no further facts are read.
 PACE_BYTES = 1024 * 1024
 #: The server checks for slow clients once a second, and after each such number of written bytes.
@@ -352,20 +355,25 @@ class Broadcaster:
             peer.answered = self._questions
 
     def _write_pieces(self, pieces: Sequence[Piece], peers: Sequence[ReplicationClient]) -> None:
-        """Sends each client the lines of the streams that it follows."""
-        self._write_joined(pieces, [peer for peer in peers if peer.follows is None])
-        # Clients that follow some streams share the bytes of each. If the streams of each client were joined, a thousand
-        # clients with different choices that read nothing would fill the memory with a thousand copies.
+        """Sends each client the lines of the streams that it follows. Clients that get the same lines share the bytes."""
         by_stream: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_stream.setdefault(piece.stream, []).append(piece)
-        choosy = [(peer, peer.follows) for peer in peers if peer.follows is not None]
-        for stream, of_stream in by_stream.items() if choosy else ():
-            self._write_joined(of_stream, [peer for peer, streams in choosy if stream in streams])
+        groups: dict[frozenset[str], list[ReplicationClient]] = {}
+        for peer in peers:
+            streams = frozenset(by_stream) if peer.follows is None else peer.follows.intersection(by_stream)
+            groups.setdefault(streams, []).append(peer)
+        if len(groups) <= MOST_CHOICES:
+            for streams, group in groups.items():
+                self._write_joined([piece for piece in pieces if piece.stream in streams], group)
+            return
+        # With the bytes of each group, a thousand clients with different choices that read nothing would fill the memory
+        # with a thousand copies.
+        for stream, of_stream in by_stream.items():
+            takers = [peer for streams, group in groups.items() if stream in streams for peer in group]
+            self._write_joined(of_stream, takers)
 
     def _write_joined(self, pieces: Sequence[Piece], peers: list[ReplicationClient]) -> None:
-        if not peers:
-            return
         rows = sum(piece.rows for piece in pieces)
         words = Counter({RData.WORD: rows, Position.WORD: sum(piece.lines for piece in pieces) - rows})
         self._write(b"".join([piece.data for piece in pieces]), words, peers)
