@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -104,12 +105,13 @@ def test_a_sequence_that_no_migration_makes_is_told_with_the_statement_that_does
     with connection.cursor() as cursor:
         cursor.execute("ALTER SEQUENCE streams_cacheinvalidation_seq RENAME TO of_old")
     try:
-        done = run_manage("check_streams")
+        done = run_manage("check_streams", "--json")
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER SEQUENCE of_old RENAME TO streams_cacheinvalidation_seq")
     assert done.returncode == 1
-    assert 'RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in done.stderr
+    fixes = [json.loads(line).get("fix", "") for line in done.stdout.splitlines()]
+    assert any('RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in fix for fix in fixes)
 
 
 def test_a_database_without_tables_is_told_to_migrate(tmp_path):
