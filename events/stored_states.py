@@ -44,8 +44,8 @@ def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[st
     content decides who may do or see what.
     """
     found = _read(event_ids, using)
-    for event_id, room_id in sorted(found.unreadable.items()):
-        raise _unreadable(event_id, room_id)
+    if found.unreadable:
+        raise _unreadable(*min(found.unreadable.items()))
     return found.events
 
 

@@ -7,7 +7,7 @@ additional round trips.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from django.db.models import Model
 
 from events.columns import EVENT_COLUMNS, INSERT_INTO, event_row
 from events.declarations import BACKFILL, EVENTS
+from events.errors import EventUnreadable
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -480,7 +481,8 @@ class _RoomWriter:
         self._open_gaps(using)
         # After the rows were sent: a rebuild reads events, groups and the current state from the tables, in this transaction.
         if self._changes.visibility_to_rebuild:
-            rebuild_visibility(self._room.room_id, using)
+            with suppress(EventUnreadable):  # then nobody is shown anything, until the event is restored
+                rebuild_visibility(self._room.room_id, using)
         elif self._changes.old_states is not None and (self._changes.backfilled or self._changes.filled.events):
             filled = self._changes.filled
             new = [self._positions[e.event_id] for e in self._graph[: self._changes.backfilled] if is_accepted(e)]

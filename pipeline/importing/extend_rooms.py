@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.db import connections
 
+from events.errors import EventUnreadable
 from events.persist.batch import Incoming, PersistOutcome, persist
 from events.persist.gap_filling import resolve_room
 from events.room_lock import room_transaction
@@ -82,7 +84,8 @@ def extend_rooms(run: JobRun) -> None:
         cursor.execute(_UNRESOLVED_ROOMS, [run.id])
         rooms = [room_id for (room_id,) in cursor.fetchall()]
         for room_id in rooms:
-            resolve_room(room_id, run.using, imported=True)
+            with suppress(EventUnreadable):  # its events stay unresolved, and are counted so
+                resolve_room(room_id, run.using, imported=True)
         cursor.execute(_NOTE_UNRESOLVED.format(**names), [rooms, run.id])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from events.errors import PurgeRefused
+from events.errors import EventUnreadable, PurgeRefused
 from events.maintenance.group_gc import GroupPurge, GroupsPurged, plan_groups, rooms_with_groups
 from events.maintenance.purge_history import (
     HistoryPurged,
@@ -284,6 +284,9 @@ class PurgeRetentionKind(JobKind):
                     _, _, events, gone, _ = purge(run, request, lambda _: None)
             except PurgeRefused:
                 busy.append(cut.room_id)
+                continue
+            except EventUnreadable as error:
+                left.append({"room_id": cut.room_id, "events": None, "why": str(error)})
                 continue
             rooms += bool(events.deleted or events.became_outliers)
             deleted += events.deleted

@@ -10,10 +10,11 @@ from django.core.management import call_command
 from django.test import Client
 
 from events.admin.links import event_url, room_url
-from events.errors import StateUnresolved
+from events.errors import EventUnreadable, StateUnresolved
 from events.integrity.compare import EVERYTHING
 from events.integrity.repair import resync_room
 from events.maintenance.retention import retention_cuts
+from events.management.commands import resolve_rooms
 from events.models import Event, EventJson
 from events.persist.room_cache import clear_caches
 from events.reading.event_json import load_events
@@ -162,3 +163,37 @@ def test_a_repair_opens_no_closed_history(kind):
     assert [one.table for one in report.differences] == ["events_eventjson"]
     assert "are not compared" in report.doubts[0]
     assert [event.event_id for event in timeline_of(BOB, made.room_id)] == seen
+
+
+def test_a_room_that_cannot_be_purged_keeps_no_other_from_it():
+    """The leaf of an old branch goes, so the current state has to be computed again, and who sees what with it."""
+    for name in ("!damaged:a.test", "!whole:a.test"):
+        made = public_room("5", name)
+        policy = made.state("m.room.retention", "", {"max_lifetime": 1})
+        setting = made.state("m.room.history_visibility", "", {"history_visibility": "joined"}, prev=[policy])
+        made.message(prev=[setting])
+        for before in (setting, made.message(prev=[setting]), made.events[-1]):
+            made.message(prev=[before])
+        assert not persist([incoming(event) for event in made.events]).refused
+        if name == "!damaged:a.test":
+            EventJson.objects.filter(event_id=setting.event_id).update(json=SOME)
+    clear_caches()
+    out = io.StringIO()
+    call_command("purge", "retention", "--json", stdout=out, stderr=io.StringIO())
+    found = json.loads(out.getvalue())
+    assert found["rooms"] == 1 and [left["room_id"] for left in found["left"]] == ["!damaged:a.test"]
+
+
+def test_a_room_that_cannot_be_resolved_keeps_no_other_from_it(monkeypatch):
+    def resolve_room(room_id, using):
+        if room_id == "!damaged:a.test":
+            raise EventUnreadable("The stored JSON of $x is damaged.")
+        return 3
+
+    monkeypatch.setattr(resolve_rooms, "resolve_room", resolve_room)
+    out = io.StringIO()
+    call_command("resolve_rooms", "!damaged:a.test", "!whole:a.test", stdout=out)
+    assert out.getvalue().splitlines() == [
+        "!damaged:a.test: 0 resolved, 0 left. The stored JSON of $x is damaged.",
+        "!whole:a.test: 3 resolved, 0 left",
+    ]

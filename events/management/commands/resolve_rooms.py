@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from events.arguments import can_be_stored
-from events.errors import UnknownRoom
+from events.errors import EventUnreadable, UnknownRoom
 from events.models import Event
 from events.persist.gap_filling import resolve_room
 from streams.conf import stream_settings
@@ -73,10 +73,15 @@ class Command(SiteCommand):
 
     def _report(self, room_id: str, using: str, *, as_json: bool) -> int:
         process.use_instance("resolve_rooms-{n}")
-        resolved = resolve_room(room_id, using)
+        resolved, trouble = 0, ""
+        try:
+            resolved = resolve_room(room_id, using)
+        except EventUnreadable as error:  # the other rooms are resolved all the same
+            trouble = str(error)
         left = Event.objects.using(using).filter(room_id=room_id, state_unresolved=True).count()
-        outcome = {"room_id": room_id, "resolved": resolved, "left": left}
-        self.stdout.write(json.dumps(outcome) if as_json else f"{room_id}: {resolved} resolved, {left} left")
+        outcome = {"room_id": room_id, "resolved": resolved, "left": left} | ({"error": trouble} if trouble else {})
+        words = f"{room_id}: {resolved} resolved, {left} left{trouble and f'. {trouble}'}"
+        self.stdout.write(json.dumps(outcome) if as_json else words)
         return left
 
 
