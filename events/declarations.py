@@ -10,7 +10,7 @@ from __future__ import annotations
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.row_format import IsSet, Literal, RowFormat
 
-__all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "CACHE_NAME", "EVENTS", "EVENTS_SEQUENCE", "declarations"]
+__all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "CACHE_NAME", "EVENTS", "EVENTS_SEQUENCE", "RESYNC_USER", "declarations"]
 
 EVENTS_SEQUENCE = "events_event_stream_seq"
 BACKFILL_SEQUENCE = "events_event_backfill_seq"
@@ -87,6 +87,8 @@ BACKFILL = StreamDeclaration(
 
 CACHE_NAME = "stored_event"
 """The cache name of functions that depend on the content of one event. Their key is the event ID."""
+RESYNC_USER = "resync_user"
+"""The cache name of rows of ``caches`` that make the next sync answer to a user a full one."""
 
 
 def declarations() -> tuple[StreamDeclaration, ...]:

@@ -19,6 +19,7 @@
         ├── UnknownEvent     no event with this ID is stored
         ├── UnknownRoom      no event of this room is stored
         ├── StateUnresolved  the requested state is not known
+        │   └── EventUnreadable  the state is known, but not the content of one of its events: its JSON is damaged
         ├── NotReadable      the user may not read the room, or the room's visibility is not known
         ├── InvalidQuery     a limit or an ID that no query accepts
         └── BadToken         a timeline token that cannot be read
@@ -37,6 +38,7 @@ __all__ = [
     "CompressionWentWrong",
     "EventNotAllowed",
     "EventRefused",
+    "EventUnreadable",
     "EventsError",
     "HistoryError",
     "InvalidQuery",
@@ -183,6 +185,10 @@ class UnknownRoom(ReadingError):
 
 class StateUnresolved(ReadingError):
     """The error for a requested state that is not known, because events on which it builds are not stored."""
+
+
+class EventUnreadable(StateUnresolved):
+    """The error if rules need the content of a stored event whose JSON is damaged or missing."""
 
 
 class NotReadable(ReadingError):

@@ -5,10 +5,13 @@ Reads on the given database alias, in the caller's transaction if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from events.errors import EventRefused
-from events.format.parsing import ParsedEvent, parse_event
+from django.db import connections
+
+from events.errors import EventRefused, EventUnreadable
+from events.format.parsing import RULED_TYPES, ParsedEvent, parse_event
 from events.format.strict_json import decode_stored
 from events.models import EventJson
 from state.groups.deltas import StateKey
@@ -17,24 +20,72 @@ from state.store import entries
 __all__ = ["StoredStates", "parsed_events"]
 
 _EVENTS_PER_QUERY = 1_000
+#: The columns of events from which ``ParsedEvent`` objects are made without their JSON, in the order of its fields.
+_COLUMNS = """
+SELECT e.event_id, e.room_id, coalesce(j.room_version, r.room_version), e.type, e.state_key, e.sender, e.topological_ordering,
+  e.origin_server_ts, ARRAY(SELECT prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id ORDER BY 1),
+  coalesce(auth.auth_event_ids, '{}'), e.membership, e.redacts, e.relates_to
+FROM events_event e LEFT JOIN events_eventauth auth USING (event_id) LEFT JOIN events_eventjson j USING (event_id)
+LEFT JOIN events_room r ON r.room_id = e.room_id WHERE e.event_id = ANY(%s)
+"""
+
+
+class _Read(NamedTuple):
+    """Stored events. ``unreadable`` maps the ID of an event whose content rules need, and cannot have, to its room."""
+
+    events: dict[str, ParsedEvent]
+    unreadable: dict[str, str]
 
 
 def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[str, ParsedEvent]:
-    """Returns the stored events with these IDs, parsed. IDs that are not stored are left out."""
-    found: dict[str, ParsedEvent] = {}
-    wanted = sorted(event_ids)
+    """Returns the stored events with these IDs, parsed. IDs that are not stored are left out.
+
+    An event whose JSON is damaged or missing comes from its columns, without content. Raises ``EventUnreadable`` if its
+    content decides who may do or see what.
+    """
+    found = _read(event_ids, using)
+    for event_id, room_id in sorted(found.unreadable.items()):
+        raise _unreadable(event_id, room_id)
+    return found.events
+
+
+def _read(event_ids: Collection[str], using: str) -> _Read:
+    found, missing = dict[str, ParsedEvent](), set(event_ids)
+    wanted = sorted(missing)
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):
         rows = EventJson.objects.using(using).filter(event_id__in=wanted[start : start + _EVENTS_PER_QUERY])
         for event_id, version, json in rows.values_list("event_id", "room_version", "json"):
-            found[event_id] = _parsed(bytes(json), version, event_id)
-    return found
+            if (event := _parsed(bytes(json), version, event_id)) is not None:
+                found[event_id] = event
+                missing.discard(event_id)
+    if not missing:
+        return _Read(found, {})
+    with connections[using].cursor() as cursor:
+        cursor.execute(_COLUMNS, [sorted(missing)])
+        others = [_from_columns(row) for row in cursor.fetchall()]
+    unreadable = {event.event_id: event.room_id for event in others if event.type in RULED_TYPES}
+    return _Read(found | {event.event_id: event for event in others if event.event_id not in unreadable}, unreadable)
 
 
-def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent:
+def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent | None:
+    event = decode_stored(json)
     try:
-        return parse_event(json, decode_stored(json), version, event_id)
-    except EventRefused as refused:  # every stored event was parsed before it was stored
-        raise AssertionError(f"stored event {event_id} cannot be read: {refused}") from refused
+        return None if event is None else parse_event(json, event, version, event_id)
+    except EventRefused:  # damaged as well: every stored event was parsed before it was stored
+        return None
+
+
+def _from_columns(row: Sequence[Any]) -> ParsedEvent:
+    content_hash_matches, json, content = True, b"", dict[str, Any]()
+    values = (*row[:8], tuple(row[8]), tuple(row[9]), *row[10:], content_hash_matches, json, content)
+    return ParsedEvent(*values)
+
+
+def _unreadable(event_id: str, room_id: str) -> EventUnreadable:
+    return EventUnreadable(
+        f"The stored JSON of {event_id} is damaged or missing, and its content decides who may do or see what in the room. "
+        f"manage.py check_room {room_id} lists what is damaged: restore it from a backup."
+    )
 
 
 class StoredStates:
@@ -43,14 +94,17 @@ class StoredStates:
     def __init__(self, groups: Iterable[int], keys: Collection[StateKey], using: str = "default") -> None:
         self._entries = entries(sorted(set(groups)), keys, using)
         named = {event_id for state in self._entries.values() for event_id in state.values()}
-        self._events = parsed_events(named, using)
+        self._events, self._unreadable = _read(named, using)
 
     def state(self, group: int | None) -> Mapping[StateKey, ParsedEvent] | None:
         """Returns the entries of a group's state that were read, in the form for the auth rules.
 
-        Returns null if ``group`` is null.
+        Returns null if ``group`` is null. Raises ``EventUnreadable`` if an entry has no readable content.
         """
         if group is None:
             return None
         found = self._entries[group].items()
+        for _, event_id in found:
+            if event_id in self._unreadable:
+                raise _unreadable(event_id, self._unreadable[event_id])
         return {key: self._events[event_id] for key, event_id in found if event_id in self._events}

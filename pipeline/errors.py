@@ -2,6 +2,7 @@
 
 PipelineError
     JavaMissing            no Java for Spark
+    SparkNotStarted        Spark's JVM did not start
     UnusableArguments      a path or option that cannot be used (exit status 2)
         UnusableSource     an import's source has no form that an import can read
     JobCancelled           a user cancelled the job
@@ -65,6 +66,7 @@ __all__ = [
     "SnapshotEnded",
     "SourceChanged",
     "SparkFailed",
+    "SparkNotStarted",
     "UnknownJob",
     "UnknownKind",
     "UnusableArguments",
@@ -78,6 +80,10 @@ class PipelineError(Exception):
 
 class JavaMissing(PipelineError):
     """Raised if Spark is needed and there is no Java that it can use."""
+
+
+class SparkNotStarted(PipelineError):
+    """Raised if Spark's JVM did not start, or if PySpark has no Spark of its own."""
 
 
 class UnusableArguments(PipelineError):
@@ -148,7 +154,14 @@ class QueryRunning(PipelineError):
 
 
 class QueryFailed(PipelineError):
-    """Raised if a query of the live pipeline ended with an error. The query's tables are as they were after its last batch."""
+    """Raised if a query of the live pipeline ended with an error. The query's tables are as they were after its last batch.
+
+    ``query`` is the name of the query, or empty if all of them had to end.
+    """
+
+    def __init__(self, text: str, query: str = "") -> None:
+        super().__init__(text)
+        self.query = query
 
 
 class SnapshotEnded(PipelineError):

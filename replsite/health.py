@@ -34,7 +34,7 @@ from replsite.snapshot.types import Snapshot
 from replsite.status.verdicts import DISK_FULL, HealthWord, Severity, judge_disk
 from streams.conf import stream_settings
 from streams.db import driver
-from streams.replication.server.probed import redis_trouble, silent_seconds
+from streams.replication.server.probed import silent_seconds
 
 __all__ = ["DISK_IS_FULL", "EMBEDDED", "NOT_STARTED", "Part", "Report", "not_answering", "ready", "summary"]
 
@@ -85,6 +85,8 @@ def _database() -> Part:
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute("SELECT current_setting('server_version')")
+            if refusal := driver.wrong_encoding(connections[alias].connection):
+                return Part("database", False, refusal)
             return Part("database", True, f"PostgreSQL {cursor.fetchone()[0]} answers.")
     except Error as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -176,19 +178,6 @@ def _broadcaster() -> list[Part]:
     return [Part("broadcaster", True, "It looks for facts.")]
 
 
-def _redis() -> list[Part]:
-    """Checks that replication commands are published on Redis, by this server or by another one.
-
-    Returns an empty list if this process does not serve Redis.
-    """
-    trouble = redis_trouble()
-    if trouble is None:
-        return []
-    if trouble:
-        return [Part("redis", False, f"Followers on Redis get no facts: {trouble}.", "silent")]
-    return [Part("redis", True, "This server publishes, or another one does.")]
-
-
 def not_answering(seconds: float) -> Report:
     """Returns the report for a database that has not answered for ``seconds``."""
     sentence = (
@@ -225,7 +214,7 @@ def ready(get: Callable[[], Snapshot] = SHARED.get) -> Report:
 def summary(get: Callable[[], Snapshot] = SHARED.get) -> Report:
     """Returns a report on this process, and on the streams, writers and readers of the cluster."""
     parts, snapshot = _ready(get)
-    parts += [_disk(), *([_notifications()] if parts[0].well else []), *_redis()]
+    parts += [_disk(), *([_notifications()] if parts[0].well else [])]
     if snapshot is None:
         return _report(parts, "")
     for problem in snapshot.health.problems:

@@ -28,7 +28,6 @@ _WORDS = {
     "positions": "They cannot be read. See manage.py check_streams.",
     "notifications": "Their queue is filling; when it is full, nothing is announced. End the session that keeps it.",
     "broadcaster": "Clients of this process get no facts. Start it again.",
-    "redis": "Nothing is published there. Is it there, and who holds the channel's lock?",
     "disk": "It is nearly full. Remove old archives and imports, or make it larger.",
 }
 #: The public sentence for a part that has this word, instead of the one in ``_WORDS``.

@@ -157,7 +157,6 @@ INSTALLED_APPS = [
     "replsite.api",
 ]
 MIDDLEWARE = [
-    "replsite.http.replication_hosts.ReplicationHosts",
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -279,8 +278,6 @@ REPLSITE_USER_ADDRESS_LIMIT = environment.whole_number("REPLSITE_USER_ADDRESS_LI
 REPLSITE_REDIS_PASSWORD = environment.text("REPLSITE_REDIS_PASSWORD", "")
 REPLSITE_REDIS_PASSWORD_FILE = environment.text("REPLSITE_REDIS_PASSWORD_FILE", "")
 REPLSITE_REPLICATION_SECRET = environment.text("REPLSITE_REPLICATION_SECRET", "")
-REPLSITE_REPLICATION_HOSTS: list[str] = environment.list_of("REPLSITE_REPLICATION_HOSTS", [])
-REPLSITE_REDIS_SYNAPSE_VERSION = environment.text("REPLSITE_REDIS_SYNAPSE_VERSION", "1.43")
 REPLSITE_RETENTION_DEFAULT_SECONDS = environment.number("REPLSITE_RETENTION_DEFAULT_SECONDS", 0.0)
 REPLSITE_RETENTION_SHORTEST_SECONDS = environment.number("REPLSITE_RETENTION_SHORTEST_SECONDS", 0.0)
 REPLSITE_RETENTION_LONGEST_SECONDS = environment.number("REPLSITE_RETENTION_LONGEST_SECONDS", 0.0)

@@ -30,6 +30,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 ROOMS = PROJECT / "tests" / "data" / "rooms"
 STREAMS = ("events", "backfill", "caches")
 LIVE_EVENTS, LIVE_INVALIDATIONS = 1_500, 1_500
+#: The writers with which the demo stays up, as (stream, name, facts a second). The live page misses them when they are away.
+STAYING = (("events", "writer-1", 2), ("caches", "writer-2", 5))
 STEP_SECONDS = 240
 STOP_SECONDS = 20
 
@@ -66,7 +68,13 @@ class Demo:
     @property
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of every part."""
-        return {**os.environ, "REPLSITE_DATA_DIR": str(self.folder), "REPLSITE_LOG_LEVEL": "WARNING"}
+        expected = {stream: {name: rate * 3600 // 2} for stream, name, rate in STAYING}
+        return {
+            **os.environ,
+            "REPLSITE_DATA_DIR": str(self.folder),
+            "REPLSITE_LOG_LEVEL": "WARNING",
+            "REPLSITE_EXPECTED_WRITERS": json.dumps(expected),
+        }
 
     # --- processes ------------------------------------------------------------------------------------------------
 
@@ -156,8 +164,8 @@ class Demo:
     def go_on(self) -> list[subprocess.Popen[str]]:
         """Starts two writers that append a few facts each second, also after a restart of the database."""
         return [
-            self.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name, "--patient")
-            for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2"))
+            self.manage("append", stream, "--count", "1000000000", "--rate", str(rate), "--instance", name, "--patient")
+            for stream, name, rate in STAYING
         ]
 
 

@@ -13,9 +13,15 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.runtime.command_line import SiteCommand
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "options.md"
+#: Apps whose commands are ours.
+ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 HEAD = """# Options of every command
 
 Each command with its arguments, as `--help` shows them. Written by `script/options_page.py` from the code.
@@ -25,15 +31,29 @@ Each command with its arguments, as `--help` shows them. Written by `script/opti
 
 def page() -> str:
     """Returns the text of the page."""
-    from replsite.management.commands.completion import own_commands, whole_parser  # noqa: PLC0415 - Django is set up by now
-
-    parsers = _subparsers(whole_parser())
     parts = [HEAD]
     for name, command in own_commands().items():
-        parts += [f"\n## {name}\n\n{_paragraph(parsers[name].description)}\n", _tables(name, parsers[name])]
+        parts += [f"\n## {name}\n\n{_paragraph(command.help)}\n", _tables(name, own_parser(command))]
         shown = "\n".join(f"manage.py {typed}\n{_wrapped(does, '    ')}" for typed, does in command.help_examples())
         parts.append(f"\n```text\n{shown}\n```\n")
     return "".join(parts)
+
+
+def own_commands() -> dict[str, SiteCommand]:
+    """Returns the commands of our apps by name, in the order of the names."""
+    from django.core.management import get_commands, load_command_class  # noqa: PLC0415 - Django is set up by now
+
+    found = {name: load_command_class(app, name) for name, app in sorted(get_commands().items()) if app in ROOMS}
+    return {name: command for name, command in found.items() if hasattr(command, "help_examples")}
+
+
+def own_parser(command: SiteCommand) -> argparse.ArgumentParser:
+    """Returns a parser with the command's own arguments, without those that Django adds to every command."""
+    from django.core.management.base import CommandParser  # noqa: PLC0415 - Django is set up by now
+
+    parser = CommandParser(prog="manage.py")
+    command.add_arguments(parser)
+    return parser
 
 
 def _tables(typed: str, parser: argparse.ArgumentParser) -> str:

@@ -2,6 +2,8 @@
 
 Django gives every unique text column a second index for LIKE queries. This field compares bytewise, so the unique index
 serves LIKE queries as well. The field therefore avoids the second index.
+
+Migrations have this field, also those of other projects. So its name, its arguments and its type in the database stay.
 """
 
 from __future__ import annotations

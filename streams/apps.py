@@ -21,7 +21,7 @@ class StreamsConfig(AppConfig):
         """Registers the system checks, the subjects of the commands ``purge`` and ``resync``, and two hooks.
 
         One hook retires this process's writers at an orderly exit. Otherwise readers would wait for the writers of a
-        process that is gone. The other hook sets keepalives and output formats on new database connections.
+        process that is gone. The other hook sets keepalives, and what our statements rely on, on new database connections.
         """
         from streams import checks, row_checks  # noqa: F401, PLC0415 - importing registers the checks
         from streams.maintenance import subjects  # noqa: PLC0415 - models can be imported only from here on
@@ -33,7 +33,7 @@ class StreamsConfig(AppConfig):
 
 
 def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
-    """Sets keepalives and output formats on a new connection to the streams' database. In a test process, prepares the tests.
+    """Prepares the session of a new connection to the streams' database. In a test process, prepares the tests, too.
 
     An appending transaction holds locks. Because of the keepalives, PostgreSQL notices if the client's host is lost,
     and then ends the transaction.
@@ -46,5 +46,4 @@ def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
 
         testing.prepare(connection)
     if connection.vendor == "postgresql" and connection.alias == stream_settings().database:
-        with connection.cursor() as cursor:
-            cursor.execute(driver.SESSION_SETTINGS)
+        driver.prepare_session(connection)

@@ -5,9 +5,10 @@ Checks of the streams' rows and sequences are in ``streams.row_checks``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.apps import AppConfig, apps
 from django.conf import settings
@@ -17,8 +18,10 @@ from django.db.models import Model
 
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
+from streams.core.declaration import quoted
 from streams.core.names import check_name
 from streams.db import driver
+from streams.db.session_settings import RELIED_ON
 from streams.facts import Fact, FactQuerySet, keys_that_cascade
 from streams.models import StreamPosition
 from streams.models.read_only import ReadOnlyQuerySet
@@ -26,8 +29,8 @@ from streams.replication.errors import BadAddress, BadRights
 from streams.replication.protocol.access import networks_of
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 from streams.replication.protocol.rights import RightsTable
-from streams.replication.redis.later_version import version_of
 from streams.runtime.command_line import SITE_CHECKS
+from streams.stream_object import Stream
 
 __all__ = [
     "check_declarations",
@@ -39,6 +42,9 @@ __all__ = [
     "check_wire_settings",
 ]
 
+#: What a name of a table or column has not, and what a sequence has.
+_UNUSABLE = re.compile(r'[%"\0]')
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -103,7 +109,9 @@ def check_session(
 
     Runs with ``check --database`` and with ``migrate``. Each of the following is reported:
 
-    * Sessions read a backslash in a literal as an escape. Functions of migrations could not be compiled.
+    * Behind a pooler, sessions begin with settings that our statements cannot work with, such as ``array_nulls = off``.
+      Sessions of others set these for themselves, but a pooler lends other sessions for the next transactions.
+    * The streams' database has another encoding than UTF-8, so some texts cannot be stored.
     * Every role may make functions in our schema. A function ``lower(varchar)`` would be called instead of
       ``lower(text)``, with the rights of the site.
     * Row-level security hides facts. A reader's position would pass over the hidden facts.
@@ -115,13 +123,11 @@ def check_session(
         if connections[alias].vendor != "postgresql":
             continue
         with connections[alias].cursor() as cursor:
-            cursor.execute(
-                "SELECT setting, source FROM pg_settings WHERE name = 'standard_conforming_strings' AND setting = 'off'"
-            )
-            for setting, source in cursor.fetchall():
-                text = f"standard_conforming_strings is {setting} in sessions of the database {alias!r} (set by: {source})."
-                hint = "Functions of the tables need it on: ALTER ROLE … RESET standard_conforming_strings, or ALTER DATABASE."
-                found.append(Error(text, hint=hint, id="streams.E033"))
+            has_streams = alias in {stream_settings().database, *(stream.database for stream in registry.all_streams())}
+            if has_streams and (refusal := driver.wrong_encoding(connections[alias].connection)):
+                found.append(Error(refusal, id="streams.E035"))
+            if connections[alias].settings_dict.get("DIRECT"):
+                found += _settings_behind_pooler(cursor, alias)
             cursor.execute(
                 "SELECT n.nspname FROM pg_namespace n CROSS JOIN aclexplode(n.nspacl) AS given "
                 "WHERE n.nspname = ANY (current_schemas(false)) AND given.grantee = 0 AND given.privilege_type = 'CREATE'"
@@ -131,18 +137,18 @@ def check_session(
                 hint = f"One may stand in for a function that the site calls: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC."
                 found.append(Warning(text, hint=hint, id="streams.W018"))
             of_streams = {table.name for stream in registry.all_streams() for table in stream.declaration.tables}
-            tables = sorted({*of_streams, StreamPosition._meta.db_table})
+            tables = sorted(map(quoted, {*of_streams, StreamPosition._meta.db_table}))
             cursor.execute(
-                "SELECT name FROM unnest(%s::text[]) AS name WHERE row_security_active(to_regclass(quote_ident(name)))",
+                "SELECT name FROM unnest(%s::text[]) AS name WHERE row_security_active(to_regclass(name))",
                 [tables],
             )
             for (table,) in cursor.fetchall():
-                text = f"Policies of the table {table} hide rows from the role of the database {alias!r}."
+                text = f"Policies of the table {table[1:-1]} hide rows from the role of the database {alias!r}."
                 hint = f"Readers would pass over hidden facts: ALTER TABLE {table} DISABLE ROW LEVEL SECURITY."
                 found.append(Warning(text, hint=hint, id="streams.W019"))
             cursor.execute(
                 "SELECT relname, CASE relkind WHEN 'f' THEN 'foreign table' ELSE 'view' END FROM pg_class "
-                "WHERE oid = ANY (SELECT to_regclass(quote_ident(name)) FROM unnest(%s::text[]) AS name) "
+                "WHERE oid = ANY (SELECT to_regclass(name) FROM unnest(%s::text[]) AS name) "
                 "AND relkind IN ('v', 'm', 'f') ORDER BY relname",
                 [tables],
             )
@@ -151,6 +157,16 @@ def check_session(
                 hint = "A trigger of it may lose rows that are acknowledged: append to an ordinary table, and read from a view."
                 found.append(Warning(text, hint=hint, id="streams.W020"))
     return found
+
+
+def _settings_behind_pooler(cursor: Any, alias: str) -> Iterator[CheckMessage]:
+    cursor.execute("SELECT name, reset_val FROM pg_settings WHERE name = ANY(%s)", [list(RELIED_ON)])
+    for name, value in cursor.fetchall():
+        is_exact = name == "extra_float_digits" and int(value) > 0
+        if not value.startswith(RELIED_ON[name]) and not is_exact:
+            text = f"Sessions of the database {alias!r} begin with {name} = {value}, and a pooler lends them."
+            hint = f"Statements rely on {RELIED_ON[name]}: ALTER ROLE … SET {name} = '{RELIED_ON[name]}'."
+            yield Error(text, hint=hint, id="streams.E033")
 
 
 @register(SITE_CHECKS)
@@ -252,11 +268,6 @@ def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
         RightsTable(conf.wire_rights)
     except BadRights as error:
         found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E034"))
-    try:
-        version_of(conf.redis_synapse_version)
-    except ValueError as error:
-        hint = "1.43 is the version of our own rows; docs/how-to/follow-a-real-synapse.md has what others get."
-        found.append(Error(f"REPLSITE_REDIS_SYNAPSE_VERSION: {error}.", hint=hint, id="streams.E018"))
     return [*found, *_check_tls_files(conf), *_check_retention(conf)]
 
 
@@ -295,7 +306,7 @@ def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
 
 @register(SITE_CHECKS)
 def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Finds declared tables without a model, and declared columns that their table lacks."""
+    """Finds declared tables without a model, columns that their table lacks, and names that statements cannot have."""
     found: list[CheckMessage] = []
     for stream in registry.all_streams():
         models = {model._meta.db_table: model for model in stream.models}
@@ -310,6 +321,7 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
             columns = {field.column for field in model._meta.concrete_fields}
             wanted = {table.id_column, table.writer_column, table.received_column, *(c.name for c in table.stored)}
             wanted |= {table.then_by} if table.then_by else set()
+            found += _unusable_names(stream, {table.name, *wanted, *columns})
             found += [
                 Error(
                     f"Stream {stream.name!r}: table {table.name!r} has no column {name!r}.",
@@ -319,6 +331,20 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
                 for name in sorted(wanted - columns)
             ]
     return found
+
+
+def _unusable_names(stream: Stream, names: Collection[str]) -> Iterator[CheckMessage]:
+    """Yields an error for each name of a table or column that statements cannot have.
+
+    Django does not escape a name: a percent sign in it begins a parameter, and a double quote ends the name.
+    """
+    hint = "Choose another with db_table or db_column. A schema is named by search_path, not in a table's name."
+    for name in sorted(filter(_UNUSABLE.search, names)):
+        text = f"Stream {stream.name!r}: the name {name!r} has a percent sign or a double quote in it."
+        yield Error(text, hint=hint, id="streams.E036")
+    if not _PLAIN.fullmatch(stream.declaration.sequence):
+        text = f"Stream {stream.name!r}: the sequence {stream.declaration.sequence!r} would need quotes in SQL."
+        yield Error(text, hint="Use lower-case letters, digits and underscores.", id="streams.E036")
 
 
 @register(SITE_CHECKS)
@@ -354,4 +380,11 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def _managers_that_write(model: type[Model]) -> list[str]:
     """Returns the names of a model's managers that would let facts be changed."""
     safe = (FactQuerySet, ReadOnlyQuerySet)
-    return [manager.name for manager in model._meta.managers if not issubclass(type(manager.all()), safe)]
+    return [manager.name for manager in model._meta.managers if not issubclass(_queryset_of(manager), safe)]
+
+
+def _queryset_of(manager: Any) -> type[Any]:
+    try:
+        return type(manager.all())
+    except Exception:  # noqa: BLE001 - a manager of the project may work only where a tenant is chosen
+        return cast("type[Any]", manager._queryset_class)

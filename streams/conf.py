@@ -106,10 +106,6 @@ class StreamSettings:
     """File from which the password is read instead, without the line feed at its end."""
     replication_secret: str = field(default="", repr=False)
     """Secret for catch-up over HTTP; empty: only loopback and ``plain_networks`` may request it."""
-    replication_hosts: Sequence[str] = ()
-    """Host names, besides the site's own, that are accepted in requests for catch-up: workers send ``master``."""
-    redis_synapse_version: str = "1.43"
-    """Version of the Synapse workers that follow us on Redis. From 1.157 on they get that version's streams and rows."""
     recorded_days_kept: float = 7.0
     """Recorded rows of foreign servers are removed when they are older."""
     recorded_facts_kept: int = 1_000_000

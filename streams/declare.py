@@ -66,7 +66,6 @@ _KINDS = {
     "UUIDField": ColumnKind.UUID,
 }
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-_PLAIN_TABLE = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
@@ -191,11 +190,6 @@ def _check_model(model: type[Model], name: str, version: int) -> None:
         raise TypeError(
             f"{model.__name__} has an attribute 'stream', which is the name of the stream itself: name it otherwise "
             f"(db_column='stream' keeps a column of that name)."
-        )
-    if not _PLAIN_TABLE.fullmatch(options.db_table):
-        raise TypeError(
-            f"{model.__name__}: the table {options.db_table!r} of stream {name!r} needs quotes in SQL. Choose another with "
-            f"Meta.db_table, of lower-case letters, digits and underscores."
         )
 
 

@@ -19,7 +19,7 @@ from django.db.models.signals import class_prepared, pre_delete
 from streams.core import lookup
 from streams.errors import FactIsFixed, UnknownTable
 
-__all__ = ["Fact", "FactQuerySet", "keys_that_cascade", "take_related_keys"]
+__all__ = ["Fact", "FactQuerySet", "all_rows", "keys_that_cascade", "take_related_keys"]
 
 Row = TypeVar("Row", bound=models.Model)
 _APPENDS = ("create", "acreate", "bulk_create", "abulk_create", "_insert")
@@ -39,6 +39,14 @@ class FactQuerySet(models.QuerySet[Row], Generic[Row]):
         For tests and repairs only: no reader may have seen the rows, or all readers must begin again afterwards.
         """
         return models.QuerySet(self.model, self.query.chain(), self.db)
+
+
+def all_rows(model: type[Row], using: str | None) -> FactQuerySet[Row]:
+    """Returns a queryset of all rows of the model's table.
+
+    No manager of the model is asked, not even the base manager: it may leave out rows, such as those of other tenants.
+    """
+    return FactQuerySet(model, using=using)
 
 
 class Fact(models.Model):
@@ -89,18 +97,17 @@ class Fact(models.Model):
         """Raises ``FactIsFixed``: facts are appended through their stream."""
         _refuse(type(self), "save", _APPEND)
 
-    def refresh_from_db(self, *args: Any, **kwargs: Any) -> None:
+    def refresh_from_db(self, using: str | None = None, fields: Any = None, from_queryset: Any = None) -> None:
         """Loads fields from the database.
 
         A fact that was made from a row on the wire has no primary key. Such a fact is found in the table by its ID, and
         gets the primary key of the row.
         """
+        using = using or self._state.db
         if self.pk is None and (number := getattr(self, self.id_field)) is not None:
-            found = (
-                type(self)._base_manager.using(kwargs.get("using") or self._state.db).filter(**{self.id_field: number})
-            )
+            found = all_rows(type(self), using).filter(**{self.id_field: number})
             self.pk = found.values_list("pk", flat=True).get()
-        super().refresh_from_db(*args, **kwargs)
+        super().refresh_from_db(using, fields, all_rows(type(self), using) if from_queryset is None else from_queryset)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         """Raises ``FactIsFixed``: facts stay until their stream is trimmed."""

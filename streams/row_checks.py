@@ -16,6 +16,7 @@ from django.db.migrations.loader import MigrationLoader
 
 from streams.core import lookup
 from streams.core.bound import BoundStream
+from streams.core.declaration import quoted
 from streams.core.named_rows import upcasts_of
 from streams.db.advice import MIGRATE, about_missing_relation
 from streams.runtime.command_line import SITE_CHECKS
@@ -157,8 +158,8 @@ def _missing_sequences(alias: str) -> Iterator[CheckMessage]:
     with connections[alias].cursor() as cursor:
         cursor.execute(
             "SELECT sequence FROM unnest(%s::text[], %s::text[]) AS given (sequence, name) "
-            "WHERE to_regclass(quote_ident(name)) IS NOT NULL AND to_regclass(quote_ident(sequence)) IS NULL",
-            [[one.declaration.sequence for one in streams], [one.models[0]._meta.db_table for one in streams]],
+            "WHERE to_regclass(name) IS NOT NULL AND to_regclass(sequence) IS NULL",
+            [[one.declaration.sequence for one in streams], [quoted(one.models[0]._meta.db_table) for one in streams]],
         )
         missing = {sequence for (sequence,) in cursor.fetchall()}
     for stream in streams:

@@ -5,6 +5,9 @@
 ``streams.declare.stream`` adds a ``StreamSequence`` to the constraints of its model. PostgreSQL has no such constraint.
 But Django keeps constraints in migrations, compares them with the model, and creates them with the table, which is all
 that a sequence needs.
+
+Migrations of projects have ``StreamSequence`` and ``CreateStreamSequence``. So their names and arguments stay, and what
+they create serves every later version.
 """
 
 from __future__ import annotations
@@ -19,10 +22,19 @@ from django.db.backends.ddl_references import Statement, Table
 from django.db.migrations.operations import RunSQL
 from django.db.models import BaseConstraint
 
+from streams.core.declaration import quoted
+
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["CreateStreamSequence", "StreamSequence", "sequence_of"]
+__all__ = [
+    "CREATE_SEQUENCE",
+    "CreateStreamSequence",
+    "MadeAfterTable",
+    "StreamSequence",
+    "sequence_of",
+    "sequence_parts",
+]
 
 _SUFFIX = "_stream_seq"
 _LONGEST = 63 - len(_SUFFIX)
@@ -30,7 +42,7 @@ _LONGEST = 63 - len(_SUFFIX)
 #: Creates the sequence, or takes over the sequence that the table already has. Such a sequence was made for another name of
 #: the stream, or by a hand-written migration. A new sequence goes on after the facts of the table and after the positions of
 #: an earlier stream of this name. So an ID is never given out twice. Position 1 means "empty": the first fact gets ID 2.
-_CREATE = """DO $stream$
+CREATE_SEQUENCE = """DO $stream$
 DECLARE
     last bigint;
     owner oid := to_regclass(%(literal)s)::oid;
@@ -77,7 +89,27 @@ def sequence_of(name: str) -> str:
     return plain + _SUFFIX
 
 
-class StreamSequence(BaseConstraint):
+class MadeAfterTable(BaseConstraint):
+    """A constraint of a model that PostgreSQL does not know: ``create_sql`` makes something that belongs to the table."""
+
+    def __eq__(self, other: object) -> bool:
+        return self.deconstruct() == other.deconstruct() if isinstance(other, type(self)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
+        """Defers ``create_sql`` until the table is created.
+
+        Returns None, because nothing of it is part of the statement that creates the table.
+        """
+        schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
+
+    def validate(self, model: type[Model], instance: Model, exclude: Any = None, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Does nothing: it has no condition on rows."""
+
+
+class StreamSequence(MadeAfterTable):
     """The sequence of a stream, declared as a constraint of its model.
 
     ``version`` and ``row`` describe the stream's row. These two values change nothing in the database. A system check
@@ -98,12 +130,6 @@ class StreamSequence(BaseConstraint):
     def __repr__(self) -> str:
         return f"<StreamSequence {self.name} of stream {self.stream!r}, version {self.version}>"
 
-    def __eq__(self, other: object) -> bool:
-        return self.deconstruct() == other.deconstruct() if isinstance(other, StreamSequence) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
         """Returns the constraint's form in a migration file: its class, no positional arguments, and its keyword arguments."""
         given: dict[str, Any] = {"stream": self.stream, "version": self.version, "row": self.row}
@@ -111,16 +137,9 @@ class StreamSequence(BaseConstraint):
             given["id_field"] = self.id_field
         return "streams.sequence.StreamSequence", (), given
 
-    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Defers the creation of the sequence until its table is created.
-
-        Returns None, because the sequence is no part of the statement that creates the table.
-        """
-        schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
-
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statement that makes the sequence, or takes over the sequence that the table already has."""
-        return self._statement(_CREATE, model, schema_editor)
+        return self._statement(CREATE_SEQUENCE, model, schema_editor)
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statement that renames the sequence: the new name comes from the table, and not from the stream.
@@ -130,22 +149,27 @@ class StreamSequence(BaseConstraint):
         """
         return self._statement(_REMOVE, model, schema_editor)
 
-    def validate(self, model: type[Model], instance: Model, exclude: Any = None, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Does nothing: a sequence has no condition on rows."""
-
     def _statement(self, sql: str, model: Any, schema_editor: Any) -> Statement:
-        table, quote = model._meta.db_table, schema_editor.quote_name
-        return Statement(
-            sql,
-            name=self.name,
-            stream="'" + self.stream.replace("'", "''") + "'",
-            table=Table(table, quote),
-            literal=Table(table, lambda name: f"'{quote(name)}'"),
-            before=Table(table, sequence_of),
-            column=quote(model._meta.get_field(self.id_field).column),
-            length=len(_SUFFIX),
-            suffix=_SUFFIX,
-        )
+        return Statement(sql, **sequence_parts(self.stream, self.id_field, model, schema_editor))
+
+
+def sequence_parts(stream: str, id_field: str, model: Any, schema_editor: Any) -> dict[str, Any]:
+    """Returns the parts of ``CREATE_SEQUENCE`` for a stream whose facts are rows of the model."""
+    table, quote = model._meta.db_table, schema_editor.quote_name
+    return {
+        "name": sequence_of(stream),
+        "stream": _literal(stream),
+        "table": Table(table, quote),
+        "literal": Table(table, lambda name: _literal(quote(name))),
+        "before": Table(table, sequence_of),
+        "column": quote(model._meta.get_field(id_field).column),
+        "length": len(_SUFFIX),
+        "suffix": _SUFFIX,
+    }
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 class CreateStreamSequence(RunSQL):
@@ -159,7 +183,7 @@ class CreateStreamSequence(RunSQL):
         name = sequence_of(table)
         has_one = (
             "SELECT FROM pg_depend d JOIN pg_class s ON s.oid = d.objid WHERE s.relkind = 'S' AND d.deptype = 'a' "
-            f"AND d.refobjid = to_regclass('\"{table}\"') AND right(s.relname, {len(_SUFFIX)}) = '{_SUFFIX}'"
+            f"AND d.refobjid = to_regclass({_literal(quoted(table))}) AND right(s.relname, {len(_SUFFIX)}) = '{_SUFFIX}'"
         )
         super().__init__(
             f"DO $stream$ BEGIN IF NOT EXISTS ({has_one}) THEN "

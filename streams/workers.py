@@ -79,7 +79,8 @@ def remote_server_up(server_name: str) -> None:
     """Notifies all workers on all servers, after the commit, that a remote server can be reached again.
 
     The message is only a hint. Servers ignore the message if the role of this database session has no right to write,
-    or if the session has ended a moment later. Raises `UnsendableCommand` for a name that does not fit in a line.
+    or if the session has ended a moment later. Raises `UnsendableCommand` for a name of more than 255 characters, or with a
+    line feed.
     """
     from streams.replication.server.relay import notify_all  # noqa: PLC0415 - loads what only servers need
 

@@ -8,9 +8,11 @@ Unit tests ask for neither, and then no server is started.
 Processes: ``run_manage("check_streams", "--json")`` runs a command to its end on the test database; ``start_manage``
 starts one that is ended with the test. ``wait_until`` is how tests wait; ``free_port`` is a port for a listener.
 
-Nothing may be left behind: at the end of the session living children and files in the temporary folder are an error, and at the
-end of a module descriptors (``tests.support.left_open``).
-With ``CI=true`` a skipped test is a failure.
+Nothing may be left behind: living children and files in the temporary folder at the end of the session, descriptors at the end
+of a module (``tests.support.left_open``). The section *left behind* tells what is, and the run fails; no test does.
+A test whose program cannot be had is skipped with the reason ``no PROGRAM here: …``; any other skip fails with ``CI=true``.
+What measures speed (``speed``) or memory (``memory``) and what takes long (``scenario``) is for ``script/test --all``; ``-m ""``
+takes all of what is named.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from tests.support import ports
 from tests.support import session as test_session
+from tests.support.again import Failure, ProcessStarts, may_run_again, write_verdict
 from tests.support.effort import load_profiles
 from tests.support.emptying import delete_rows, empty_tables, leave_tables_alone
 from tests.support.left_open import LeftOpen
@@ -43,12 +46,16 @@ from tests.support.warm_start import WARM, close_all, cold_start
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()
 os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
-assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
+# Loads the settings now, in the environment of the session.
+assert str(settings.REPLSITE_DATA_DIR) == os.environ["REPLSITE_DATA_DIR"], "the settings were loaded too early"
 #: Half a second for each user that logs in; other processes read the number from the hash.
 PBKDF2PasswordHasher.iterations = 1
 load_profiles()
 list_static_files_once()
 LEFT_OPEN = LeftOpen()
+STARTS = ProcessStarts()
+#: What this process's tests left behind, and in the controller what those of all did.
+LEFT_BEHIND: list[str] = []
 
 #: Other processes use the same driver, since they have the same PYTHONPATH.
 DRIVER = "psycopg" if is_psycopg3 else "psycopg2"
@@ -91,9 +98,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Starts one Spark session instead of one in each process."""
     if config.getoption("dist") != "loadfile":
         return None
-    from tests.support.distribution import FilesAndSpark
+    from tests.support.distribution import FilesAndFolders
 
-    return FilesAndSpark(config, log)
+    return FilesAndFolders(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """A worker begins as its controller did: if the settings were named, pytest-django would load those of the controller's
+    folder, and so its server, before this module has chosen the worker's."""
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """The controller gathers what its workers tell."""
+    LEFT_BEHIND.extend(getattr(node, "workeroutput", {}).get("left_behind", []))
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    """After every fixture that owns a process or a file; before a worker of pytest-xdist sends its output."""
+    yield
+    close_all()
+    processes, files = test_session.left_behind()
+    LEFT_BEHIND.extend([*(f"process {one}" for one in processes), *(f"temporary file {one}" for one in files)])
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_behind"] = LEFT_BEHIND
+    elif LEFT_BEHIND and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(trylast=True)
@@ -114,12 +147,24 @@ def _folder_of(nodeid: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """In CI, what each folder took: the time of all processes together, set-up and tear-down included."""
+    """What was left behind and what could not be had; in CI, what each folder took (of all processes together)."""
+    if LEFT_BEHIND:
+        terminalreporter.section("left behind", red=True)
+        terminalreporter.write("".join(f"{line}\n" for line in LEFT_BEHIND))
+    stats = terminalreporter.stats
+    if skipped := len(stats.get("skipped", [])):
+        terminalreporter.write_line(f"{skipped} tests skipped; the reasons are above")
+    failed = [*stats.get("failed", []), *stats.get("error", [])]
+    top = terminalreporter.config.rootpath
+    told = [
+        Failure(one.nodeid, f"{top}/{one.nodeid}", getattr(one, "again", False), one.longreprtext) for one in failed
+    ]
+    write_verdict(told, other=bool(LEFT_BEHIND))
     if not IN_CI:
         return
     seconds: Counter[str] = Counter()
     tests: Counter[str] = Counter()
-    for reports in terminalreporter.stats.values():
+    for reports in stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[_folder_of(report.nodeid)] += report.duration
@@ -143,13 +188,22 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     is_last = nextitem is None or nextitem.path != item.path
     if said := LEFT_OPEN.after_test(item.name, is_last_of_module=is_last):
-        pytest.fail(said, pytrace=False)
+        LEFT_BEHIND.append(f"{item.nodeid.partition('::')[0]}: {said}")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI everything can be had, so a skip hides something."""
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Processes that start from here on are those of the test's module."""
+    STARTS.module = item.nodeid.partition("::")[0]
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A skip that is not about a program hides something in CI."""
     report = _skip_fails((yield))
+    if report.failed:
+        report.again = may_run_again(item, STARTS)  # type: ignore[attr-defined]
     # A report with half a character, that a test wrote or logged, cannot be sent: the whole run would end there.
     report.sections = [(title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections]
     return report
@@ -164,19 +218,11 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def _skip_fails(report: Any) -> Any:
     if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if reason.removeprefix("Skipped: ").startswith("no ") and " here" in reason:
+            return report
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid}: skipped, which is a failure with CI=true. {reason}"
     return report
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
-    """Set up first, so torn down last: after every fixture that owns a process or a file."""
-    yield
-    close_all()
-    processes, files = test_session.left_behind()
-    assert not processes, f"processes left behind by the tests: {processes}"
-    assert not files, f"temporary files left behind by the tests: {files}"
 
 
 @pytest.fixture(scope="session")
@@ -193,6 +239,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.Djan
     TransactionTestCase._fixture_teardown = tear_down
     with django_db_blocker.unblock():
         leave_tables_alone()
+    STARTS.forget()  # the session's server is not the module's
     yield
     stop_looking()
 

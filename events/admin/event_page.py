@@ -6,7 +6,6 @@ so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,9 @@ from events.admin.links import EventLink, event_links, page_number, room_url, ve
 from events.admin.pretty_json import pretty_json
 from events.admin.room_names import room_names
 from events.errors import NotCanonical, ReadingError
+from events.format.client_format import pruned_json
 from events.format.hashes import content_hash_matches
-from events.format.redaction import prune
+from events.format.strict_json import decode_stored
 from events.models import Event, EventEdge, EventJson, EventVisibility, VisibleEvent
 from events.reading.event_lines import EventLine, event_lines, sent_at
 from events.reading.state_at import StateAt, state_at
@@ -192,11 +192,7 @@ def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> b
 
 
 def _decoded(stored: EventJson | None) -> dict[str, Any] | None:
-    try:
-        content = json.loads(bytes(stored.json)) if stored is not None else None
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+    return decode_stored(bytes(stored.json)) if stored is not None else None
 
 
 def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | None:
@@ -204,10 +200,10 @@ def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | 
     if stored is None or content is None:
         return None
     try:
-        pruned = prune(content, room_version(stored.room_version))
+        pruned = pruned_json(bytes(stored.json), stored.room_version)
     except UnknownRoomVersion:
         return None
-    return _cut(pretty_json(json.dumps(pruned).encode()))
+    return _cut(pretty_json(pruned))
 
 
 def _cut(text: str) -> Text:

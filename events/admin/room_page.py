@@ -1,18 +1,17 @@
 """Builds the context of a room's admin page.
 
-The page shows the room's name, its timeline, current state with values, members, the latest events as a graph, and
-forward and backward extremities.
+The page shows the room's name, its timeline, current state with values, members, the latest events with what each
+builds on, and forward and backward extremities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import Count, QuerySet
 
-from events.admin.graph_svg import Kind, Node, PictureEvent, draw
 from events.admin.links import EventLink, event_links, link_of, page_number
 from events.admin.room_names import HEALTH, health_words, room_names
 from events.admin.room_timeline import room_timeline
@@ -40,16 +39,16 @@ _ROWS_PER_PAGE = 100
 _MEMBER = "m.room.member"
 _MEMBERSHIPS = ("join", "invite", "knock", "leave", "ban")
 _LEVELS_LISTED = 100
-_WORDS_WIDTH = 640
+_PREV_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnEvent:
-    """A node of the picture, with the link and the words that are shown beside it."""
+class LastEvent:
+    """One of the latest events. ``more`` is the number of its prev events that are not in ``prev``."""
 
-    node: Node
     link: EventLink
-    words: str
+    prev: Sequence[EventLink]
+    more: int
     received: Any
 
 
@@ -117,7 +116,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
         ],
         "levels": _levels(room, loaded.get(levels_id or ""), loaded.get(room.create_event_id or "")),
         **room_timeline(room_id, asked, using),
-        **_picture(room_id, set(extremities), using),
+        "last_events": _last_events(room_id, set(extremities), using),
     }
 
 
@@ -154,58 +153,23 @@ def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
     return Page(list(rows[(number - 1) * _ROWS_PER_PAGE : number * _ROWS_PER_PAGE]), number, pages)
 
 
-def _picture(room_id: str, extremities: set[str], using: str) -> dict[str, Any]:
-    """Returns the variables for the graph of the latest events.
+def _last_events(room_id: str, extremities: set[str], using: str) -> list[LastEvent]:
+    """Returns the latest events with the events that each builds on.
 
-    The latest events are chosen by arrival, not by depth. Otherwise a sender could push events out of the picture by
+    The latest events are chosen by arrival, not by depth. Otherwise a sender could push events out of the list by
     claiming a large depth.
     """
     events = list(Event.read.using(using).in_room(room_id).order_by("-stream_ordering")[:_LAST_EVENTS])
-    by_id = {event.event_id: event for event in events}
-    edges: dict[str, list[str]] = {}
-    rows = EventEdge.objects.using(using).filter(event_id__in=by_id).order_by("event_id", "prev_event_id")
+    edges: dict[str, list[str]] = {event.event_id: [] for event in events}
+    rows = EventEdge.objects.using(using).filter(event_id__in=edges).order_by("event_id", "prev_event_id")
     for event_id, prev in rows.values_list("event_id", "prev_event_id")[:_MOST_EDGES]:
-        edges.setdefault(event_id, []).append(prev)
-    outside = {prev for prevs in edges.values() for prev in prevs} - by_id.keys()
-    here = set(Event.read.using(using).at(outside).values_list("event_id", flat=True)) if outside else set()
-    picture = draw(
-        [
-            PictureEvent(
-                event.event_id,
-                edges.get(event.event_id, ()),
-                _kind(event),
-                (event.topological_ordering, event.stream_ordering),
-                event.event_id in extremities,
-            )
-            for event in events
-        ],
-        outside - here,
-    )
-    drawn = [_drawn(node, by_id[node.event.event_id]) for node in picture.nodes]
-    return {"picture": picture, "drawn": drawn, "picture_width": picture.words_x + _WORDS_WIDTH}
-
-
-def _kind(event: Event) -> Kind:
-    if event.outlier:
-        return Kind.OUTLIER
-    if event.rejected_reason is not None:
-        return Kind.REJECTED
-    if event.soft_failed:
-        return Kind.SOFT_FAILED
-    return Kind.STATE if event.state_key is not None else Kind.MESSAGE
-
-
-def _drawn(node: Node, event: Event) -> DrawnEvent:
-    """Returns a node with its link and the words beside it.
-
-    The words say everything that is special about the event. So the picture can be read without colours and shapes.
-    """
-    words = ["forward extremity"] if node.event.is_extremity else []
-    words += [word for word in link_of(event).words if word != "backfilled"]
-    if node.missing:
-        words.append(f"{node.missing} below not here")
-    if node.older:
-        words.append(f"{node.older} older below")
-    key = f" {shown(event.state_key, 32)}" if event.state_key else ""
-    link = EventLink(event.event_id, link_of(event).url, f"{shown(event.type, 40)}{key}", (shown(event.sender, 32),))
-    return DrawnEvent(node, link, ", ".join(words), event.received_at)
+        edges[event_id].append(prev)
+    links = event_links((prev for prevs in edges.values() for prev in prevs[:_PREV_LISTED]), using)
+    found = []
+    for event in events:
+        link, prevs = link_of(event), edges[event.event_id]
+        if event.event_id in extremities:
+            link = replace(link, words=("forward extremity", *link.words))
+        listed = [links[prev] for prev in prevs[:_PREV_LISTED]]
+        found.append(LastEvent(link, listed, len(prevs) - len(listed), event.received_at))
+    return found

@@ -22,6 +22,8 @@ from streams.core.own_stack import on_own_stack
 __all__ = ["LARGEST_INTEGER", "encode", "encode_examined", "examine"]
 
 LARGEST_INTEGER = 2**53 - 1
+_TOO_LONG = 10**4_300
+"""The least integer with more digits than Python reads and writes. Events from elsewhere are refused when they are read."""
 _ORJSON_DEPTH = 250
 _DEPTH_LIMIT = 900
 
@@ -92,6 +94,8 @@ def _check_number(item: Any, strict: bool) -> bool:
             return True
         if strict:
             raise NotCanonical(Reason.BAD_NUMBER, f"the integer {_shown(item)} is outside of ±(2^53 - 1)")
+        if not -_TOO_LONG < item < _TOO_LONG:
+            raise NotCanonical(Reason.BAD_NUMBER, f"the integer {_shown(item)} has more than 4,300 digits")
         return False
     if kind is float:
         if strict or not math.isfinite(item):

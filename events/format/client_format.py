@@ -1,4 +1,4 @@
-"""Makes the client's form of an event from its stored bytes (pure).
+"""Makes the forms of an event for clients and for servers from its stored bytes (pure).
 
 Clients get the fields meant for them (type, content, sender …), the event ID and the room ID. Content is copied byte
 for byte, including its numbers. ``events.format.redaction`` decides what a redaction leaves.
@@ -10,18 +10,20 @@ state.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from events.format import canonical_json
+from events.format.hashes import NOT_COVERED
 from events.format.parsing import optional_identifier
-from events.format.redaction import prune
+from events.format.redaction import prune, pruned_fields
 from events.format.strict_json import decode_stored
 from state.rules.room_versions import room_version
 from streams.core.own_stack import on_own_stack
 
-__all__ = ["StoredForm", "client_json", "pruned_json"]
+__all__ = ["StoredForm", "client_json", "covered_json", "pruned_json"]
 
 
 class StoredForm(msgspec.Struct, frozen=True):
@@ -60,6 +62,20 @@ class _Stored(msgspec.Struct):
     unsigned: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Uncovered(msgspec.Struct):
+    """The parts of a stored event that neither its hashes nor its signatures cover (``hashes.NOT_COVERED``)."""
+
+    unsigned: dict[str, msgspec.Raw] = {}
+    age_ts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    outlier: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    destinations: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_marked(self) -> bool:
+        """True if the event has a key besides ``unsigned``."""
+        return any(part is not msgspec.UNSET for part in (self.age_ts, self.outlier, self.destinations))
+
+
 class _ForClients(msgspec.Struct):
     """The client's form of an event, in the order in which it is written."""
 
@@ -73,24 +89,36 @@ class _ForClients(msgspec.Struct):
     state_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Damaged(ValueError):
+    """Raised for stored JSON that is no event."""
+
+
 _INVITE, _KNOCK = "invite_room_state", "knock_room_state"
 _CLIENT_KEYS = frozenset({"type", "sender", "content", "origin_server_ts", "state_key"})
+_SENT_UNSIGNED = frozenset({"age", "age_ts", "replaces_state", _INVITE, _KNOCK})
 _STORED = msgspec.json.Decoder(_Stored)
+_UNCOVERED = msgspec.json.Decoder(_Uncovered)
 _UNSIGNED = msgspec.json.Decoder(_Unsigned)
 _ANY = msgspec.json.Decoder()
 _ENCODE = msgspec.json.Encoder().encode
 _NOTHING = _Unsigned()
+_NOTHING_LEFT = b"{}"
 
 
-def client_json(event: StoredForm) -> bytes:
-    """Returns the event for clients: UTF-8 JSON, with redactions applied."""
-    return on_own_stack(_client_json, event)
+def client_json(event: StoredForm) -> bytes | None:
+    """Returns the event for clients: UTF-8 JSON, with redactions applied. Returns null if the stored JSON is damaged."""
+    try:
+        return on_own_stack(_client_json, event)
+    except (ValueError, RecursionError):  # the errors of msgspec are ValueErrors
+        return None
 
 
 def _client_json(event: StoredForm) -> bytes:
     if event.pruned or event.redacts is not None:
         return canonical_json.encode(_rewritten(event), strict=False)
     stored = _STORED.decode(event.json)
+    if memoryview(stored.content)[0] != ord("{"):
+        raise _Damaged
     return _ENCODE(
         _ForClients(
             stored.content,
@@ -105,11 +133,38 @@ def _client_json(event: StoredForm) -> bytes:
     )
 
 
+def covered_json(json: bytes) -> bytes:
+    """Returns an event without what any server on the way may have written: what neither a hash nor a signature covers.
+
+    Of ``unsigned`` only the keys that servers give each other are kept. An event without anything else is returned as it
+    is, byte for byte. Others are written as canonical JSON, so hashes and signatures still verify.
+    """
+    try:
+        found = on_own_stack(_UNCOVERED.decode, json)
+        foreign = found.unsigned.keys() - _SENT_UNSIGNED
+    except (ValueError, RecursionError):  # ``unsigned`` is no object, or the JSON is damaged
+        foreign = {"unsigned"}
+    event = decode_stored(json) if foreign or found.is_marked else None
+    if event is None:
+        return json
+    unsigned = event.get("unsigned")
+    covered = {key: value for key, value in event.items() if key not in NOT_COVERED}
+    if isinstance(unsigned, dict):
+        covered["unsigned"] = {key: value for key, value in unsigned.items() if key in _SENT_UNSIGNED}
+    return canonical_json.encode(covered, strict=False)
+
+
 def pruned_json(json: bytes, version: str) -> bytes:
-    """Returns the redacted form in canonical JSON, on which signatures still verify. ``unsigned`` is left out."""
-    pruned = prune(decode_stored(json), room_version(version))
-    pruned.pop("unsigned", None)
-    return canonical_json.encode(pruned, strict=False)
+    """Returns the redacted form in canonical JSON, on which signatures still verify. ``unsigned`` is left out.
+
+    Nothing is left of damaged JSON: the result is ``{}``.
+    """
+    event = decode_stored(json)
+    return (
+        _NOTHING_LEFT
+        if event is None
+        else canonical_json.encode(pruned_fields(event, room_version(version)), strict=False)
+    )
 
 
 def _known_unsigned(stored: _Stored) -> _Unsigned:
@@ -141,12 +196,14 @@ def _room_state_key(event_type: Any, content: Any) -> str | None:
 
 
 def _rewritten(event: StoredForm) -> dict[str, Any]:
-    """Returns the client's form of an event that is pruned or is a redaction, as a dictionary.
+    """Returns the client's form of an event that is pruned or is a redaction, as a dictionary. Raises ``_Damaged``.
 
     All other events take a faster path that copies their bytes.
     """
     version = room_version(event.version)
-    stored = _ANY.decode(event.json)
+    stored = decode_stored(event.json)
+    if stored is None:
+        raise _Damaged
     if event.pruned:
         stored = prune(stored, version)
     unsigned = stored.get("unsigned")
@@ -162,7 +219,8 @@ def _rewritten(event: StoredForm) -> dict[str, Any]:
     if event.redacted_by is not None:
         found["unsigned"]["redacted_by"] = event.redacted_by
     if event.because is not None:
-        found["unsigned"]["redacted_because"] = _rewritten(event.because)
+        with suppress(_Damaged):
+            found["unsigned"]["redacted_because"] = _rewritten(event.because)
     if event.redacts is not None and not (event.pruned and not version.newer_redactions):
         found["redacts"] = event.redacts
         found["content"] = {**found["content"], "redacts": event.redacts}

@@ -15,11 +15,13 @@ from events.format.canonical_json import encode_examined, examine
 from events.format.redaction import pruned_fields
 from state.rules.room_versions import EventIdForm, RoomVersion
 
-__all__ = ["content_hash", "content_hash_matches", "event_id", "reference_hash"]
+__all__ = ["NOT_COVERED", "content_hash", "content_hash_matches", "event_id", "reference_hash"]
 
 _STANDARD = str.maketrans("-_", "+/")
 _PADDED = 44
-_NOT_IN_CONTENT_HASH = ("unsigned", "signatures", "hashes", "age_ts", "outlier", "destinations")
+NOT_COVERED = ("unsigned", "age_ts", "outlier", "destinations")
+"""The keys at the top level of an event that neither its hashes nor its signatures cover. Any server may have written them."""
+_NOT_IN_CONTENT_HASH = (*NOT_COVERED, "signatures", "hashes")
 
 
 def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:

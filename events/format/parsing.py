@@ -2,7 +2,8 @@
 
 A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}``. A wrapper may also have
 ``event_id``, ``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering``; other keys are ignored. The
-stored bytes of an event are the exact substring of the line that has the event. Each line is parsed on its own, in time
+stored bytes of an event are the exact substring of the line that has the event. A byte order mark before it is ignored
+(RFC 8259, 8.1). Each line is parsed on its own, in time
 linear in its length.
 
 If the content does not match its hash, the event was redacted or tampered with on the way, and no signature covers its
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from events.errors import EventRefused, NotCanonical, Reason
 from events.format import hashes
 from events.format.canonical_json import encode_examined, examine
+from events.format.foreign_forms import BYTE_ORDER_MARK, what_it_is
 from events.format.redaction import pruned_fields
 from events.format.strict_json import decode_event, decode_plain, decode_stored
 from state.errors import UnknownRoomVersion
@@ -31,6 +33,7 @@ __all__ = [
     "ANNOUNCING",
     "IDENTIFIER_LIMIT_BYTES",
     "LINE_LIMIT_BYTES",
+    "RULED_TYPES",
     "SIZE_LIMIT_BYTES",
     "ParsedEvent",
     "Verdict",
@@ -106,16 +109,17 @@ class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.stream_ordering is not None and self.stream_ordering < 0
 
 
-_RULED_TYPES = frozenset(
+RULED_TYPES = frozenset(
     {"m.room.create", "m.room.history_visibility", "m.room.power_levels"}
     | {"m.room.join_rules", "m.room.third_party_invite"}
 )
+"""The types of events whose whole content the auth and visibility rules may read."""
 _RULED_MEMBER_KEYS = ("third_party_invite", "join_authorised_via_users_server")
 
 
 def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the part of the content that the auth and visibility rules read: power levels, memberships, and so on."""
-    if event_type in _RULED_TYPES:
+    if event_type in RULED_TYPES:
         return content
     if event_type == "m.room.member":  # the membership has a field of its own
         return {key: content[key] for key in _RULED_MEMBER_KEYS if key in content}
@@ -145,9 +149,9 @@ def parse_stored(
     the fields that a hash covers are not checked again. Otherwise every field is checked again. ``kept`` collects
     values, so that equal values of a room's events share one object.
     """
-    if version.ids_are_hashes:
+    if version.ids_are_hashes and (event := decode_stored(json)) is not None:
         try:
-            return _proven(json, decode_stored(json), version, event_id, verdict, kept.setdefault)
+            return _proven(json, event, version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             pass  # the full parse finds the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)
@@ -218,16 +222,29 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
     lines first. No entry is needed for a bare create event, or for a bare event whose room ID names no server (version
     12).
     """
-    text = line.strip(b" \t\r\n")
+    text = _stripped(line)
     if len(text) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(text)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
+    try:
+        return _parse_text(text, versions or {})
+    except EventRefused as refused:
+        if refused.reason in (Reason.NOT_JSON, Reason.NOT_AN_OBJECT) and (what := what_it_is(text)) is not None:
+            raise EventRefused(refused.reason, f"the line is {what}") from None
+        raise
+
+
+def _parse_text(text: bytes, versions: Mapping[str, str]) -> ParsedEvent:
     wrapper = _split(text)
     if wrapper is None:
         plain = decode_plain(text)
         event = decode_event(text) if plain is None else plain
-        return parse_event(text, event, _bare_version(event, versions or {}), plain=plain is not None)
+        return parse_event(text, event, _bare_version(event, versions), plain=plain is not None)
     raw = bytes(wrapper.json) if isinstance(wrapper.json, msgspec.Raw) else b""
-    return _parse_wrapped(raw, wrapper, versions or {})
+    return _parse_wrapped(raw, wrapper, versions)
+
+
+def _stripped(text: bytes) -> bytes:
+    return text.removeprefix(BYTE_ORDER_MARK).strip(b" \t\r\n")
 
 
 def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
@@ -238,7 +255,7 @@ def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] 
     """
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(json)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
-    return _parse_wrapped(json.strip(b" \t\r\n"), _Line(**told), versions or {})
+    return _parse_wrapped(_stripped(json), _Line(**told), versions or {})
 
 
 def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tuple[str, str] | None:

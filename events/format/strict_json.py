@@ -55,8 +55,8 @@ def decode_event(text: bytes) -> dict[str, Any]:
         event = on_own_stack(_DECODER.decode, text)
     except RecursionError:
         raise EventRefused(Reason.TOO_DEEP, "nested deeper than any event needs to be") from None
-    except UnicodeDecodeError as error:
-        raise EventRefused(Reason.BAD_UNICODE, f"not UTF-8: {error.reason} at byte {error.start}") from None
+    except UnicodeDecodeError:  # its place is in a string of the text
+        raise EventRefused(Reason.BAD_UNICODE, _not_utf_8(text)) from None
     except ValueError as error:  # msgspec's own errors are ValueErrors too
         raise _why_unreadable(text, error) from None
     if type(event) is not dict:
@@ -66,13 +66,18 @@ def decode_event(text: bytes) -> dict[str, Any]:
     return event
 
 
-def decode_stored(text: bytes) -> dict[str, Any]:
-    """Decodes an event from bytes that ``decode_event`` accepted earlier.
+def decode_stored(text: bytes) -> dict[str, Any] | None:
+    """Decodes an event from stored bytes, which ``decode_event`` accepted before they were stored.
 
-    All numbers stay exact, whereas ``orjson`` would round large integers.
+    Returns null if the bytes are no event with content, because they were damaged since. Never raises, so that one
+    event does not keep others from being read. All numbers stay exact, whereas ``orjson`` refuses integers of more than
+    308 digits and rounds others.
     """
-    event: dict[str, Any] = on_own_stack(_DECODER.decode, text)
-    return event
+    try:
+        event = on_own_stack(_DECODER.decode, text)
+    except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors too
+        return None
+    return event if type(event) is dict and type(event.get("content")) is dict else None
 
 
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
@@ -111,8 +116,13 @@ def _no_number(_: str) -> None:
 
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
     """Returns the error, with its reason, for a text that the fast parser could not read."""
+    # Decoded here: given bytes, ``json.loads`` would read UTF-16 and a byte order mark as well.
+    if reason := _not_utf_8(text):
+        return EventRefused(Reason.NOT_JSON, reason)
     try:
-        on_own_stack(json.loads, text, parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant)
+        on_own_stack(
+            json.loads, text.decode(), parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant
+        )
     except RecursionError:
         return EventRefused(Reason.TOO_DEEP, "nested deeper than any event needs to be")
     except EventRefused as refused:
@@ -121,7 +131,16 @@ def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
         return EventRefused(Reason.NOT_JSON, str(error))
     if "out of range" in str(error):
         return EventRefused(Reason.BAD_NUMBER, str(error))
-    return EventRefused(Reason.BAD_UNICODE, f"{error} (a lone surrogate escape, most likely)")
+    return EventRefused(Reason.BAD_UNICODE, "a lone surrogate escape: \\ud800 to \\udfff count in pairs only")
+
+
+def _not_utf_8(text: bytes) -> str:
+    """Returns where the text is no UTF-8, or ""."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    return ""
 
 
 def _refuse_constant(name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from events.format.parsing import ParsedEvent
+from events.format.parsing import RULED_TYPES, ParsedEvent
 from events.integrity.expected_rows import Columns, Computed, RoomRows, StoredEvent, compute, stored_before
 from events.room.graph import is_accepted
 from events.visibility.ranges import VisibilityRow
@@ -115,23 +115,40 @@ def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
     # ``_visibility`` reports no difference here: the computed ranges lack what followed from the purged events.
     if _is_cut_off(rows, should) and not _cover_the_same(rows, should, should.ranges):
         report.doubt("who sees what differs, but it follows from events that were purged")
+    for event_id in _without_content(rows):
+        report.doubt(f"{event_id}: its content decides states and who sees what; these are not compared without it")
     for event_id in should.states.differing:
         report.doubt(f"{event_id}: its state differs from that of its prev events; the event may have come with it")
     return report
 
 
 def differences(should: Computed) -> Iterator[Difference]:
-    """Yields all differences, without a limit."""
-    for find in (_room, _events, _graph, _states, _redacted, _current, _extremities, _visibility):
+    """Yields all differences, without a limit.
+
+    States, redactions and ranges are compared only if the content is known of all events that decide them. Otherwise a
+    repair could, for instance, show a room's closed history to everybody, because the setting that closes it is damaged.
+    """
+    decided = () if _without_content(should.rows) else (_states, _redacted, _current, _visibility)
+    for find in (_room, _events, _graph, _extremities, *decided):
         yield from find(should.rows, should)
+
+
+def _without_content(rows: RoomRows) -> list[str]:
+    """Returns the state events that decide who may do or see what, and whose JSON is damaged or missing."""
+    return [
+        row.event_id
+        for row in rows.events
+        if row.parsed is None and row.columns is not None and row.is_state and row.columns.type in RULED_TYPES
+    ]
 
 
 def _room(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     table = "events_room"
     if should.create is not None:
         yield from _create(rows, should.create)
-    unresolved = should.current_group is None and bool(should.forward)
-    if rows.current_state_unresolved != unresolved:
+    unresolved = should.current_group is None
+    # A room without forward extremities has no current state, with the flag (as an import sets it) and without.
+    if should.forward and rows.current_state_unresolved != unresolved:
         stored = rows.current_state_unresolved
         yield Difference("state", table, rows.room_id, "current_state_unresolved", stored, unresolved)
 
@@ -265,7 +282,7 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     right = should.known_ranges
     if rows.visibility_unresolved and _may_be_unknown(rows, should):
         right = None
-    elif all(row.outlier for row in rows.events):  # without other events no user sees anything, and no state is unknown
+    elif not any(is_accepted(should.events[row.event_id]) for row in rows.events):  # then no user sees anything
         right = []
     if rows.visibility_unresolved != (right is None):
         stored = rows.visibility_unresolved

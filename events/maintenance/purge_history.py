@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, transaction
 
@@ -41,12 +41,15 @@ from streams.writing.lease import describe_lock_holder
 __all__ = [
     "HistoryPurged",
     "PurgeRequest",
+    "TimeCut",
     "check_forward_extremities",
+    "count_left_behind",
     "count_purged",
     "cut_at_event",
     "cut_at_time",
     "cut_at_token",
     "deepest_extremity",
+    "find_time_cut",
     "foresee_history",
     "purge_events",
     "purge_lock",
@@ -56,16 +59,27 @@ __all__ = [
 _EVENTS_PER_TRANSACTION = 2_000
 
 _EVENT = "SELECT room_id, topological_ordering, outlier FROM events_event WHERE event_id = %s"
-#: The depth of the last event before the time, or the lowest depth of an event that is not before it, whichever is
-#: lower. Without the second, an event that claims to be old but lies high in the graph would take younger events below
-#: it along.
-_AT_TIME = """
-SELECT least(
-    (SELECT topological_ordering FROM events_event
-     WHERE room_id = %(room)s AND origin_server_ts < %(ms)s AND NOT outlier ORDER BY stream_ordering DESC LIMIT 1),
-    (SELECT min(topological_ordering) FROM events_event
-     WHERE room_id = %(room)s AND origin_server_ts >= %(ms)s AND NOT outlier)
-) WHERE EXISTS (SELECT FROM events_event WHERE room_id = %(room)s AND origin_server_ts < %(ms)s AND NOT outlier)
+#: An event was sent before the time if its sender says so, or if it was received before the time, whatever its sender says.
+_BEFORE = "(origin_server_ts < %(ms)s OR extract(epoch FROM received_at) * 1000 < %(ms)s)"
+#: An event counts as sent after the time unless its sender's clock is known to be wrong: the event claims to be sent after it
+#: was received. When it was sent is then unknown, so it neither goes by its own time nor keeps others.
+_CLOCKS_DIFFER_MS = 3_600_000
+_NOT_BEFORE = f"NOT {_BEFORE} AND origin_server_ts <= extract(epoch FROM received_at) * 1000 + {_CLOCKS_DIFFER_MS}"
+#: The depth of the last event before the time, and the lowest event that is not before it. The cut is the lower of both depths.
+#: Without the second, an event that claims to be old but lies high in the graph would take younger events below it along.
+_AT_TIME = f"""
+SELECT last.topological_ordering, kept.topological_ordering, kept.event_id
+FROM (
+    SELECT topological_ordering FROM events_event
+    WHERE room_id = %(room)s AND NOT outlier AND {_BEFORE} ORDER BY stream_ordering DESC LIMIT 1
+) AS last LEFT JOIN (
+    SELECT topological_ordering, event_id FROM events_event
+    WHERE room_id = %(room)s AND NOT outlier AND {_NOT_BEFORE} ORDER BY topological_ordering, stream_ordering LIMIT 1
+) AS kept ON true
+"""
+_LEFT_BEHIND = f"""
+SELECT count(*) FROM events_event WHERE room_id = %(room)s AND topological_ordering BETWEEN %(above)s + 1 AND %(upto)s
+  AND state_key IS NULL AND NOT outlier AND {_BEFORE}
 """
 _ROOM = "SELECT FROM events_room WHERE room_id = %s"
 _DEEPEST_LEAF = """
@@ -135,16 +149,43 @@ def cut_at_event(room_id: str, event_id: str, using: str) -> int:
     return int(found[1])
 
 
+class TimeCut(NamedTuple):
+    """A cut at a time. ``last`` is the depth of the last event before the time.
+
+    ``kept`` is the lowest event that is not before the time, if it keeps events before the time from being purged.
+    """
+
+    depth: int
+    last: int
+    kept: str | None
+
+
 def cut_at_time(room_id: str, ms: int, using: str) -> int:
     """Returns the depth of the last event before a time, or 0 if there is no such event. Raises ``UnknownRoom``.
 
-    ``ms`` is compared with ``origin_server_ts``, in milliseconds since 1970. The last event is the last in stream
-    order. If an event at or after ``ms`` has a lower depth, returns this lower depth. So a purge below the result
-    deletes no event at or after ``ms``.
+    ``ms`` are milliseconds since 1970. An event is before the time if ``origin_server_ts`` says so, or if it was received
+    before. The last event is the last in stream order. If an event at or after ``ms`` has a lower depth, returns this
+    lower depth. So a purge below the result deletes no event at or after ``ms``, except events that claim to be sent
+    an hour or more after they were received: when these were sent is not known.
     """
+    return find_time_cut(room_id, ms, using).depth
+
+
+def find_time_cut(room_id: str, ms: int, using: str) -> TimeCut:
+    """Returns the cut of ``cut_at_time``, and the reason if events before ``ms`` lie above it. Raises ``UnknownRoom``."""
     _check_room(room_id, using)
     found = _first(using, _AT_TIME, {"room": room_id, "ms": ms})
-    return int(found[0]) if found is not None and found[0] is not None else 0
+    if found is None:
+        return TimeCut(0, 0, None)
+    last, lowest, event_id = found
+    return TimeCut(last, last, None) if lowest is None or lowest >= last else TimeCut(lowest, last, event_id)
+
+
+def count_left_behind(room_id: str, ms: int, between: tuple[int, int], using: str) -> int:
+    """Returns how many messages from before ``ms`` lie above the first and at or below the second of two depths."""
+    names = {"room": room_id, "ms": ms, "above": between[0], "upto": between[1]}
+    found = _first(using, _LEFT_BEHIND, names)
+    return int(found[0]) if found is not None else 0
 
 
 def cut_at_token(room_id: str, token: str, using: str) -> int:

@@ -16,6 +16,7 @@ meanwhile (``events.maintenance.purge_history.purge_lock``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -24,7 +25,7 @@ from django.db import connections
 
 from events.columns import EVENT_COLUMNS, INSERT_INTO
 from events.declarations import CACHE_NAME
-from events.errors import EventRefused, PositionsTaken, Reason
+from events.errors import EventRefused, EventUnreadable, PositionsTaken, Reason
 from events.format.parsing import Verdict, parse_stored
 from events.format.redaction import may_redact
 from events.format.strict_json import decode_event
@@ -399,8 +400,10 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
     flagged: list[Event] = []
     for redaction_id, target_id in pairs:
         redaction, target = events[redaction_id], events[target_id]
-        before = states.state(redaction.state_group)
-        levels = AuthRules(version).levels(before, before.get(keys[0])) if before is not None else None
+        levels = None
+        with suppress(EventUnreadable):  # then only redactions by the target's own server take effect
+            if (before := states.state(redaction.state_group)) is not None:
+                levels = AuthRules(version).levels(before, before.get(keys[0]))
         if may_redact(redaction, target, version, levels):
             cursor.execute(_REDACTED, [redaction_id, target_id])
             flagged += [target] * cursor.rowcount

@@ -13,11 +13,11 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from events.declarations import RESYNC_USER
 from streams.core.invalidation import ROOM_STATE
 
 __all__ = [
     "NOT_ROUTED",
-    "RESYNC_USER",
     "Concern",
     "Concerns",
     "Target",
@@ -43,8 +43,6 @@ Concern = tuple[Target, str]
 #: A rule: from a row in its wire form to the entities that it concerns.
 Concerns = Callable[[Any], Iterable[Concern]]
 
-#: Cache name of rows of ``caches`` that make the next answer to a user a full one.
-RESYNC_USER = "resync_user"
 _MEMBER = "m.room.member"
 
 #: Streams whose rows concern no user, with the reason.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from events.notifier.stream_cache import ONE_LANE, WriterChanges
-from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.declaration import FactTable, StreamDeclaration, quoted
 from streams.core.positions import linear_position
 from streams.core.queries import FactRow, order_sql, row_of, selected_sql, token_sql
 from streams.core.watermarks import trim_mark
@@ -91,7 +91,7 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
 
 def _newest_sql(declaration: StreamDeclaration, table: FactTable) -> str:
     token = token_sql(declaration, table)
-    columns = ", ".join([token, table.writer_column, *selected_sql(table)])
-    where = f"{table.id_column} <= %(high)s::bigint" + (f" AND ({table.where})" if table.where else "")
+    columns = ", ".join([token, quoted(table.writer_column), *selected_sql(table)])
+    where = f"{quoted(table.id_column)} <= %(high)s::bigint" + (f" AND ({table.where})" if table.where else "")
     order = order_sql(declaration, table, newest_first=True)
-    return f"SELECT {columns} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT %(limit)s::bigint"
+    return f"SELECT {columns} FROM {quoted(table.name)} WHERE {where} ORDER BY {order} LIMIT %(limit)s::bigint"

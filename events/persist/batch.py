@@ -10,16 +10,17 @@ a room positions ascend in causal order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 from msgspec.structs import replace
 
 from events.declarations import CACHE_NAME
-from events.errors import EventRefused, Reason, SignaturesUnchecked
+from events.errors import EventRefused, EventUnreadable, Reason, SignaturesUnchecked
 from events.format import hashes
 from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, storable
 from events.format.strict_json import decode_event
@@ -422,14 +423,20 @@ def _store(
         (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
         for room_id in sorted(work.by_room)
     ]
+    worked_out = []
     for room, batch in batches:
         batch.again, batch.takes_unproven = work.again.get(room.room_id, ()), takes_unproven
-    worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
+        try:
+            worked_out.append((room, batch.stored, batch.work_out()))
+        except EventUnreadable as error:  # the rules cannot be applied in this room
+            refusal = EventRefused(Reason.BAD_STATE, str(error))
+            outcome.refused += [RefusedEvent(work.places[e.event_id], refusal) for e in work.by_room[room.room_id]]
     positions = write_rooms(
         worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
     )
     if whole := [event for event in whole if event.event_id in positions]:
         _store_whole(whole, using)
+    _leave_no_empty_rooms(reading, {room.room_id for room, _, changes in worked_out if changes.events}, using)
     # After the commit only: events of a rolled-back batch must neither be kept by this process nor be counted.
     transaction.on_commit(lambda: _keep(worked_out), using=using)
     for room, _, changes in worked_out:
@@ -444,6 +451,16 @@ def _store(
                     event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
                 )
             )
+
+
+def _leave_no_empty_rooms(reading: RoomReading, stored: Collection[str], using: str) -> None:
+    """Deletes the rows of rooms that this batch began, and none of whose events was stored (``stored`` has all others)."""
+    empty = [
+        room_id for room_id, room in reading.rooms.items() if room.create_event_id is None and room_id not in stored
+    ]
+    if empty:  # under the lock, so no other batch stores an event in them meanwhile
+        here = Event.objects.using(using).filter(room_id=OuterRef("pk"))
+        Room.objects.using(using).filter(~Exists(here), pk__in=empty).delete()
 
 
 def _with_stored_content(

@@ -2,11 +2,13 @@
 
 Nearly all state events of a room have the same few auth events. So PostgreSQL would expect many rows for any event, and
 read the whole table to find a few. In the function, sequential scans are switched off and the plan is kept.
+
+Migrations have a text of their own. If you change the function here, add a migration that installs it.
 """
 
 from __future__ import annotations
 
-__all__ = ["DROP_EVENTS_NAMING", "EVENTS_NAMING", "NAMING_PER_EVENT"]
+__all__ = ["EVENTS_NAMING", "NAMING_PER_EVENT"]
 
 NAMING_PER_EVENT = 500
 """The most state events that are read for one auth event. If it has more, these are enough to find one that counts."""
@@ -25,4 +27,3 @@ FROM unnest(wanted) AS asked (id) CROSS JOIN LATERAL (
 ) AS above LEFT JOIN events_event e ON e.event_id = above.event_id;
 END $naming$
 """
-DROP_EVENTS_NAMING = "DROP FUNCTION events_naming(character varying[])"

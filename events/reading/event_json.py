@@ -1,6 +1,6 @@
-"""Loads stored events in the form that timelines, sync and federation give out.
+"""Loads stored events in the form that timelines and sync give out.
 
-Timelines, sync and federation each find the rows by a query of their own. ``SERVED`` and ``SERVED_JSON`` add the
+Timelines and sync each find the rows by a query of their own. ``SERVED`` and ``SERVED_JSON`` add the
 columns that are given out, so a page needs a single query, redactions included. Nothing here checks who may see an
 event. The query that finds the rows must check this (``events.visibility.predicate_sql``).
 """
@@ -14,7 +14,7 @@ import msgspec
 from django.db import connections
 
 from events.arguments import can_be_stored
-from events.format.client_format import StoredForm, client_json, pruned_json
+from events.format.client_format import StoredForm, client_json, covered_json, pruned_json
 from events.format.strict_json import decode_stored
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 
@@ -34,8 +34,7 @@ class ServedEvent(msgspec.Struct, frozen=True):
     (``topological_ordering``, ``stream_ordering``) is its place in the room, by which clients can sort.
 
     If ``redacted_by`` is set, a redaction applies, and every user and server gets the pruned form. If ``pruned`` is
-    true, the user or server of the query gets the pruned form: the sender is erased, or the server may not see the
-    content.
+    true, the user of the query gets the pruned form, because the sender is erased.
     """
 
     event_id: str
@@ -63,7 +62,8 @@ class ServedEvent(msgspec.Struct, frozen=True):
     def client_json(self) -> bytes:
         """Returns the event for clients as UTF-8 JSON.
 
-        If a redaction applies, the event is pruned, and ``unsigned`` has ``redacted_by`` and ``redacted_because``.
+        If a redaction applies, the event is pruned, and ``unsigned`` has ``redacted_by`` and ``redacted_because``. If the
+        stored JSON is damaged, the event has what its columns hold, and no content.
         """
         pruned = self.pruned or self.redacted_by is not None
         form = StoredForm(
@@ -76,22 +76,32 @@ class ServedEvent(msgspec.Struct, frozen=True):
             self.redacted_by,
             self.redaction,
         )
-        return client_json(form)
+        found = client_json(form)
+        return msgspec.json.encode(self._columns()) if found is None else found
 
     def client_event(self) -> dict[str, Any]:
         """Returns ``client_json`` as a dictionary."""
-        event: dict[str, Any] = decode_stored(self.client_json())
-        return event
+        return decode_stored(self.client_json()) or self._columns()
+
+    def _columns(self) -> dict[str, Any]:
+        event: dict[str, Any] = {"content": {}, "event_id": self.event_id, "origin_server_ts": self.origin_server_ts}
+        event |= {"room_id": self.room_id, "sender": self.sender, "type": self.type, "unsigned": {}}
+        return event if self.state_key is None else event | {"state_key": self.state_key}
+
+    @property
+    def is_damaged(self) -> bool:
+        """True if the stored JSON cannot be read. Then there is nothing to give to other servers."""
+        return decode_stored(self.json) is None
 
     def federation_json(self) -> bytes:
-        """Returns the event for a server: the exact bytes, or the pruned form in canonical JSON. Signatures of both verify."""
+        """Returns the event for a server: the exact bytes, or the pruned form in canonical JSON. Signatures of both verify.
+
+        What neither a hash nor a signature covers is left out (``client_format.covered_json``): a server on the way may
+        have written it, and not the sender's. The exact bytes then become canonical JSON.
+        """
         if self.pruned or self.redacted_by is not None:
             return pruned_json(self.json, self.room_version)
-        return self.json
-
-    def as_pruned(self) -> ServedEvent:
-        """Returns the event for a user or server that gets only its pruned form."""
-        return msgspec.structs.replace(self, pruned=True)
+        return covered_json(self.json)
 
 
 def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:

@@ -6,7 +6,6 @@ usual.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,8 @@ from typing import Any
 
 from events.arguments import can_be_stored
 from events.format.event_words import event_words
-from events.format.redaction import prune
+from events.format.redaction import prune_content
+from events.format.strict_json import decode_stored
 from events.models import Event, EventJson
 from events.reading.event_json import ServedEvent
 from state.errors import UnknownRoomVersion
@@ -68,14 +68,14 @@ def line_of(event: ServedEvent) -> EventLine:
 
 
 def _content(version: str, raw: bytes, *, is_pruned: bool) -> dict[str, Any] | None:
-    try:
-        whole = json.loads(raw)
-        if isinstance(whole, dict) and is_pruned:
-            whole = prune(whole, room_version(version))
-    except (ValueError, RecursionError, UnknownRoomVersion):
+    event = decode_stored(raw)
+    if event is None:
         return None
-    content = whole.get("content") if isinstance(whole, dict) else None
-    return content if isinstance(content, dict) else None
+    content: dict[str, Any] = event["content"]
+    try:
+        return prune_content(event.get("type"), content, room_version(version)) if is_pruned else content
+    except UnknownRoomVersion:
+        return None
 
 
 def sent_at(milliseconds: int) -> str:

@@ -8,6 +8,8 @@ has the place at which reading ended.
 Functions are used because pages are read often, and the query of a page takes longer to plan than to run. PostgreSQL
 keeps the plan of a function for the connection. This plan must fit all values, so the limit of rows is a literal, and
 JSON is looked up event by event.
+
+Migrations have a text of their own. If you change a function here, add a migration that installs it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.visibility.predicate_sql import pruned, sees
 
 __all__ = [
-    "DROP_PAGES",
     "FOR_USER",
     "FROM_LEAVE",
     "LARGEST",
@@ -137,7 +138,6 @@ PAGE_BEFORE = _function("events_page_before", _page(back=True, sees=sees(), prun
 """Creates the function that reads back in time, newest first."""
 PAGE_AFTER = _function("events_page_after", _page(back=False, sees=sees(), pruned=pruned()))
 """Creates the function that reads forward in time, oldest first."""
-DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
 
 FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
 """The queries of a page as a user sees it; ``True`` reads back in time. The columns of ``events_access`` come first."""

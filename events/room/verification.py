@@ -13,11 +13,13 @@ from itertools import islice
 from typing import Any
 
 from events.errors import EventRefused, Reason, UnusableKeys
+from events.format.foreign_forms import BYTE_ORDER_MARK
 from events.format.parsing import ParsedEvent
 from events.format.redaction import pruned_fields
 from events.format.signatures import is_public_key, signatures_of, verify_keys
 from events.format.strict_json import decode_event
 from events.room.event_auth import is_third_party_invite
+from state.rules.auth_selection import AUTHORISING_USER
 from state.rules.room_versions import RoomVersion, room_version
 from streams.runtime.gc_pause import collector_paused
 
@@ -78,7 +80,8 @@ class KeyRing:
         Raises ``UnusableKeys``, also if a server or a key occurs twice: otherwise one of the two would silently be ignored.
         """
         try:
-            found = decode_event(text.encode() if isinstance(text, str) else text)
+            encoded = text.encode() if isinstance(text, str) else text
+            found = decode_event(encoded.removeprefix(BYTE_ORDER_MARK))
         except UnicodeEncodeError as error:
             raise UnusableKeys(f"no JSON: {error}") from None
         except EventRefused as error:
@@ -146,12 +149,9 @@ def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
         found.append(_server(event.sender))
     if not version.ids_are_hashes:
         found.append(_server(event.event_id))
-    if version.restricted_joins and event.membership == "join" and _AUTHORISING in event.content:
-        found.append(_server(event.content[_AUTHORISING]))
+    if version.restricted_joins and event.membership == "join" and AUTHORISING_USER in event.content:
+        found.append(_server(event.content[AUTHORISING_USER]))
     return tuple(dict.fromkeys(found))
-
-
-_AUTHORISING = "join_authorised_via_users_server"
 
 
 def _server(name: Any) -> str:

@@ -8,7 +8,7 @@ the auth rules refuse is not made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from events.errors import EventNotAllowed, EventRefused, NotCanonical, Reason
@@ -17,7 +17,8 @@ from events.format.parsing import ParsedEvent, ruled_content
 from events.format.signatures import SigningKey, signed_by
 from events.sending.finish import finish_event
 from state.rules.auth_rules import AuthRules
-from state.rules.auth_selection import CREATE, State, auth_keys
+from state.rules.auth_selection import AUTHORISING_USER, CREATE, State, auth_keys
+from state.rules.membership import needs_voucher
 from state.rules.room_versions import RoomVersion
 
 __all__ = ["MOST_PREV_EVENTS", "NewEvent", "Place", "compose"]
@@ -70,6 +71,7 @@ def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> Parse
     Raises ``EventRefused`` for invalid input, and ``EventNotAllowed`` if the rules forbid the event.
     """
     _check(new, key)
+    new = _with_own_voucher(new, place, key)
     parts = _parts(new, place)
     parts["auth_events"] = _references(_auth_event_ids(new, place), place)
     try:
@@ -91,6 +93,30 @@ def _check(new: NewEvent, key: SigningKey | None) -> None:
         raise EventRefused(
             Reason.BAD_IDENTIFIER, f"the key is that of {key.server}, which cannot sign for {new.sender}"
         )
+
+
+def _with_own_voucher(new: NewEvent, place: Place, key: SigningKey | None) -> NewEvent:
+    """Returns the event without a voucher that it does not need. Raises ``EventRefused`` for one that ``key`` cannot sign.
+
+    A *voucher* is the user who authorised a restricted join. Other servers demand the signature of the voucher's server
+    on every join that names one, also on a change of the display name for which a client copied the whole membership.
+    They would refuse the event, and all events on top of it.
+    """
+    voucher = new.content.get(AUTHORISING_USER)
+    if AUTHORISING_USER not in new.content or not place.version.restricted_joins:
+        return new
+    if new.type != "m.room.member" or new.content.get("membership") != "join":
+        return new
+    if not needs_voucher(place.state, new.state_key or "", place.version):
+        return replace(new, content={name: value for name, value in new.content.items() if name != AUTHORISING_USER})
+    server = voucher.partition(":")[2] if isinstance(voucher, str) else ""
+    if key is not None and key.server != server:
+        raise EventRefused(
+            Reason.BAD_SIGNATURE,
+            f"{voucher!r:.300} vouches for the join, so {server!r:.300} has to sign it, and the key is that of {key.server}: "
+            "send the join through that server (make_join, send_join)",
+        )
+    return new
 
 
 def _parts(new: NewEvent, place: Place) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from typing import Any
 from django.db import connections, transaction
 
 from events.arguments import can_be_stored
-from events.errors import EventNotAllowed, EventRefused, Reason, StateUnresolved, UnknownEvent, UnknownRoom
+from events.errors import (
+    EventNotAllowed,
+    EventRefused,
+    EventUnreadable,
+    Reason,
+    StateUnresolved,
+    UnknownEvent,
+    UnknownRoom,
+)
 from events.format import hashes
 from events.format.parsing import ParsedEvent
 from events.format.signatures import SigningKey
@@ -350,7 +358,11 @@ class _Speech:
         json = self._states.events[event_id].json  # empty for stored events
         if not json:
             json = bytes(EventJson.objects.using(self._using).values_list("json", flat=True).get(pk=event_id))
-        return hashes.reference_hash(decode_stored(json), self._states.version)
+        if (event := decode_stored(json)) is None:
+            raise EventUnreadable(
+                f"The stored JSON of {event_id} is damaged, and events on top of it name its hash. Restore it from a backup."
+            )
+        return hashes.reference_hash(event, self._states.version)
 
 
 # --- storing ----------------------------------------------------------------------------------------------------------

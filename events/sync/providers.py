@@ -14,13 +14,14 @@ contains the whole stream.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from events.notifier.routing import Concerns, Target, contact_in, room_in, route_stream, user_in
 from events.sync.shared_rooms import SharedRooms
 from streams import registry
+from streams.core.json_codec import decode_stored_json
 from streams.core.named_rows import places_of
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
@@ -97,12 +98,15 @@ class LatestRowPerKey:
     """The provider for streams in which the newest row of a key is its present value.
 
     ``entity`` is the column with the room or user that a row concerns. ``key`` has the columns of the key, and
-    ``value`` the columns of the value. A name that begins with ``json:`` means a column of JSON text. Without ``value``
-    the value is the row's position. Streams without ``value`` only announce a change, and clients get the details
-    elsewhere.
+    ``value`` the columns of the value. A name that begins with ``json:`` means a column of JSON text; its value is null
+    if the text is not JSON. Without ``value`` the value is the row's position. Streams without ``value`` only announce a
+    change, and clients get the details elsewhere.
 
     If ``ended`` returns true for a value, its key is removed. If ``shown`` returns false for a user, key and value, the
-    row is skipped.
+    row is skipped. ``where`` is a further SQL condition on the rows (table ``t``, parameter ``user``).
+
+    If part of the key is inside a value, ``inner_key`` returns it. ``apart`` is then an SQL expression that differs
+    between rows with different inner keys.
     """
 
     stream: str
@@ -112,6 +116,9 @@ class LatestRowPerKey:
     value: tuple[str, ...] = ()
     ended: Callable[[Mapping[str, Any]], bool] | None = None
     shown: Callable[[str, Key, Mapping[str, Any]], bool] | None = None
+    where: str = ""
+    inner_key: Callable[[Mapping[str, Any]], Key] | None = None
+    apart: str = ""
 
     def changes(self, question: StreamQuery) -> StreamChanges:
         """Returns the newest row of each key, by one query."""
@@ -119,9 +126,15 @@ class LatestRowPerKey:
         columns = [column.removeprefix("json:") for column in self.value]
         changed: dict[Key, Any] = {}
         gone: set[Key] = set(self._left(question))
+        newest: dict[Key, int] = {}
         for row in question.cursor.fetchall():
             key = tuple(part or "" for part in row[2 : 2 + len(self.key)])
             value = dict(zip(columns, self._values(row[2 + len(self.key) :]), strict=True))
+            if self.inner_key is not None:
+                key += self.inner_key(value)
+                if newest.setdefault(key, row[0]) > row[0]:  # ``apart`` may tell more apart than the keys
+                    continue
+                newest[key] = row[0]
             if self.shown is not None and not self.shown(question.user_id, key, value):
                 continue
             if self.ended is not None and self.ended(value):
@@ -133,7 +146,7 @@ class LatestRowPerKey:
 
     def _values(self, row: Sequence[Any]) -> Iterable[Any]:
         for column, value in zip(self.value, row, strict=True):
-            yield json.loads(value) if column.startswith("json:") else value
+            yield decode_stored_json(value) if column.startswith("json:") and value is not None else value
 
     def _left(self, question: StreamQuery) -> Iterable[Key]:
         if question.since is not None and self.kind is not Target.USER:
@@ -156,9 +169,11 @@ class LatestRowPerKey:
         else:
             mine = self._mine()
             told = "" if question.since is None else f"AND (({new}){self._come()})"
+        where = f"AND {self.where}" if self.where else ""
+        by = ", ".join([*keys, self.apart] if self.apart else keys)
         return (
-            f"SELECT DISTINCT ON ({', '.join(keys)}) {', '.join([position, writer, *keys, *values])} FROM {table.name} t "
-            f"WHERE {mine} AND {known} {told} ORDER BY {', '.join(keys)}, {position} DESC"
+            f"SELECT DISTINCT ON ({by}) {', '.join([position, writer, *keys, *values])} FROM {table.name} t "
+            f"WHERE {mine} AND {known} {told} {where} ORDER BY {by}, {position} DESC"
         )
 
     def _mine(self) -> str:
@@ -196,17 +211,73 @@ class LatestRowPerKey:
 
 
 def _is_receipt_for(user_id: str, key: Key, value: Mapping[str, Any]) -> bool:
-    """Returns false if the receipt is private and of another user, else true."""
-    return key[2] == user_id or (key[1] != "m.read.private" and not value["data"].get("hidden"))
+    """Returns false if the receipt is of another user and private, or its data cannot be read, else true."""
+    data = value["data"]
+    return key[2] == user_id or (key[1] != "m.read.private" and isinstance(data, dict) and not data.get("hidden"))
 
 
+def _thread_of(value: Mapping[str, Any]) -> Key:
+    """Returns the thread of a receipt, or nothing for an unthreaded receipt, which says how far the whole room was read."""
+    thread = value["data"].get("thread_id") if isinstance(value["data"], dict) else None
+    return (thread,) if isinstance(thread, str) and thread else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _TypingUsers:
+    """The provider of ``typing``: the lists of users who type, without users whom the user ignores."""
+
+    lists: LatestRowPerKey
+
+    @property
+    def stream(self) -> str:
+        return self.lists.stream
+
+    @property
+    def kind(self) -> Target:
+        return self.lists.kind
+
+    def changes(self, question: StreamQuery) -> StreamChanges:
+        found = self.lists.changes(question)
+        if not found.changed and not found.gone:
+            return found
+        question.cursor.execute("SELECT ignored_user_id FROM events_ignoreduser WHERE user_id = %s", [question.user_id])
+        ignored = {user for (user,) in question.cursor.fetchall()}
+        if not ignored:
+            return found
+        now, before = self._without(ignored, found), dict[Key, Any]()
+        gone = {key for key in found.gone if key[0] in question.circle.rooms_gone}
+        if question.since is not None:  # the client is told only of lists that differ from those that it has
+            at_since = StreamQuery(question.cursor, question.user_id, question.circle, question.since)
+            before = self._without(ignored, self.lists.changes(at_since))
+            before = {key: value for key, value in before.items() if key[0] not in question.circle.rooms_come}
+            gone |= {key for key in (*found.changed, *found.gone) if key in before and key not in now}
+        changed = {key: value for key, value in now.items() if value != before.get(key)}
+        return StreamChanges(changed, frozenset(gone), found.whole)
+
+    def _without(self, ignored: Collection[str], found: StreamChanges) -> dict[Key, Any]:
+        lists = {
+            key: [user for user in value["user_ids"] if user not in ignored] for key, value in found.changed.items()
+        }
+        return {key: {"user_ids": users} for key, users in lists.items() if users}
+
+
+#: Facts of users whom the user ignores are left out.
+_NOT_IGNORED = (
+    "NOT EXISTS (SELECT FROM events_ignoreduser i WHERE i.user_id = %(user)s AND i.ignored_user_id = t.user_id)"
+)
+#: The first thread in the text of a receipt's data.
+_THREAD = r"""substring(t.data FROM '"thread_id"\s*:\s*("(?:[^"\\]|\\.)*")')"""
 _PRESENCE = (
     *("state", "last_active_ts", "last_federation_update_ts", "last_user_sync_ts", "status_msg"),
     "currently_active",
 )
 _PLAIN: tuple[Provider, ...] = (
     LatestRowPerKey("presence", Target.CONTACT, "user_id", ("user_id",), _PRESENCE),
-    LatestRowPerKey("typing", Target.ROOM, "room_id", ("room_id",), ("user_ids",), lambda value: not value["user_ids"]),
+    _TypingUsers(
+        LatestRowPerKey(
+            "typing", Target.ROOM, "room_id", ("room_id",), ("user_ids",), lambda value: not value["user_ids"]
+        )
+    ),
     LatestRowPerKey(
         "receipts",
         Target.ROOM,
@@ -214,6 +285,9 @@ _PLAIN: tuple[Provider, ...] = (
         ("room_id", "receipt_type", "user_id"),
         ("event_id", "json:data"),
         shown=_is_receipt_for,
+        where=_NOT_IGNORED,
+        inner_key=_thread_of,
+        apart=_THREAD,
     ),
     LatestRowPerKey("push_rules", Target.USER, "user_id", ("user_id",)),
     LatestRowPerKey(

@@ -14,6 +14,7 @@ from typing import Any
 from events.arguments import can_be_stored, checked_limit
 from events.errors import InvalidQuery
 from events.format.strict_json import decode_stored
+from events.models import IgnoredUser
 from events.reading.event_json import ServedEvent, load_events
 from events.sync.answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
 from events.sync.memberships import Memberships, RoomMembership, read_memberships
@@ -91,7 +92,7 @@ def initial_sync(
         windows = Windows(user_id, page, Span(upto), alias)
         answers = _answers(windows, dict.fromkeys(windows.windows, "join"), events, topological=True)
         pending = memberships.of("invite", "knock") if after is None else []
-        invited, knocked = _pending(pending, alias)
+        invited, knocked = _pending(user_id, pending, alias)
         left = _kicked_or_banned(user_id, memberships, Span(upto), events, alias) if after is None else ()
     next_page = f"{active[rooms - 1][1]}:{token_text(now, alias)}" if len(active) > rooms else None
     return InitialSync(tuple(answers), invited, knocked, now, next_page, left)
@@ -139,7 +140,7 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
             for room in memberships.of("invite", "knock")
             if room.changed_at is not None and room.event_id != room.event_before
         ]
-        invited, knocked = _pending(pending, alias)
+        invited, knocked = _pending(user_id, pending, alias)
     here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
     return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)
 
@@ -298,13 +299,17 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 
 
 def _pending(
-    standings: Sequence[RoomMembership], using: str
+    user_id: str, standings: Sequence[RoomMembership], using: str
 ) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
-    """Returns (invites, knocks), each with its stripped state."""
+    """Returns (invites, knocks), each with its stripped state. Invites of users whom the user ignores are left out."""
     if not standings:
         return (), ()
     events = load_events([room.event_id for room in standings if room.event_id is not None], using)
+    senders = {event.sender for event in events.values()} - {user_id}
+    ignored = IgnoredUser.objects.using(using).filter(user_id=user_id, ignored_user_id__in=senders)
+    without = set(ignored.values_list("ignored_user_id", flat=True)) if senders else ()
     known = [(room, events[room.event_id]) for room in standings if room.event_id in events]
+    known = [(room, event) for room, event in known if event.sender not in without]
     stripped = _stripped_states([event for room, event in known if not room.out_of_band], using)
     found: dict[str, list[PendingRoom]] = {"invite": [], "knock": []}
     for room, event in known:
@@ -336,8 +341,7 @@ def _stripped(event: ServedEvent) -> Mapping[str, Any]:
 
 def _stripped_state_of(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
     """Returns the stripped state that another server sent with an invite or with the answer to a knock."""
-    whole = decode_stored(event.json)
-    unsigned = whole.get("unsigned")
+    unsigned = (decode_stored(event.json) or {}).get("unsigned")
     told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
     usable = [
         {name: one.get(name) for name in ("type", "state_key", "content", "sender")}

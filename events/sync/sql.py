@@ -53,9 +53,12 @@ AND {now:e} AND (w.whole OR NOT {since:e})
 #: room.
 _IN_WINDOW_FROM_TOP = f"e.room_id = w.room_id AND CASE WHEN {_IN_WINDOW} THEN true ELSE false END"
 #: The user's own membership events: always sent, whether the user is in the room or not. Outliers only if ``own_only``.
+#: Invites of users whom the user ignores are not sent.
 _OWN = """
 (e.type = 'm.room.member' AND e.state_key = a.user_id AND NOT e.soft_failed AND e.rejected_reason IS NULL
- AND (w.own_only OR NOT e.outlier))
+ AND (w.own_only OR NOT e.outlier)
+ AND (e.membership IS DISTINCT FROM 'invite' OR NOT EXISTS (
+   SELECT FROM events_ignoreduser i WHERE i.user_id = a.user_id AND i.ignored_user_id = e.sender)))
 """
 #: An entry of the room's current state: sent to joined users whatever its visibility.
 _IS_CURRENT = f"""

@@ -27,10 +27,10 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from events.arguments import can_be_stored, checked_limit
-from events.declarations import EVENTS
+from events.declarations import EVENTS, RESYNC_USER
 from events.errors import InvalidQuery
 from events.notifier import notifier
-from events.notifier.routing import RESYNC_USER, Target, routed_streams
+from events.notifier.routing import Target, routed_streams
 from events.notifier.stream_cache import At
 from events.sync.answers import RoomsSince
 from events.sync.providers import StreamChanges, StreamQuery, answer_of, providers

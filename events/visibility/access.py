@@ -25,12 +25,13 @@ from typing import Any
 from django.db import connections, transaction
 
 from events.arguments import can_be_stored, checked_ids
+from events.declarations import RESYNC_USER
 from events.errors import CannotForget, NotReadable, UnknownRoom
 from events.format.parsing import storable
 from events.format.strict_json import decode_stored
 from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
 from streams import registry
-from streams.catalog.models import AccountDataChange
+from streams.catalog.models import AccountDataChange, CacheInvalidation
 from streams.conf import StreamSettings, stream_settings
 from streams.db.driver import Statement, is_repeated, send_together
 from streams.writing.key_locks import lock_exclusively
@@ -207,9 +208,8 @@ def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | N
 
 
 def _wanted_lifetime(policy: bytes | None) -> int | None:
-    # Not with orjson: before room version 6, an event may have integers that it does not read.
-    content = decode_stored(bytes(policy)).get("content") if policy is not None else None
-    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
+    event = decode_stored(bytes(policy)) if policy is not None else None
+    wanted = event["content"].get("max_lifetime") if event is not None else None
     return wanted if type(wanted) is int and wanted >= 0 else None
 
 
@@ -272,8 +272,10 @@ def ignored_users_in(content: object) -> list[str]:
 def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
     """Replaces the list of users whom a user ignores. The user's own ID is left out of the list.
 
-    Appends a fact to the stream ``account_data`` in the same transaction, and returns its position. Raises
-    ``EventRefused`` for an invalid identifier, and ``ValueError`` for more than ``IGNORED_USERS_LIMIT`` users.
+    If the list changes, the user's next sync answer is a full one, because an answer has neither messages, invites,
+    receipts nor typing of ignored users. Appends a fact to the stream ``account_data`` in the same transaction, and
+    returns its position. Raises ``EventRefused`` for an invalid identifier, and ``ValueError`` for more than
+    ``IGNORED_USERS_LIMIT`` users.
     """
     storable(user_id, "user")
     wanted = {storable(user, "ignored user") for user in ignored} - {user_id}
@@ -287,9 +289,12 @@ def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
             for lock in lock_exclusively("ignored users", _ROWS_OF_LOCKS, [user_id]):
                 cursor.execute(lock.text, lock.values)
         stored = IgnoredUser.objects.using(alias).filter(user_id=user_id)
+        is_changed = wanted != set(stored.values_list("ignored_user_id", flat=True))
         stored.exclude(ignored_user_id__in=wanted).delete()
         IgnoredUser.objects.using(alias).bulk_create(
             [IgnoredUser(user_id=user_id, ignored_user_id=other) for other in sorted(wanted)], ignore_conflicts=True
         )
+        if is_changed:
+            registry.get("caches").append(CacheInvalidation(cache_name=RESYNC_USER, keys=[user_id]))
         change = AccountDataChange(user_id=user_id, room_id=None, data_type=IGNORED_USER_LIST)
         return registry.get("account_data").append(change)[0]

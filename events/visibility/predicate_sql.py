@@ -13,8 +13,9 @@ An access row has these columns:
     cut, cut_depth      (stream, topological) position of the user's leave; null: no cut
     kept_since  messages with an origin_server_ts below this have expired; null: no message has
 
-Assumes the tables of ``events.models`` and the SQL function ``events_membership_at(state_group, user_id)``, which the
-migration of the views creates.
+Assumes the tables of ``events.models`` and the SQL function ``events_membership_at(state_group, user_id)``.
+
+Migrations have a text of their own. If you change a function or view here, add a migration that installs it.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
-
 from events.columns import EVENT_COLUMNS
+from pipeline import connections
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ def connect(dsn: str) -> Any:
 
     A task may compute for long between its statements.
     """
-    connection = psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
+    connection = connections.connect(dsn, "replsite spark staging")
     with connection, connection.cursor() as cursor:
         cursor.execute(NO_LIMITS_IN_SESSION)
     return connection

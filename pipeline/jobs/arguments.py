@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import UnusableArguments
 from pipeline.spark.masters import check_master, master_argument
+from streams.maintenance.confirm import YES_HELP
 from streams.runtime.moments import FORMS, moment_ms
 
 __all__ = [
@@ -248,7 +249,7 @@ ROOMS = Argument(
     in_form="their IDs, one a line; none: all rooms",
 )  # fmt: skip
 ALL_ROOMS = Argument("all", Type.FLAG, "all rooms", stored=False)
-YES = Argument("yes", Type.FLAG, "do not ask before it deletes; at a terminal it does", stored=False)
+YES = Argument("yes", Type.FLAG, YES_HELP, stored=False)
 JSON = Argument("json", Type.FLAG, "the outcome as one JSON object", stored=False)
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import JobKind, run_job
 from streams.db import driver
 from streams.errors import StreamError
+from streams.maintenance.confirm import confirm_deletion
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import printable
 
@@ -82,8 +82,8 @@ class JobSubject:
         given = self.given(options)
         with as_command():
             checked = self.kind.check(given)
-            if YES in self.arguments:
-                self._ask(command, checked, is_sure=options["yes"])
+            if YES in self.arguments and not checked[DRY_RUN]:
+                confirm_deletion(command, lambda: self._foresee(command, checked), is_sure=options["yes"])
             summary = self.perform(command, checked, options)
         figures = {name: value for name, value in summary.items() if name != "words"}  # the sentence is for people only
         lines = [json.dumps(figures, ensure_ascii=False)] if options["json"] else self.kind.lines(summary)
@@ -110,25 +110,13 @@ class JobSubject:
         stream: Any = command.stderr  # Django's wrapper of a file; it has all that is used
         return run_job(self.kind.name, checked, stream=stream, resume=options.get("resume", False))
 
-    def _ask(self, command: BaseCommand, checked: Mapping[str, Any], *, is_sure: bool) -> None:
-        """Does a dry run, prints what would be deleted, and asks for confirmation. Raises ``CommandError`` if the answer is no.
-
-        If standard input is no terminal, returns without a question, because a script could not answer.
-        """
-        if is_sure or checked[DRY_RUN]:
-            return
-        if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
-            command.stderr.write(
-                "Deleting without a question, because standard input is no terminal; --yes omits this line."
-            )
-            return
+    def _foresee(self, command: BaseCommand, checked: Mapping[str, Any]) -> Iterable[str]:
+        """Does the dry run. Returns lines that say what would be deleted."""
         foreseen = self.perform(command, {**checked, DRY_RUN: True}, {})
+        if "words" not in foreseen:
+            return self.kind.lines(foreseen)
         about = foreseen["folder"] if "folder" in foreseen else foreseen["room_id"]
-        command.stderr.write(f"{printable(about)}: {foreseen['words']}")
-        command.stderr.write("It cannot be taken back. Delete it? [y/N] ", ending="")
-        command.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise CommandError("Nothing was deleted.", returncode=1)
+        return [f"{printable(about)}: {foreseen['words']}"]
 
 
 class JobCommand(SiteCommand):

@@ -10,23 +10,20 @@ up to the linear position, in ranges of at most 2,000 events, with the SQL that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error as DjangoDatabaseError
 from django.db import transaction
 
 from events.sync.feeds import FEEDS
 from pipeline.feeds.write import StreamRange, write_feeds
 from pipeline.live.ledger import BatchOffsets, Vectors, hold_ledger, set_ledger
+from pipeline.live.named_table import NamedTable, ready_upto
 from streams.conf import stream_settings
-from streams.core.positions import Stored, linear_position
+from streams.core.positions import linear_position
 from streams.core.tokens import VectorToken
-from streams.db.driver import DatabaseError
 from streams.epochs import current_epoch
-from streams.follow.cursors import Owner, adopt_epoch, begin_cursor, move_cursor, read_cursor
-from streams.follow.lease import ReaderLock
+from streams.follow.cursors import adopt_epoch, begin_cursor, move_cursor, read_cursor
 from streams.reading.possible_positions import possible_positions
 
 if TYPE_CHECKING:
@@ -45,44 +42,19 @@ SELECT count(*), max(stream_ordering) FROM (
 """
 
 
-class FeedsTable:
+class FeedsTable(NamedTable):
     """The feeds of all users, as a table of the live pipeline. Use this object within a block of `held`."""
 
     name = FEEDS
     streams = (_STREAM,)
+    reader = FEEDS
+    kind = "follower"
     max_rows = 10_000
-    shown_as = ""
 
     def __init__(self, using: str) -> None:
+        super().__init__(using)
         settings = stream_settings()
-        self._using, self._server_name, self._limit = using, settings.server_name, settings.feed_entries
-        self._owner = Owner(FEEDS, 0, "", 0)
-        self._lock: ReaderLock | None = None
-        self._writers: dict[str, int] = {}
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Holds the name of the reader ``feeds`` while the block runs. Raises ``ReaderNameTaken`` if another process holds it."""
-        self._lock = ReaderLock(FEEDS, self._using, self._positions)
-        self._owner = self._lock.take()
-        try:
-            yield
-        except (DatabaseError, DjangoDatabaseError):
-            # The pipeline waits for the database and retries. So no error is stored with the reader.
-            self._lock.release()
-            raise
-        except Exception as error:
-            self._lock.release({_STREAM: error})
-            raise
-        except BaseException:
-            self._lock.release()
-            raise
-        self._lock.release()
-
-    @property
-    def is_lost(self) -> bool:
-        """True if this process has lost the reader's name, because the connection that held the name has ended."""
-        return self._lock is not None and self._lock.lost.is_set()
+        self._server_name, self._limit = settings.server_name, settings.feed_entries
 
     def begin(self, cursor: Any) -> Vectors:
         """Returns the position of the reader's cursor, and stores this position in the ledger.
@@ -99,7 +71,7 @@ class FeedsTable:
                 adopt_epoch(cursor, FEEDS, _STREAM, epoch)
             vectors = {_STREAM: dict.fromkeys(stored, kept[0].base)}
             set_ledger(cursor, self.name, vectors)
-        self._writers = dict(vectors[_STREAM])
+        self.show(vectors)
         return vectors
 
     def columns(self, stream: str) -> tuple[str, ...]:
@@ -142,24 +114,9 @@ class FeedsTable:
             write_feeds(cursor, StreamRange(low, step), self._server_name, self._limit)
             low, listed = step, listed + events
         move_cursor(cursor, self._owner, _STREAM, (token, VectorToken(upto)), (listed, 0))
-        self._writers = dict.fromkeys(stored, upto)
+        self.show({_STREAM: dict.fromkeys(stored, upto)})
         return upto
-
-    def _positions(self) -> dict[str, dict[str, int]]:
-        return {_STREAM: self._writers}
 
 
 def _stored(cursor: Any) -> dict[str, Any]:
     return dict(possible_positions(cursor, [_STREAM]).get(_STREAM, {}))
-
-
-def ready_upto(stored: Mapping[str, Stored], vector: Mapping[str, int]) -> int:
-    """Returns the position up to which the feeds can be written.
-
-    It is the largest position that meets two conditions. First, all facts up to this position are complete. Second,
-    each of these facts is at or below the position of its writer in ``vector``.
-    """
-    # If a writer's stored position is above its position in ``vector``, the writer has facts that ``vector`` does not
-    # cover. Then the result must not be above the writer's position in ``vector``.
-    behind = [vector.get(writer, 0) for writer, at in stored.items() if at.position > vector.get(writer, 0)]
-    return min([linear_position(stored.values()), *behind])

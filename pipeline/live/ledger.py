@@ -3,7 +3,7 @@
 The ledger has a row for each query, with one vector for each stream. The query's tables include every fact up to these
 vectors. A batch is applied only if it begins at these vectors. If a batch ends at or below these vectors, the batch was
 applied before, and is skipped. So a process may be killed at any time. Spark's checkpoint is used only within one run
-of a query.
+of a query. The positions are also the cursors of a named reader (``pipeline.live.named_table``), which move with them.
 
 Runs in the driver. All functions but ``ledger_vectors`` and ``read_offsets`` need an open transaction.
 """
@@ -36,6 +36,7 @@ _READ = "SELECT offsets::text FROM pipeline_batchledger WHERE query = %(query)s"
 _FIRST = """
 INSERT INTO pipeline_batchledger (query, batch_id, offsets) VALUES (%(query)s, -1, '{}') ON CONFLICT (query) DO NOTHING
 """
+_SET = "UPDATE pipeline_batchledger SET batch_id = -1, offsets = %(offsets)s WHERE query = %(query)s"
 _ADVANCE = """
 UPDATE pipeline_batchledger
 SET batch_id = %(batch)s, offsets = %(offsets)s, batches = batches + 1, applied_at = clock_timestamp()
@@ -71,12 +72,12 @@ def hold_ledger(cursor: Any, query: str) -> Vectors:
 
 
 def set_ledger(cursor: Any, query: str, vectors: Vectors) -> None:
-    """Overwrites the vectors of a query in the ledger. The next batch of the query must begin at these vectors.
+    """Sets the vectors of a query in the ledger to the position of its reader's cursors, when the query begins.
 
-    Only for a query whose position is also stored elsewhere. The position of the feeds is the cursor of a named reader.
+    The next batch of the query must begin at these vectors. This is no batch: it is not counted, and has no time.
     """
     hold_ledger(cursor, query)
-    cursor.execute(_ADVANCE, {"query": query, "batch": -1, "offsets": json.dumps(vectors, sort_keys=True)})
+    cursor.execute(_SET, {"query": query, "offsets": json.dumps(vectors, sort_keys=True)})
 
 
 def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:

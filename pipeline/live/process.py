@@ -22,7 +22,6 @@ from pipeline.live.feeds_table import FeedsTable
 from pipeline.live.ledger import Vectors, covers, ledger_vectors
 from pipeline.live.query import LiveQuery, Place, Table
 from pipeline.live.statistics_table import STATISTICS, StatisticsTable
-from pipeline.source.reader_row import beat_reader, close_reader
 from pipeline.spark.site_session import site_session
 from pipeline.statistics.history import bound_history, go_through, take_figures
 from streams.conf import stream_settings
@@ -145,19 +144,19 @@ class _Pipeline:
     def running(self) -> Iterator[None]:
         """Keeps Spark's streaming queries running while the ``with`` block runs.
 
-        Holds the lock of the live pipeline. If feeds are among the tables, also holds the name of the reader ``feeds``.
+        Holds the lock of the live pipeline, and the names of the tables' readers.
         """
         with ExitStack() as stack:
-            self._held = stack.enter_context(_only_one(self._using, self._tables[0].shown_as))
-            if self._feeds is not None:
-                stack.enter_context(_reader_of(self._feeds))
+            self._held = stack.enter_context(_only_one(self._using, self._tables[0].reader))
+            for table in self._tables:
+                stack.enter_context(_reader_of(table))
             stack.callback(self._stop)
             place = Place(dsn(self._using), self._using, pipeline_settings().folder / "checkpoints")
             self._queries = [LiveQuery(table, place).start(self._spark, _TRIGGER) for table in self._tables]
             yield
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
-        """Checks repeatedly that the queries run, and writes heartbeats and statistics. Raises ``QueryFailed``.
+        """Checks repeatedly that the queries run, and writes statistics. Raises ``QueryFailed``.
 
         Returns when the process is to stop, or when the pipeline was idle for ``until_idle_seconds``.
         """
@@ -182,20 +181,17 @@ class _Pipeline:
         self._take_figures()
 
     def reached(self) -> dict[str, Vectors]:
-        """Marks the queries as ended in the table of readers. Returns table -> vectors that the table has reached."""
+        """Returns table -> vectors that the table has reached."""
         with connections[self._using].cursor() as cursor:
-            for table in self._tables:
-                if table.shown_as:
-                    close_reader(cursor, table.shown_as, "stopped")
             return {table.name: ledger_vectors(cursor, table.name) for table in self._tables}
 
     def _check_queries(self) -> None:
         for query in self._queries:
             if not query.isActive:
                 raise QueryFailed(
-                    f"The query {query.name} of the live pipeline has failed: {_shortly(query.exception())}"
+                    f"The query {query.name} of the live pipeline has failed: {_shortly(query.exception())}", query.name
                 )
-        if self._held.closed or (self._feeds is not None and self._feeds.is_lost):
+        if self._held.closed or any(table.is_lost for table in self._tables):
             raise QueryFailed("The live pipeline has lost the connection that holds its name.")
 
     def _taken_more(self) -> bool:
@@ -210,14 +206,12 @@ class _Pipeline:
         return self._batches > before
 
     def _caught_up(self) -> bool:
-        """Writes heartbeats. Returns true if all tables have reached the stored positions of their streams."""
+        """Returns true if all tables have reached the stored positions of their streams."""
         with connections[self._using].cursor() as cursor:
             stored = stored_positions(cursor, [stream for table in self._tables for stream in table.streams])
             there = {stream: {writer: at.position for writer, at in known.items()} for stream, known in stored.items()}
             done = True
             for table in self._tables:
-                if table.shown_as:
-                    beat_reader(cursor, table.shown_as)
                 wanted = {stream: there.get(stream, {}) for stream in table.streams}
                 done = covers(ledger_vectors(cursor, table.name), wanted) and done
             if self._feeds is not None and done:
@@ -240,7 +234,7 @@ class _Pipeline:
 
 
 @contextmanager
-def _only_one(using: str, shown_as: str) -> Iterator[Any]:
+def _only_one(using: str, reader: str) -> Iterator[Any]:
     """Holds the session lock of the live pipeline while the block runs. Yields the connection that holds the lock.
 
     The lock ends with the process, even if the process is killed. Raises ``QueryRunning`` if another process holds the
@@ -251,8 +245,9 @@ def _only_one(using: str, shown_as: str) -> Iterator[Any]:
         with connection.cursor() as cursor:
             cursor.execute(_LOCK)
             if not cursor.fetchone()[0]:
-                cursor.execute(_HOLDER, [shown_as])
-                host, process = cursor.fetchone() or ("another host", "?")
+                cursor.execute(_HOLDER, [reader])
+                address, process = cursor.fetchone() or ("another host", "?")
+                host = address.removesuffix(f":{process}")
                 raise QueryRunning(
                     f"The live pipeline runs already, in process {process} on {host}. Two would wait for each other's "
                     f"transactions: stop that one, or leave it at work."
@@ -263,14 +258,13 @@ def _only_one(using: str, shown_as: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _reader_of(feeds: FeedsTable) -> Iterator[None]:
+def _reader_of(table: Table) -> Iterator[None]:
     try:
-        with feeds.held():
+        with table.held():
             yield
     except ReaderNameTaken as error:
-        raise QueryRunning(
-            f"{error} Or keep only the statistics here: manage.py pipeline run --tables {STATISTICS}."
-        ) from error
+        others = ",".join(name for name in TABLES if name != table.name)
+        raise QueryRunning(f"{error} Or keep only {others} here: manage.py pipeline run --tables {others}.") from error
 
 
 def _shortly(error: Exception | None) -> str:

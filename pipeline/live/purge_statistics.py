@@ -12,7 +12,10 @@ from django.db import connections, transaction
 
 from pipeline.live.ledger import hold_ledger
 from pipeline.live.statistics_table import STATISTICS
+from pipeline.statistics.update import READER
 from streams.conf import stream_settings
+from streams.follow.cursors import rewind_cursors
+from streams.maintenance.confirm import YES_HELP, confirm_deletion
 from streams.maintenance.subjects import register
 
 __all__ = ["PurgeStatistics", "register_statistics"]
@@ -32,27 +35,40 @@ class PurgeStatistics:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the options."""
         parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
+        parser.add_argument("--yes", action="store_true", help=YES_HELP)
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Counts the rows of all tables of statistics, and deletes them unless it is a dry run. Prints the counts.
+        """Deletes the statistics, or counts their rows in a dry run. Prints the counts."""
+        is_dry = options["dry_run"]
+        if not is_dry:
+            confirm_deletion(command, lambda: [_words(_purge(is_dry=True), is_dry=True)], is_sure=options["yes"])
+        rows = _purge(is_dry=is_dry)
+        told = json.dumps({"rows": rows, "dry_run": is_dry}) if options["json"] else _words(rows, is_dry=is_dry)
+        command.stdout.write(told)
 
-        The row of the statistics in the ledger is locked during the deletion. So no batch is applied meanwhile.
-        """
-        using = stream_settings().database
-        with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            if not options["dry_run"]:
-                hold_ledger(cursor, STATISTICS)
-            rows = {table.removeprefix("pipeline_"): _count(cursor, table) for table in _TABLES}
-            if not options["dry_run"]:
-                for table in _TABLES:
-                    cursor.execute(f"DELETE FROM {table}")
-                cursor.execute(_FORGET_PLACE, {"query": STATISTICS})
-        if options["json"]:
-            command.stdout.write(json.dumps({"rows": rows, "dry_run": options["dry_run"]}))
-            return
-        said = "would be deleted" if options["dry_run"] else "are deleted; manage.py pipeline run counts again"
-        command.stdout.write(f"{sum(rows.values()):,} rows of statistics {said}")
+
+def _purge(*, is_dry: bool) -> dict[str, int]:
+    """Deletes the rows of all tables of statistics unless it is a dry run. Returns their numbers: table -> rows.
+
+    The row of the statistics in the ledger is locked during the deletion. So no batch is applied meanwhile.
+    """
+    using = stream_settings().database
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        if not is_dry:
+            hold_ledger(cursor, STATISTICS)
+        rows = {table.removeprefix("pipeline_"): _count(cursor, table) for table in _TABLES}
+        if not is_dry:
+            for table in _TABLES:
+                cursor.execute(f"DELETE FROM {table}")
+            cursor.execute(_FORGET_PLACE, {"query": STATISTICS})
+            rewind_cursors(cursor, READER)
+    return rows
+
+
+def _words(rows: Mapping[str, int], *, is_dry: bool) -> str:
+    said = "would be deleted" if is_dry else "are deleted; manage.py pipeline run counts again"
+    return f"{sum(rows.values()):,} rows of statistics {said}"
 
 
 def register_statistics() -> None:

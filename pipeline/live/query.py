@@ -10,9 +10,9 @@ Runs in Spark's driver, with Django. Spark calls ``_apply`` in a separate thread
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +21,6 @@ from django.db import connections, transaction
 
 from pipeline.live.ledger import BatchOffsets, Vectors, read_offsets, take_batch
 from pipeline.source.data_source import register
-from pipeline.source.reader_row import ReaderRow, store_reader
 from pipeline.source.schemas import declaration_of, spark_schema
 
 if TYPE_CHECKING:
@@ -43,12 +42,19 @@ class Table(Protocol):
         """The names of the streams that the query reads, in this order."""
 
     @property
-    def max_rows(self) -> int:
-        """The largest number of rows that a batch has of one stream."""
+    def reader(self) -> str:
+        """The name of the reader that the query is (``pipeline.live.named_table``)."""
 
     @property
-    def shown_as(self) -> str:
-        """The name under which the live page shows the query as a reader. Empty if the page shows a named reader instead."""
+    def is_lost(self) -> bool:
+        """True if this process has lost the reader's name."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Holds the reader's name while the block runs. Raises ``ReaderNameTaken``."""
+
+    @property
+    def max_rows(self) -> int:
+        """The largest number of rows that a batch has of one stream."""
 
     def begin(self, cursor: Any) -> Vectors:
         """Returns the vectors that the tables have reached. When this method returns, the ledger has the same vectors."""
@@ -89,7 +95,6 @@ class LiveQuery:
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         with connections[self._place.using].cursor() as cursor:
             self._first = self.table.begin(cursor)
-            self._show(cursor, self._first)
         parts = [self._facts(spark, stream) for stream in self.table.streams]
         facts = parts[0]
         for part in parts[1:]:
@@ -121,11 +126,5 @@ class LiveQuery:
             with transaction.atomic(using=using), connections[using].cursor() as cursor:
                 if take_batch(cursor, self.table.name, offsets):
                     self.table.write(cursor, found, offsets)
-                self._show(cursor, offsets.end)
         finally:
             connections[using].close()  # the thread is Spark's and may end without notice
-
-    def _show(self, cursor: Any, reached: Vectors) -> None:
-        if self.table.shown_as:
-            known = {stream: reached.get(stream, {}) for stream in self.table.streams}
-            store_reader(cursor, ReaderRow(self.table.shown_as, os.getpid(), known))

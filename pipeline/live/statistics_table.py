@@ -8,10 +8,20 @@ Runs in Spark's driver.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.live.ledger import BatchOffsets, Vectors, ledger_vectors
-from pipeline.statistics.update import COUNTED, DAY_SECONDS, HOUR_SECONDS, Figures, add_figures
+from django.db import transaction
+
+from pipeline.live.ledger import BatchOffsets, Vectors, hold_ledger, set_ledger
+from pipeline.live.named_table import NamedTable, ready_upto
+from pipeline.statistics.update import COUNTED, DAY_SECONDS, HOUR_SECONDS, READER, Figures, add_figures
+from streams.conf import stream_settings
+from streams.core.positions import Stored
+from streams.core.tokens import VectorToken
+from streams.epochs import current_epoch
+from streams.follow.cursors import adopt_epoch, begin_cursor, move_cursor, read_cursor
+from streams.reading.possible_positions import possible_positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,22 +34,54 @@ EVENTS, BACKFILL = "events", "backfill"
 _MESSAGES = ("m.room.message", "m.room.encrypted")
 _COLUMNS = ("fact_table", "token", "received_at_ms", "room_id", "type", "state_key", "rejected_reason", "sender")
 _SUMS = (*COUNTED, "changes")
+#: A batch moves the ledger first and the cursors after it. So the ledger was moved later only if something moved it alone.
+_LEDGER_IS_LATER = """
+SELECT coalesce((SELECT applied_at FROM pipeline_batchledger WHERE query = %(query)s)
+                > (SELECT max(moved_at) FROM streams_storedcursor WHERE reader = %(reader)s), false)
+"""
 
 
-class StatisticsTable:
-    """The statistics of rooms, of the server, and of rooms and users by day, as a ``Table`` of the live pipeline."""
+class StatisticsTable(NamedTable):
+    """The statistics of rooms, of the server, and of rooms and users by day, as a ``Table`` of the live pipeline.
+
+    Statistics are sums, so a fact must count once, whatever happens to the reader. So their position is in the ledger
+    too. If an operator forgets the reader, its next start goes on where the sums end.
+    """
 
     name = STATISTICS
     streams = (EVENTS, BACKFILL)
+    reader = READER
     max_rows = 100_000
-    shown_as = "pipeline statistics"
 
     def __init__(self, server_name: str) -> None:
+        super().__init__(stream_settings().database)
         self._server_name = server_name
 
     def begin(self, cursor: Any) -> Vectors:
-        """Returns the vectors that are stored in the ledger."""
-        return ledger_vectors(cursor, self.name)
+        """Returns the position of the reader's cursors, and stores this position in the ledger.
+
+        Without cursors, creates them at the position in the ledger. If the ledger was moved later than the cursors, moves
+        them to this position: an earlier version of this program moves the ledger only.
+        """
+        with transaction.atomic(using=self._using):
+            epoch = current_epoch(cursor)
+            ledger = hold_ledger(cursor, self.name)
+            cursor.execute(_LEDGER_IS_LATER, {"query": self.name, "reader": self.reader})
+            (is_later,) = cursor.fetchone()
+            vectors: Vectors = {}
+            for stream, stored in self._stored(cursor).items():
+                counted = _token(stored, ledger.get(stream, {}))
+                token, known = begin_cursor(cursor, self._owner, stream, counted, epoch)
+                if known != epoch:
+                    # The database was restored. Sums and facts come from the same backup, so the position still fits.
+                    adopt_epoch(cursor, self.reader, stream, epoch)
+                if is_later and token != counted:
+                    move_cursor(cursor, self._owner, stream, (token, counted))
+                    token = counted
+                vectors[stream] = {writer: token.position_of(writer) for writer in (*stored, *token.entries)}
+            set_ledger(cursor, self.name, vectors)
+        self.show(vectors)
+        return vectors
 
     def columns(self, stream: str) -> tuple[str, ...]:
         """Returns the names of the columns from which the counts are computed."""
@@ -54,8 +96,24 @@ class StatisticsTable:
         return figures_of(batch)
 
     def write(self, cursor: Any, found: Figures, offsets: BatchOffsets) -> None:
-        """Adds the result of ``find`` to the tables of statistics."""
+        """Adds the result of ``find`` to the tables of statistics, and moves the reader's cursors."""
         add_figures(cursor, found, self._server_name)
+        counts = {EVENTS: sum(found.events), BACKFILL: sum(found.history)}
+        for stream, stored in self._stored(cursor).items():
+            if (kept := read_cursor(cursor, self.reader, stream)) is not None:
+                upto = kept[0].merge(_token(stored, offsets.end.get(stream, {})))
+                move_cursor(cursor, self._owner, stream, (kept[0], upto), (counts[stream], 0))
+        self.show(offsets.end)
+
+    def _stored(self, cursor: Any) -> dict[str, Mapping[str, Stored]]:
+        """Returns the stored positions of the writers of each stream."""
+        found = possible_positions(cursor, self.streams)
+        return {stream: found.get(stream, {}) for stream in self.streams}
+
+
+def _token(stored: Mapping[str, Stored], vector: Mapping[str, int]) -> VectorToken:
+    """Returns the token of a table that has every fact up to ``vector``."""
+    return VectorToken.of(ready_upto(stored, vector), vector)
 
 
 def statistics_rows(stream: str, facts: DataFrame) -> DataFrame:

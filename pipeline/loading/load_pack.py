@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
-
 from events.columns import INSERT_INTO
+from pipeline.connections import connect
 from pipeline.errors import LoadRefused, PackIncomplete
 from pipeline.frames.schemas import ROOM_FRAMES
 from pipeline.loading import requests
@@ -170,7 +169,7 @@ def load_pack(work: LoadWork, pack: Pack, step: Callable[[str], None] = lambda n
 
 
 def _connect(dsn: str) -> Any:
-    connection = psycopg2.connect(dsn, application_name="replsite spark load", connect_timeout=10)
+    connection = connect(dsn, "replsite spark load")
     # With one snapshot for the whole transaction, a second read of the lease would return the old value.
     connection.set_session(isolation_level="READ COMMITTED")
     return connection

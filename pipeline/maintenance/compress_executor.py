@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
-import psycopg2
-
 from events.maintenance.group_plan import PlannedRoom, plan_room
+from pipeline.connections import connect
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 from streams.runtime.gc_pause import freeze_objects
 
@@ -23,7 +22,7 @@ def plan_rooms(dsn: str, room_ids: Sequence[str]) -> list[PlannedRoom]:
 
     Each room is read in its own snapshot.
     """
-    with closing(psycopg2.connect(dsn, application_name="replsite spark compress", connect_timeout=10)) as connection:
+    with closing(connect(dsn, "replsite spark compress")) as connection:
         connection.set_session("REPEATABLE READ", readonly=True)
         found = []
         for room_id in room_ids:

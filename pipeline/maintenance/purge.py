@@ -199,6 +199,7 @@ class PurgeOrphansKind(JobKind):
             in_form="its ID; none: all rooms",
         ),
         dry_run("only say how much would be deleted"),
+        YES,
         JSON,
     )  # fmt: skip
 
@@ -255,7 +256,7 @@ class PurgeRetentionKind(JobKind):
 
     name = "purge retention"
     help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
-    arguments = (*ARCHIVE, dry_run("only say how much would be deleted"), JSON)
+    arguments = (*ARCHIVE, dry_run("only say how much would be deleted"), YES, JSON)
 
     def check_together(self, checked: dict[str, Any]) -> None:
         """Raises ``UnusableArguments`` if ``spark`` or ``master`` is given without a folder for an archive."""
@@ -270,15 +271,19 @@ class PurgeRetentionKind(JobKind):
         return self._purge(run, partial(_carry_out, archives_nothing=False))
 
     def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:
-        rooms, busy = 0, list[str]()
+        rooms, busy, left = 0, list[str](), list[dict[str, Any]]()
         deleted = outliers = groups = 0
-        for room_id, cut in retention_cuts(time.time_ns() // 1_000_000, run.using):
-            request = PurgeRequest(room_id, cut, delete_local=True, using=run.using)
+        for cut in retention_cuts(time.time_ns() // 1_000_000, run.using):
+            if cut.why:
+                left.append({"room_id": cut.room_id, "events": cut.left, "why": cut.why})
+            if cut.depth <= 0:
+                continue
+            request = PurgeRequest(cut.room_id, cut.depth, delete_local=True, using=run.using)
             try:
-                with purge_lock(room_id, run.using):
+                with purge_lock(cut.room_id, run.using):
                     _, _, events, gone, _ = purge(run, request, lambda _: None)
             except PurgeRefused:
-                busy.append(room_id)
+                busy.append(cut.room_id)
                 continue
             rooms += bool(events.deleted or events.became_outliers)
             deleted += events.deleted
@@ -291,6 +296,8 @@ class PurgeRetentionKind(JobKind):
             "became_outliers": outliers,
             "state_groups_deleted": groups,
             "busy": busy[:100],
+            "left": left[:100],
+            "rooms_left": len(left),
         }
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
@@ -301,3 +308,8 @@ class PurgeRetentionKind(JobKind):
         )
         for room_id in summary["busy"]:
             yield f"{room_id} is being purged already, or may not be cut; left as it is"
+        for room in summary["left"]:
+            events = "what has expired" if room["events"] is None else f"{room['events']} expired messages"
+            yield f"{room['room_id']}: {events} stay: {room['why']}"
+        if (more := summary["rooms_left"] - len(summary["left"])) > 0:
+            yield f"{more} more rooms keep expired messages"

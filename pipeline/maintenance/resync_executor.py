@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import psycopg2
-
 from events.integrity.compare import RoomReport
 from events.integrity.room_mending import Resynced, RoomTransactions, resync
+from pipeline.connections import connect
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 from streams.runtime.gc_pause import freeze_objects
 
@@ -66,7 +65,7 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
 
     Returns an answer for each room, in the order of ``room_ids``.
     """
-    connection = psycopg2.connect(work.dsn, application_name="replsite spark resync", connect_timeout=10)
+    connection = connect(work.dsn, "replsite spark resync")
     try:
         with connection, connection.cursor() as cursor:
             cursor.execute(_ALONE)

@@ -140,7 +140,8 @@ class ImportedRoom(models.Model):
 class BatchLedger(models.Model):
     """The ledger of the live pipeline: for each query, the positions up to which the query's tables include every fact.
 
-    A row is updated in the transaction that changes the tables, so each batch is applied exactly once.
+    A row is updated in the transaction that changes the tables, so each batch is applied exactly once. The cursors of
+    the query's reader (``StoredCursor``) move with it.
     """
 
     query = models.TextField(primary_key=True)

@@ -16,7 +16,7 @@ from django.db import Error, connections, transaction
 from pipeline.errors import FactsNotAppended
 from pipeline.source.write import PREFIX
 from streams import registry
-from streams.core.declaration import ColumnKind
+from streams.core.declaration import ColumnKind, quoted
 from streams.stream_object import Stream
 from streams.writing.process import current_writer
 from streams.writing.side_effects import compact_keys
@@ -153,12 +153,12 @@ def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int],
     table = stream.declaration.tables[0]
     kinds = {column.name: column.kind for column in table.stored}
     values = "".join(
-        f", s.{_quoted(name)}{'::jsonb' if kinds[name] is ColumnKind.JSON else ''}" for name in write.columns
+        f", s.{quoted(name)}{'::jsonb' if kinds[name] is ColumnKind.JSON else ''}" for name in write.columns
     )
-    names = "".join(f", {_quoted(name)}" for name in write.columns)
+    names = "".join(f", {quoted(name)}" for name in write.columns)
     cursor.execute(
         f"""
-        INSERT INTO {table.name} ({table.id_column}, {table.writer_column}{names})
+        INSERT INTO {quoted(table.name)} ({quoted(table.id_column)}, {quoted(table.writer_column)}{names})
         SELECT %(sign)s * i.id, %(writer)s{values}
         FROM unnest(%(attempts)s::bigint[], %(bases)s::bigint[]) AS b(attempt, base)
         JOIN {write.staging} s ON s.attempt = b.attempt AND s.place >= %(done)s - b.base AND s.place < %(upto)s - b.base
@@ -197,16 +197,12 @@ def _keep_newest(cursor: Any, write: StagedWrite, stream: Stream) -> None:
         return
     attempts = [attempt for attempt, _ in write.attempts]
     cursor.execute(
-        f"SELECT DISTINCT {_quoted(table.newest_per)}::text FROM {write.staging} WHERE attempt = ANY(%s) ORDER BY 1",
+        f"SELECT DISTINCT {quoted(table.newest_per)}::text FROM {write.staging} WHERE attempt = ANY(%s) ORDER BY 1",
         [attempts],
     )
     values = [row[0] for row in cursor.fetchall()]
     for start in range(0, len(values), _VALUES_PER_STATEMENT):
         compact_keys(cursor, table, values[start : start + _VALUES_PER_STATEMENT])
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
 
 
 # --- what is left behind ------------------------------------------------------------------------------------------

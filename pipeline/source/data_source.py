@@ -40,7 +40,6 @@ from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import psycopg2
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -57,6 +56,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pipeline.connections import connect
 from pipeline.source.filters import Condition, accepted, token_range, writers_of
 from pipeline.source.offsets import PartitionRange, Range, Vector, cut_vector, pieces, stretches, within
 from pipeline.source.options import ReadOptions, WriteOptions
@@ -345,7 +345,7 @@ def _vector(offset: Mapping[str, Any]) -> Vector:
 
 
 def _connect(dsn: str) -> Any:
-    connection = psycopg2.connect(dsn, application_name="replsite spark plans", connect_timeout=10)
+    connection = connect(dsn, "replsite spark plans")
     connection.autocommit = True
     with connection.cursor() as cursor:
         # Force the index of IDs. The statistics of a table that has just grown say nothing about its newest rows.

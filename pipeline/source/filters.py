@@ -19,7 +19,7 @@ from pyspark.sql import datasource
 
 from pipeline.source.literals import literal
 from pipeline.source.schemas import fact_columns
-from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.queries import token_sql
 
 __all__ = ["Condition", "accepted", "condition_sql", "tables_of", "token_range", "writers_of"]
@@ -167,9 +167,9 @@ def condition_sql(condition: Condition, declaration: StreamDeclaration, table: F
     places: dict[str, str] = {
         "fact_table": literal(table.name),
         "token": token_sql(declaration, table),
-        "writer": table.writer_column,
-        "received_at_ms": table.received_column,
-        **{column.key: f'"{column.name}"' for column in table.stored},
+        "writer": quoted(table.writer_column),
+        "received_at_ms": quoted(table.received_column),
+        **{column.key: quoted(column.name) for column in table.stored},
     }
     place = places.get(condition.column)
     if place is None:

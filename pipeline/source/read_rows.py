@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg2.extensions
-
+from pipeline.connections import connect_arrow
 from pipeline.source.filters import Condition, tables_of
 from pipeline.source.literals import literal
 from pipeline.source.offsets import PartitionRange
@@ -104,10 +103,7 @@ def _answers(connection: Any) -> bool:
 
 
 def _connect(dsn: str) -> Any:
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
-
-    options = {"application_name": "replsite spark reads", "connect_timeout": 10}
-    connection = dbapi.connect(psycopg2.extensions.make_dsn(dsn, **options), autocommit=True)
+    connection = connect_arrow(dsn, "replsite spark reads", autocommit=True)
     for statement in (_SESSION, NO_LIMITS_IN_SESSION):
         _ask(connection, statement)
     return connection

@@ -5,9 +5,6 @@ Needs no Django.
 The snapshot exists as long as the session that shares it stays in its transaction. Until then, PostgreSQL cannot remove
 row versions that other transactions have deleted. So the block of ``shared_snapshot`` should end as soon as all rows
 are read.
-
-The database driver for bulk reads is imported only in the function that uses it. An import at the top of the module
-would add a second to the start of every command.
 """
 
 from __future__ import annotations
@@ -17,9 +14,9 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
-from psycopg2.extensions import make_dsn
 
-from pipeline.errors import SnapshotEnded, UnusableArguments
+from pipeline.connections import connect, connect_arrow
+from pipeline.errors import SnapshotEnded
 from streams.db.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ __all__ = ["SHARE_SNAPSHOT", "few_rows_in_snapshot", "in_snapshot", "read_batche
 SHARE_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
 """Begins a transaction in a session in autocommit mode, and shares its snapshot. The last result is the snapshot's name."""
 _BATCH_BYTES = 4 * 1024 * 1024
-_CONNECT_SECONDS = 10
 
 
 @contextmanager
@@ -39,7 +35,7 @@ def shared_snapshot(dsn: str, application_name: str) -> Iterator[tuple[Any, str]
 
     Raises ``UnusableArguments`` for a malformed connection string, and errors of the database driver.
     """
-    with closing(psycopg2.connect(_parameters(dsn, application_name))) as connection:
+    with closing(connect(dsn, application_name)) as connection:
         # With psycopg2 the transaction begins by itself, at the first statement.
         connection.set_session("REPEATABLE READ", readonly=True)
         with connection.cursor() as cursor:
@@ -52,7 +48,7 @@ def shared_snapshot(dsn: str, application_name: str) -> Iterator[tuple[Any, str]
 @contextmanager
 def few_rows_in_snapshot(dsn: str, snapshot: str, application_name: str) -> Iterator[Any]:
     """Opens a shared snapshot like ``in_snapshot``. But the cursor takes parameters, and rows become Python objects."""
-    with closing(psycopg2.connect(_parameters(dsn, application_name))) as connection, connection.cursor() as cursor:
+    with closing(connect(dsn, application_name)) as connection, connection.cursor() as cursor:
         connection.set_session("REPEATABLE READ", readonly=True)
         try:
             cursor.execute("SET TRANSACTION SNAPSHOT %s", [snapshot])
@@ -66,25 +62,15 @@ def _ended(snapshot: str, error: Exception) -> SnapshotEnded:
     return SnapshotEnded(f"The snapshot {snapshot} cannot be read; the session that shared it has ended: {error}")
 
 
-def _parameters(dsn: str, application_name: str) -> str:
-    try:
-        return make_dsn(dsn, application_name=application_name, connect_timeout=_CONNECT_SECONDS)
-    except psycopg2.ProgrammingError:  # its message has a piece of the string, perhaps of the password
-        raise UnusableArguments(
-            "The connection string of the database cannot be read; it is not repeated here, because of its password. "
-            "Give a postgresql:// URL or key=value pairs."
-        ) from None
-
-
 @contextmanager
 def in_snapshot(dsn: str, snapshot: str, application_name: str) -> Iterator[Any]:
     """Opens a connection in a shared snapshot, and yields its cursor. Raises an error if the snapshot has ended.
 
     Use one cursor for several queries, because to open a connection takes as long as to read some thousand rows.
     """
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - slow, see the module's docstring
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - slow to import
 
-    with closing(dbapi.connect(_parameters(dsn, application_name))) as connection, connection.cursor() as cursor:
+    with closing(connect_arrow(dsn, application_name)) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")

@@ -12,7 +12,7 @@ from pipeline.source.filters import Condition, condition_sql, tables_of
 from pipeline.source.literals import literal
 from pipeline.source.offsets import Bound, PartitionRange
 from pipeline.source.schemas import COMMON_COLUMNS
-from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.named_rows import json_sql, text_sql
 from streams.core.queries import bounds_sql, order_sql, token_sql
 
@@ -34,9 +34,9 @@ def rows_of_piece_sql(
     The query selects the columns in ``names``, except columns that the table does not have.
     """
     columns = [sql for name in names if (sql := _column_sql(declaration, table, name))] or ["1 AS nothing"]
-    order = order_sql(declaration, table) + (f", {table.then_by}" if table.then_by else "")
+    order = order_sql(declaration, table) + (f", {quoted(table.then_by)}" if table.then_by else "")
     return (
-        f"SELECT {', '.join(columns)} FROM {table.name} WHERE {_where(declaration, table, piece, conditions)} "
+        f"SELECT {', '.join(columns)} FROM {quoted(table.name)} WHERE {_where(declaration, table, piece, conditions)} "
         f"ORDER BY {order}"
     )
 
@@ -49,17 +49,17 @@ def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> 
     if name in _COMMON:
         places = {
             "token": token_sql(declaration, table),
-            "writer": table.writer_column,
-            _RECEIVED: table.received_column,
+            "writer": quoted(table.writer_column),
+            _RECEIVED: quoted(table.received_column),
         }
         return f"{places[name]} AS {name}" if name in places else ""
     column = next((column for column in table.stored if column.key == name), None)
     if column is None:
         return ""
-    plain = f'"{column.name}"'
+    plain = quoted(column.name)
     of_json = column.kind in (ColumnKind.ARRAY, ColumnKind.JSON)
     value = json_sql(column) if of_json else text_sql(column) or plain
-    return value if value == f'"{name}"' else f'{value} AS "{name}"'
+    return value if value == quoted(name) else f"{value} AS {quoted(name)}"
 
 
 def cuts_sql(
@@ -76,7 +76,7 @@ def cuts_sql(
     """
     limited = "ALL" if limit is None else str(limit + 1)
     selects = [
-        f"(SELECT {token_sql(declaration, table)} AS token FROM {table.name} "
+        f"(SELECT {token_sql(declaration, table)} AS token FROM {quoted(table.name)} "
         f"WHERE {_where(declaration, table, piece, conditions)} ORDER BY {order_sql(declaration, table)} LIMIT {limited})"
         for table in tables_of(conditions, declaration)
     ]
@@ -101,7 +101,7 @@ def _where(
 
 
 def _bound_sql(declaration: StreamDeclaration, table: FactTable, piece: PartitionRange, bound: Bound) -> str:
-    sql = f"{table.writer_column} IN ({', '.join(map(literal, bound.writers))})"
+    sql = f"{quoted(table.writer_column)} IN ({', '.join(map(literal, bound.writers))})"
     if (bound.after, bound.upto) == (piece.after, piece.upto):
         return sql
     token = token_sql(declaration, table)

@@ -34,14 +34,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from events import declarations as events_catalog
+from pipeline.connections import connect
 from pipeline.errors import FactsNotAppended
 from pipeline.source.options import WriteOptions
 from pipeline.source.schemas import chosen_columns, declaration_of
-from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.json_codec import decode_json, encode_json
 from streams.db.long_transactions import NO_LIMITS
 from streams.errors import BadJson
@@ -99,7 +99,7 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
         raise ValueError(f"the stream gives each fact its {', '.join(odd)}: drop {', '.join(odd)} from what is written")
     table = declaration.tables[0]  # a stream that can be appended to has exactly one table
     columns = tuple(column for name in names for column in table.stored if column.name == name)
-    connection = psycopg2.connect(options.dsn, application_name="replsite spark staging", connect_timeout=10)
+    connection = connect(options.dsn, "replsite spark staging")
     try:
         with connection, connection.cursor() as cursor:
             filled = _check_columns(cursor, declaration, table, columns)
@@ -126,7 +126,7 @@ def _check_columns(
 
     Raises ``ValueError`` if a column of the table is missing in ``columns``, but has no default and must not be null.
     """
-    cursor.execute(_NEEDED, [table.name])
+    cursor.execute(_NEEDED, [quoted(table.name)])
     never_null = dict(cursor.fetchall())
     given = {column.name for column in columns}
     ours = {table.id_column, table.writer_column, table.received_column}
@@ -139,7 +139,7 @@ def _check_columns(
 
 
 def _ddl(staging: str, columns: Sequence[Column]) -> str:
-    own = "".join(f', "{column.name}" {_STAGED_TYPES[column.kind]}' for column in columns)
+    own = "".join(f", {quoted(column.name)} {_STAGED_TYPES[column.kind]}" for column in columns)
     return f"CREATE UNLOGGED TABLE {staging} (attempt bigint NOT NULL, place bigint NOT NULL{own})"
 
 
@@ -167,7 +167,7 @@ class FactWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         # The attempt's number is random, because a late attempt of the same task may be staging at the same time.
         staged = StagedRows(context.partitionId() if context else 0, secrets.randbits(62), 0)
-        connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
+        connection = connect(self.options.dsn, "replsite spark staging")
         rows = 0
         try:
             with connection, connection.cursor() as cursor:
@@ -250,7 +250,7 @@ class FactWriter(DataSourceArrowWriter):
 
         If the table cannot be dropped, a later write drops it (``sweep``).
         """
-        connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
+        connection = connect(self.options.dsn, "replsite spark staging")
         try:
             with connection, connection.cursor() as cursor:
                 # A task that is still running holds a lock on the table.

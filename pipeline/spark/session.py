@@ -2,7 +2,8 @@
 
 Assumes that this process runs no JVM yet, because a JVM's memory and environment are fixed when it starts. The JVM and
 its Python workers get an environment without the variables of Django and of the site. So a worker cannot load Django by
-accident and never sees the site's secrets. This module does not use Django either, since notebooks use it as well.
+accident and never sees the site's secrets. Variables of another Spark are left out, too: PySpark's own Spark runs, with
+this Python. This module does not use Django either, since notebooks use it as well.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import JavaMissing
+from pipeline.errors import JavaMissing, SparkNotStarted
 from pipeline.private_files import make_folder
 from pipeline.spark.masters import check_master, check_master_answers, driver_address, is_local, retrying
 
@@ -56,6 +58,19 @@ _NOT_SHIPPED = {"management", "__pycache__", "templates"}
 _JVM_END_SECONDS = 10.0
 #: Prefixes of Django's and our own variables, which the JVM does not get.
 _HIDDEN_PREFIXES = ("DJANGO_", "DATABASE_URL", "REPLSITE_")
+#: Variables that belong to another Spark, and to Spark Connect. ``SPARK_HOME`` and the Pythons are set to our own.
+_OF_ANOTHER_SPARK = (
+    "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE",
+    "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "MASTER",
+)  # fmt: skip
+#: Variables with which a JVM may not start. They are kept, because a site may need them, and named in the error.
+_OF_JVM = (
+    "PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "SPARK_DIST_CLASSPATH", "SPARK_PREPEND_CLASSES", "SPARK_LOCAL_IP",
+    "SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_DIRS", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS",
+    "CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR",
+)  # fmt: skip
+_OLDEST_JAVA = 17
+_JAVA_VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?([0-9]+)', re.MULTILINE)
 _LOGGING = """
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -80,7 +95,8 @@ def spark_session(
 
     If this process has a session already, yields that session unchanged, and does not close it. ``project`` is a folder
     that may have Java in a folder ``.java``. ``conf`` has settings of Spark that override those of this module. Raises
-    ``JavaMissing``, ``UnusableArguments`` for an invalid master, and ``MasterAway``. The start takes some seconds.
+    ``JavaMissing``, ``SparkNotStarted``, ``UnusableArguments`` for an invalid master, and ``MasterAway``. The start takes
+    some seconds.
     """
     check_master(master)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
@@ -91,13 +107,13 @@ def spark_session(
     check_master_answers(master)
     make_folder(folder / "tmp")
     archive = code_archive(folder)
-    builder = SparkSession.builder.master(retrying(master)).appName(f"replsite {name}")
     configuration = {**_configuration(folder, master), **(conf or {})}
-    for key, value in configuration.items():
-        builder = builder.config(key, value)
     session = None
     try:
-        with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler():
+        with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler(), _clear_errors():
+            builder = SparkSession.builder.master(retrying(master)).appName(f"replsite {name}")
+            for key, value in configuration.items():
+                builder = builder.config(key, value)
             session = builder.getOrCreate()
         logging.getLogger("py4j").setLevel(logging.WARNING)  # below this it logs every connection
         session.sparkContext.addPyFile(str(archive))
@@ -163,6 +179,23 @@ def _own_interrupt_handler() -> Iterator[None]:
         signal.raise_signal(waiting[0])
 
 
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Converts the errors of a start to ``SparkNotStarted``, which names the variables that may be the reason."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError) as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        given = ", ".join(name for name in _OF_JVM if name in os.environ) or "none of them"
+        raise SparkNotStarted(
+            f"Spark did not start: {first} What its JVM said stands above. Variables that change how it starts, and are set: "
+            f"{given}. Unset those of another Java or Spark, and see REPLSITE_SPARK_CONF."
+        ) from error
+
+
 def _end_jvm() -> None:
     """Ends the JVM by closing its standard input. Spark's ``stop`` would leave the JVM running."""
     from pyspark import SparkContext  # noqa: PLC0415
@@ -221,17 +254,18 @@ def _java_options(folder: Path) -> str:
 def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str]) -> Iterator[None]:
     """Changes the environment variables of this process while the block starts the JVM.
 
-    Removes the variables of Django and of the site, and sets the Python for Spark's workers.
+    Removes the variables of Django, of the site and of another Spark, and sets the Spark to run and the Python of its
+    workers.
 
     Workers of a cluster run the Python that the setting ``spark.pyspark.python`` names. Without this setting, they run
     the Python that has the same path as the driver's Python. This path must exist on their hosts.
     """
     before = dict(os.environ)
     for name in list(os.environ):
-        if name.startswith(_HIDDEN_PREFIXES):
+        if name.startswith(_HIDDEN_PREFIXES) or name in _OF_ANOTHER_SPARK:
             del os.environ[name]
     python = configuration.get("spark.pyspark.python", sys.executable)
-    os.environ.update(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=sys.executable)
+    os.environ.update(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=sys.executable, SPARK_HOME=_own_spark())
     if configuration.items() >= _DAEMON.items():
         places = [str(_DAEMONS_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
@@ -254,18 +288,55 @@ def find_java(project: Path | None = None) -> str | None:
     """Returns the ``JAVA_HOME`` to use, or None if ``java`` is on the path.
 
     If the variable ``JAVA_HOME`` is set, returns its value. Otherwise, if there is no ``java`` on the path, returns the
-    folder ``.java`` of the project. Raises ``JavaMissing`` if there is no Java in any of these three places.
+    folder ``.java`` of the project. Raises ``JavaMissing`` if there is no Java in any of these three places, if
+    ``JAVA_HOME`` names a folder without Java, or if Java is too old.
     """
     if home := os.environ.get("JAVA_HOME"):
+        if not (Path(home) / "bin" / "java").exists():
+            raise JavaMissing(
+                f"JAVA_HOME is {home}, and there is no bin/java in it. Unset it, or set it to a Java {_OLDEST_JAVA} or newer."
+            )
+        _check_version(Path(home), "JAVA_HOME")
         return home
-    if shutil.which("java"):
+    if java := shutil.which("java"):
+        _check_version(Path(java).resolve().parents[1], "java on the PATH")
         return None
     fetched = (project or _ROOMS_FOLDER) / ".java"
     if (fetched / "bin" / "java").exists():
         return str(fetched)
     raise JavaMissing(
-        "Spark needs Java 17 or newer, and there is none: JAVA_HOME is not set, no java is on the PATH and "
+        f"Spark needs Java {_OLDEST_JAVA} or newer, and there is none: JAVA_HOME is not set, no java is on the PATH and "
         f"{fetched} does not exist. Run script/demo once, or install openjdk-17-jre-headless."
+    )
+
+
+def _check_version(home: Path, where: str) -> None:
+    """Raises ``JavaMissing`` if the Java in ``home`` is too old. Most Javas have a file that says their version."""
+    try:
+        found = _JAVA_VERSION.search((home / "release").read_text(errors="replace"))
+    except OSError:
+        return
+    if found is not None and int(found[1]) < _OLDEST_JAVA:
+        raise JavaMissing(
+            f"Spark needs Java {_OLDEST_JAVA} or newer, and {where} is Java {found[1]} in {home}. Install a newer one, and set "
+            f"JAVA_HOME to it."
+        )
+
+
+def _own_spark() -> str:
+    """Returns the folder of the Spark that belongs to PySpark. Raises ``SparkNotStarted`` if there is none.
+
+    The variable ``SPARK_HOME`` may name a Spark of another version, or one that was removed.
+    """
+    import pyspark  # noqa: PLC0415 - with Spark only
+
+    package = Path(pyspark.__file__).resolve().parent
+    # The wheel's own, one that pip has fetched for another Hadoop, and that of an unpacked Spark: SPARK/python/pyspark.
+    for home in (package, package / "spark-distribution", package.parents[1]):
+        if (home / "bin" / "spark-submit").exists() and (home / "jars").is_dir():
+            return str(home)
+    raise SparkNotStarted(
+        f"PySpark {pyspark.__version__} in {package} has no Spark of its own. Install pyspark of requirements.txt."
     )
 
 

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["COUNTED", "DAY_SECONDS", "HOUR_SECONDS", "Figures", "add_figures", "count_again", "forget_rooms"]
+__all__ = ["COUNTED", "DAY_SECONDS", "HOUR_SECONDS", "READER", "Figures", "add_figures", "count_again", "forget_rooms"]
 
+READER = "pipeline statistics"
+"""The name of the reader whose cursors say which facts the statistics include."""
 HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
 COUNTED = ("events", "messages", "state_events", "rejected", "history")
 """Names of the counts of facts."""

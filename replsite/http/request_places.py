@@ -35,7 +35,7 @@ from streams.conf import stream_settings
 from streams.replication.protocol.access import address_key, is_among, networks_of
 from streams.runtime.logs import get_logger
 
-__all__ = ["CAME", "LANES", "Busy", "ClientLimit", "PlacePool", "RequestPlaces"]
+__all__ = ["CAME", "LANES", "Busy", "ClientLimit", "PlacePool", "RequestPlaces", "request_threads_end"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
@@ -314,6 +314,14 @@ async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
     ]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def request_threads_end() -> None:
+    """Waits until no thread works for a request, also for one that was cancelled. Awaited before the event loop ends."""
+    # Django's middleware, in the thread, calls the event loop for the view. If the loop had ended, the call would never be
+    # answered, and the process, which waits for its threads, would never end.
+    while any(lane.at_work for lane in LANES):  # noqa: ASYNC110 - an event for each pool would be another count to keep right
+        await asyncio.sleep(0.01)
 
 
 #: All pools of this process, for the metrics.

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from replsite.metrics.shared_rendering import SharedRendering
-from streams.replication.transport.addresses import Address, bind
+from streams.replication.transport.addresses import BACKLOG, Address, bind
 
 __all__ = ["MetricsPort"]
 
@@ -47,7 +47,7 @@ class MetricsPort:
         threading.Thread(target=asyncio.run, args=(self._serve(),), name="replsite-metrics-port", daemon=True).start()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._come, sock=self._socket, limit=HEAD_BYTES)
+        server = await asyncio.start_server(self._come, sock=self._socket, limit=HEAD_BYTES, backlog=BACKLOG)
         await server.serve_forever()
 
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

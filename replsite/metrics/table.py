@@ -136,6 +136,9 @@ OWN: tuple[Measure[Scrape], ...] = (
            lambda s: ((one.unreferenced_groups,) for one in s.storage)),
     metric("replsite_database_bytes", "Size of the database on disk",
            lambda s: ((one.database.size_bytes,) for one in s.storage)),
+    metric("replsite_standby_connected{slot}",
+           "1 if a standby of the database reads from this replication slot; else 0, and the slot keeps WAL for it",
+           lambda s: ((connected, slot) for one in s.storage for slot, connected in one.standbys)),
     metric("replsite_disk_free_bytes", "Free space of the disk of REPLSITE_DATA_DIR, on the host that answers",
            lambda s: [(s.disk_free,)]),
     metric("replsite_disk_reserve_bytes", "How much of it is to stay free: REPLSITE_DISK_RESERVE_BYTES",
@@ -223,9 +226,9 @@ PLAIN: tuple[Measure[ProcessScrape], ...] = (
     metric("replsite_browser_connections_total{what}",
            "Browsers whose connection began, was refused or ended, by reason, and those that had to load their state anew",
            lambda p: ((p.browser_counts[what], what) for what in WHAT_HAPPENS)),
-    metric("replsite_requests_refused_total{lane}", "HTTP requests that found no place in this process",
+    metric("replsite_requests_refused_total{lane}", "HTTP requests and handshakes that found no place in this process",
            lambda p: ((lane.refused, lane.name) for lane in p.lanes)),
-    metric("replsite_requests_at_work{lane}", "HTTP requests that this process works on",
+    metric("replsite_requests_at_work{lane}", "HTTP requests and handshakes that this process works on",
            lambda p: ((lane.at_work, lane.name) for lane in p.lanes)),
 )
 _OF_ROOMS: tuple[Measure[ProcessScrape], ...] = ()

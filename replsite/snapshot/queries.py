@@ -17,7 +17,7 @@ import orjson
 
 from replsite.snapshot.types import RightsView, WaitingView
 from replsite.status.lag import Window
-from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.declaration import FactTable, StreamDeclaration, quoted
 from streams.core.queries import bounds_sql, order_sql, token_sql
 from streams.reading.reader_table import NAMED
 from streams.runtime.gc_pause import collector_paused
@@ -336,8 +336,8 @@ def read_last_writes(
 
 def _last_write_sql(number: int, table: FactTable) -> str:
     return (
-        f"SELECT %(name_{number})s, abs({table.id_column}), {table.received_column} FROM {table.name} "
-        f"WHERE {table.id_column} = ANY(%(ids_{number})s::bigint[])"
+        f"SELECT %(name_{number})s, abs({quoted(table.id_column)}), {quoted(table.received_column)} FROM {quoted(table.name)} "
+        f"WHERE {quoted(table.id_column)} = ANY(%(ids_{number})s::bigint[])"
     )
 
 
@@ -386,8 +386,8 @@ def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str
     """
     condition = bounds_sql(stream, table, f"%(low_{number})s::bigint", f"%(high_{number})s::bigint")
     return (
-        f"SELECT {number}, {token_sql(stream, table)}, {table.writer_column}, {table.received_column} "
-        f"FROM {table.name} WHERE {condition} "
+        f"SELECT {number}, {token_sql(stream, table)}, {quoted(table.writer_column)}, {quoted(table.received_column)} "
+        f"FROM {quoted(table.name)} WHERE {condition} "
         f"ORDER BY {order_sql(stream, table, newest_first=True)} LIMIT {WINDOW_FACTS}"
     )
 
@@ -431,8 +431,9 @@ def _oldest_sql(group: int, stream: StreamDeclaration, table: FactTable) -> str:
             %(index_{group})s::int[], %(low_{group})s::bigint[], %(high_{group})s::bigint[], %(have_{group})s::jsonb[]
         ) AS wanted (index, low, high, have), LATERAL (
             SELECT walked.at FROM (
-                SELECT {token_sql(stream, table)} AS token, {table.writer_column} AS writer, {table.received_column} AS at
-                FROM {table.name} WHERE {bounds_sql(stream, table, "wanted.low", "wanted.high")}
+                SELECT {token_sql(stream, table)} AS token, {quoted(table.writer_column)} AS writer,
+                       {quoted(table.received_column)} AS at
+                FROM {quoted(table.name)} WHERE {bounds_sql(stream, table, "wanted.low", "wanted.high")}
                 ORDER BY {order_sql(stream, table)} LIMIT {SCAN_FACTS}
             ) AS walked
             WHERE walked.token > coalesce((wanted.have ->> walked.writer)::bigint, wanted.low) LIMIT 1

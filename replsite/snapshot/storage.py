@@ -25,6 +25,11 @@ GROUPS_LOOKED_AT = 20_000
 DATABASE = "(database)"
 _STATE_TABLES = ("state_stategroup", "state_stategroupdelta")
 
+_SERVER = """
+SELECT pg_database_size(current_database()), array_agg(slot_name::text ORDER BY slot_name),
+    array_agg(active ORDER BY slot_name)
+FROM pg_replication_slots WHERE slot_type = 'physical' AND NOT temporary
+"""
 _SIZES = """
 SELECT relname, CASE WHEN live > 0 OR reltuples < 0 THEN live ELSE reltuples::bigint END, bytes
 FROM (
@@ -52,8 +57,8 @@ WHERE events + history > 0 ORDER BY events + history DESC, room_id LIMIT {MOST_R
 
 def read_storage(cursor: Any, as_of: datetime) -> StorageView:
     """Returns the figures of the database's storage. Figures of apps that are not installed stay empty."""
-    cursor.execute("SELECT pg_database_size(current_database())")
-    database_bytes = cursor.fetchone()[0]
+    cursor.execute(_SERVER)
+    database_bytes, slots, connected = cursor.fetchone()
     cursor.execute(_SIZES)
     sizes = {name: (rows, size) for name, rows, size in cursor.fetchall()}
     cursor.execute(_GROWN, {"as_of": as_of})
@@ -75,6 +80,7 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
         state_bytes=group_bytes + row_bytes,
         unreferenced_groups=unreferenced,
         unreferenced_exact=exact,
+        standbys=tuple(zip(slots or (), connected or (), strict=True)),
         **_rooms(cursor),
     )
 

@@ -71,6 +71,7 @@ from streams.core.sequences import FoundSequence, read_sequences
 from streams.db.consistent_read import read_only_snapshot
 from streams.maintenance.check import highest_in_tables
 from streams.maintenance.table_sequences import inspect_tables
+from streams.reading.reader_commands import command_of
 from streams.runtime.gc_pause import collector_paused
 from streams.runtime.silence import silent_seconds
 from streams.runtime.text import shown
@@ -638,6 +639,7 @@ class _Assembly:
         given_out = self.streams[stream].sequence_value if stream in self.streams else None
         return NamedReader(
             name=row.name,
+            command=command_of(row.name),
             above=None if given_out is None or position <= max(given_out, 1) else (position, given_out),
             runs=runs,
             unrun_seconds=0.0 if runs else self._silence(ended_at) or 0.0,

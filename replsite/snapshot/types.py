@@ -374,6 +374,8 @@ class StorageView:
     rooms: tuple[RoomSizeView, ...] = ()
     rooms_as_of: datetime | None = None
     """The time at which the live pipeline last added a batch to the figures of ``rooms``."""
+    standbys: tuple[tuple[str, bool], ...] = ()
+    """The replication slots for standbys of the database, and for each true if a standby reads from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,8 @@ class NamedReader:
     """The further figures from which the rules judge a reader with a stored cursor."""
 
     name: str
+    command: str = ""
+    """The command that runs it. Empty: ``manage.py runhandlers``."""
     runs: bool = True
     """True: a living process follows this stream as this reader."""
     unrun_seconds: float = 0.0
@@ -462,7 +464,7 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
         command = f"manage.py resync reader {quote(named.name)}"
         cure = f"If those facts may be missed: {command}."
     else:
-        command = f"manage.py runhandlers {quote(named.name)}"
+        command = _start_of(named)
         cure = f"Mend its cause, then start it again: {command}."
     text = f"{how}: {_sentence(error)}{behind} {cure}"
     return Verdict(
@@ -476,7 +478,7 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
 
 def _unrun_reader(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
     since = f"It has not run for {duration(named.unrun_seconds)}"
-    command = f"manage.py runhandlers {quote(named.name)}"
+    command = _start_of(named)
     too_long = limits.left_behind_after_seconds + limits.reader_periods.get(named.name, 0.0)
     if seen.lag_facts and min(named.unrun_seconds, seen.lag_seconds) > too_long:
         forget = f"manage.py streams forget {quote(named.name)}"
@@ -490,6 +492,10 @@ def _unrun_reader(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> V
         text = f"REPLSITE_READERS names it. {since}. {read}. Start it: {command}."
         return Verdict(ReaderWord.STOPPED, Severity.WARNING, text, command)
     return Verdict(ReaderWord.STOPPED, Severity.NOTE if seen.lag_facts else Severity.FINE, f"{since}. {read}.")
+
+
+def _start_of(named: NamedReader) -> str:
+    return named.command or f"manage.py runhandlers {quote(named.name)}"
 
 
 def _parked(named: NamedReader) -> Verdict:

@@ -14,6 +14,7 @@ from script.benchmarks import figures
 
 NAMES = (
     "appends",
+    "holds",
     "outbox",
     "handled",
     "broadcast",

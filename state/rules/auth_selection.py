@@ -8,11 +8,22 @@ from typing import Any, Protocol
 from state.groups.deltas import StateKey
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["CREATE", "JOIN_RULES", "POWER_LEVELS", "AuthEvent", "State", "auth_keys", "state_key_of"]
+__all__ = [
+    "AUTHORISING_USER",
+    "CREATE",
+    "JOIN_RULES",
+    "POWER_LEVELS",
+    "AuthEvent",
+    "State",
+    "auth_keys",
+    "state_key_of",
+]
 
 CREATE: StateKey = ("m.room.create", "")
 POWER_LEVELS: StateKey = ("m.room.power_levels", "")
 JOIN_RULES: StateKey = ("m.room.join_rules", "")
+AUTHORISING_USER = "join_authorised_via_users_server"
+"""The key of a join's content that names the user who authorised it, in a room with restricted joins."""
 
 
 class AuthEvent(Protocol):
@@ -84,7 +95,7 @@ def _membership_keys(event: AuthEvent, target: str, version: RoomVersion) -> lis
         if isinstance(token, str):
             keys.append(("m.room.third_party_invite", token))
     if event.membership == "join" and version.restricted_joins:
-        authorising = event.content.get("join_authorised_via_users_server")
+        authorising = event.content.get(AUTHORISING_USER)
         if isinstance(authorising, str):
             keys.append(("m.room.member", authorising))
     return keys

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from state.rules.auth_selection import JOIN_RULES, AuthEvent, State
+from state.rules.auth_selection import AUTHORISING_USER, JOIN_RULES, AuthEvent, State
 from state.rules.power_levels import PowerLevels, shown_level, too_low
+from state.rules.room_versions import RoomVersion
 
-__all__ = ["MemberChange", "SignedBy", "membership_refusal"]
+__all__ = ["MemberChange", "SignedBy", "membership_refusal", "needs_voucher"]
 
 SignedBy = Callable[[Mapping[str, Any], Sequence[str]], bool]
 """Returns true if a signed object has a valid signature of one of these ed25519 public keys (base64)."""
@@ -42,9 +43,26 @@ class MemberChange:
     @property
     def join_rule(self) -> str:
         """Returns the join rule of the state. If the state has no join rule, returns ``invite``."""
-        found = self.state.get(JOIN_RULES)
-        rule = None if found is None else found.content.get("join_rule", "invite")
-        return rule if isinstance(rule, str) else "invite"
+        return _join_rule(self.state)
+
+
+def needs_voucher(state: State, user_id: str, version: RoomVersion) -> bool:
+    """Returns true if the user can join only with a member who authorises the join."""
+    found = state.get(("m.room.member", user_id))
+    is_in = found is not None and found.membership in ("join", "invite")
+    return not is_in and _is_restricted(_join_rule(state), version)
+
+
+def _join_rule(state: State) -> str:
+    found = state.get(JOIN_RULES)
+    rule = None if found is None else found.content.get("join_rule", "invite")
+    return rule if isinstance(rule, str) else "invite"
+
+
+def _is_restricted(rule: str, version: RoomVersion) -> bool:
+    return (rule == "restricted" and version.restricted_joins) or (
+        rule == "knock_restricted" and version.knock_restricted_joins
+    )
 
 
 def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
@@ -84,9 +102,7 @@ def _join(change: MemberChange) -> str | None:
     if before == "ban":
         return f"{change.target} is banned"
     rule, version = change.join_rule, change.levels.version
-    restricted = (rule == "restricted" and version.restricted_joins) or (
-        rule == "knock_restricted" and version.knock_restricted_joins
-    )
+    restricted = _is_restricted(rule, version)
     if rule == "public":
         return None
     if rule == "invite" or (rule == "knock" and version.knocking) or restricted:
@@ -98,7 +114,7 @@ def _join(change: MemberChange) -> str | None:
 
 def _authorised_join(change: MemberChange) -> str | None:
     """Refuses a restricted join, unless a member with the right to invite has authorised it."""
-    user = change.event.content.get("join_authorised_via_users_server")
+    user = change.event.content.get(AUTHORISING_USER)
     if not isinstance(user, str):
         return f"{change.target} is not invited, and no member vouches for the join"
     if change.membership(user) != "join":

@@ -89,7 +89,7 @@ class EstimatedPaginator(Paginator):  # type: ignore[type-arg]  # generic in its
         if found.query.where:
             return RoughCount(rows, f"more than {self.exact_upto:,}")
         with connections[found.db].cursor() as cursor:
-            table = found.model._meta.db_table
+            table = connections[found.db].ops.quote_name(found.model._meta.db_table)
             cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [table])
             estimate = max(rows, int(cursor.fetchone()[0]))
             return RoughCount(estimate, f"about {estimate:,}")

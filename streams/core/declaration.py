@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["MAIN_PROCESS", "NEWEST_PER_KINDS", "Column", "ColumnKind", "FactTable", "StreamDeclaration"]
+__all__ = ["MAIN_PROCESS", "NEWEST_PER_KINDS", "Column", "ColumnKind", "FactTable", "StreamDeclaration", "quoted"]
 
 
 #: The instance name that the main process always has in the replication protocol of Synapse 1.43.
@@ -44,6 +44,15 @@ class ColumnKind(StrEnum):
 
 #: Kinds of columns that ``FactTable.newest_per`` may name, and their types in PostgreSQL.
 NEWEST_PER_KINDS = {ColumnKind.TEXT: "text", ColumnKind.BIGINT: "bigint", ColumnKind.UUID: "uuid"}
+
+
+def quoted(name: str) -> str:
+    """Returns the name of a table or column in quotes, for SQL.
+
+    Names come from models, so they may have capitals and blanks, or be words of SQL. A system check refuses names that
+    have no such form (``streams.E036``).
+    """
+    return f'"{name}"'
 
 
 @dataclass(frozen=True, slots=True)

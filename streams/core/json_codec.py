@@ -19,7 +19,7 @@ import orjson
 from streams.core.own_stack import on_own_stack
 from streams.errors import BadJson
 
-__all__ = ["MOST_DEPTH", "MOST_VALUE_DEPTH", "decode_json", "encode_json", "is_deeper"]
+__all__ = ["MOST_DEPTH", "MOST_VALUE_DEPTH", "decode_json", "decode_stored_json", "encode_json", "is_deeper"]
 
 #: Most levels of arrays and objects in one another.
 MOST_DEPTH = 900
@@ -51,6 +51,17 @@ def decode_json(text: str) -> Any:
     if text.count("[") + text.count("{") > MOST_DEPTH and is_deeper(value, MOST_DEPTH):
         raise BadJson(f"nested deeper than {MOST_DEPTH} levels")
     return value
+
+
+def decode_stored_json(text: str) -> Any:
+    """Decodes the JSON of a stored row. Returns null for a text that is not JSON, as a writer in SQL may have stored it.
+
+    Never raises, so that one row does not keep readers from all others.
+    """
+    try:
+        return decode_json(text)
+    except BadJson:
+        return None
 
 
 def is_deeper(value: Any, depth: int) -> bool:

@@ -20,7 +20,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from streams.core.declaration import ColumnKind
+from streams.core.declaration import ColumnKind, quoted
 from streams.core.json_codec import decode_json
 from streams.errors import UnknownVersion
 
@@ -98,7 +98,7 @@ def is_compact(table: FactTable) -> bool:
 
 def text_sql(column: Column) -> str | None:
     """Returns the SQL expression for the text of a value whose form in JSON is a text, or None for other values."""
-    return _text_of(f'"{column.name}"', column.kind)
+    return _text_of(quoted(column.name), column.kind)
 
 
 def _text_of(value: str, kind: ColumnKind) -> str | None:
@@ -117,7 +117,7 @@ def _text_of(value: str, kind: ColumnKind) -> str | None:
 
 def json_sql(column: Column) -> str:
     """Returns the SQL expression for the JSON text of a value. The expression yields NULL if the value is null."""
-    value = f'"{column.name}"'
+    value = quoted(column.name)
     if column.kind is ColumnKind.ARRAY and column.item is not None:
         if (element := _text_of("item", column.item)) is None:
             return f"array_to_json({value})::text"

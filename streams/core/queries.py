@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, TypeVar
 
-from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.named_rows import NamedRow, object_sql
 from streams.core.own_stack import on_own_stack
 
@@ -69,7 +69,7 @@ def bounds_sql(
     declaration: StreamDeclaration, table: FactTable, after: str = "%(after)s::bigint", upto: str = "%(upto)s::bigint"
 ) -> str:
     """Returns the SQL condition ``after < token <= upto`` on rows of one table. The index on the ID can serve this condition."""
-    column = table.id_column
+    column = quoted(table.id_column)
     if declaration.backward:
         bounds = f"{column} < -({after}) AND {column} >= -({upto})"
     else:
@@ -79,12 +79,13 @@ def bounds_sql(
 
 def token_sql(declaration: StreamDeclaration, table: FactTable) -> str:
     """Returns the SQL expression for a row's token, which is its ID without the sign of a backward stream."""
-    return f"-{table.id_column}" if declaration.backward else table.id_column
+    column = quoted(table.id_column)
+    return f"-{column}" if declaration.backward else column
 
 
 def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first: bool = False) -> str:
     """Returns the ORDER BY expression for ascending (or descending) tokens."""
-    return f"{table.id_column} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
+    return f"{quoted(table.id_column)} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
 
 
 def rows_sql(  # noqa: PLR0913 - options of one query, all by keyword
@@ -109,17 +110,19 @@ def rows_sql(  # noqa: PLR0913 - options of one query, all by keyword
     ``premise`` is the first column. If there are no rows, the query then returns one row whose token is null.
     """
     token = token_sql(declaration, table)
-    times = [table.received_column] if with_times else []
+    times = [quoted(table.received_column)] if with_times else []
     own = map(column_sql, table.stored) if stored else selected_sql(table)
-    columns = ", ".join([*(["replsite_premise"] if premise else []), token, table.writer_column, *times, *own])
+    columns = ", ".join([*(["replsite_premise"] if premise else []), token, quoted(table.writer_column), *times, *own])
     condition = bounds_sql(declaration, table)
-    condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
-    condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""
+    condition += f" AND {quoted(table.writer_column)} = %(writer)s" if of_writer else ""
+    condition += f" AND {quoted(table.writer_column)} = ANY(%(writers)s)" if of_writers else ""
     # The inner query sorts by the ID alone, which the index provides. If it also sorted by ``then_by``, PostgreSQL might sort
     # the whole table to return a thousand rows. The outer query orders the rows of each token.
-    limited = f"SELECT * FROM {table.name} WHERE {condition} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
+    limited = (
+        f"SELECT * FROM {quoted(table.name)} WHERE {condition} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
+    )
     order = order_sql(declaration, table)
-    order += f", {table.then_by}" if table.then_by else ""
+    order += f", {quoted(table.then_by)}" if table.then_by else ""
     given = (
         f"(SELECT {premise}) AS given (replsite_premise) LEFT JOIN ({limited}) AS limited ON true" if premise else ""
     )
@@ -136,7 +139,8 @@ def column_sql(column: Column) -> str:
 
     Without the cast, Django's connections would return ``jsonb`` as text, and direct connections would decode it.
     """
-    return f"{column.name}::text" if column.kind is ColumnKind.JSON else column.name
+    name = quoted(column.name)
+    return f"{name}::text" if column.kind is ColumnKind.JSON else name
 
 
 @cache
@@ -167,12 +171,14 @@ def ids_sql(declaration: StreamDeclaration) -> str:
     for table in declaration.tables:
         token = token_sql(declaration, table)
         bound = (
-            f"{table.id_column} <= -(%(linear)s::bigint)"
+            f"{quoted(table.id_column)} <= -(%(linear)s::bigint)"
             if declaration.backward
-            else f"{table.id_column} >= %(linear)s"
+            else f"{quoted(table.id_column)} >= %(linear)s"
         )
         extra = f" AND ({table.where})" if table.where else ""
-        selects.append(f"SELECT {table.writer_column}, {token} AS token FROM {table.name} WHERE {bound}{extra}")
+        selects.append(
+            f"SELECT {quoted(table.writer_column)}, {token} AS token FROM {quoted(table.name)} WHERE {bound}{extra}"
+        )
     return " UNION ".join(selects) + " ORDER BY token"
 
 
@@ -184,9 +190,9 @@ def maximum_sql(declaration: StreamDeclaration) -> str:
     name = declaration.name.replace("'", "''")
     selects = [f"SELECT max(position) AS token FROM streams_lowwatermark WHERE stream = '{name}'"]
     for table in declaration.tables:
-        extreme = f"-min({table.id_column})" if declaration.backward else f"max({table.id_column})"
+        extreme = f"-min({quoted(table.id_column)})" if declaration.backward else f"max({quoted(table.id_column)})"
         extra = f" WHERE {table.where}" if table.where else ""
-        selects.append(f"SELECT {extreme} AS token FROM {table.name}{extra}")
+        selects.append(f"SELECT {extreme} AS token FROM {quoted(table.name)}{extra}")
     return f"SELECT coalesce(max(token), 0) FROM ({' UNION ALL '.join(selects)}) AS tables"
 
 

@@ -10,13 +10,13 @@ PostgreSQL writes compact JSON, but does not escape non-ASCII characters. The se
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streams.core.declaration import quoted
+from streams.core.json_codec import decode_stored_json
 from streams.core.named_rows import NamedRow, is_compact, object_sql
-from streams.core.own_stack import on_own_stack
 
 if TYPE_CHECKING:
     from streams.core.declaration import Column, FactTable
@@ -115,7 +115,7 @@ def _maker(part: Part, places: dict[str, int], decoded: Collection[str]) -> Call
     match part:
         case Value(column) if column in decoded:
             place = places[column]
-            return lambda values: None if values[place] is None else on_own_stack(json.loads, values[place])
+            return lambda values: None if values[place] is None else decode_stored_json(values[place])
         case Value(column):
             place = places[column]
             return lambda values: values[place]
@@ -140,7 +140,7 @@ def _part_sql(part: Part, columns: dict[str, Column]) -> str | None:
         case Value(name):
             return _value_sql(columns[name])
         case IsSet(name):
-            return f"CASE WHEN {name} IS NULL THEN 'false' ELSE 'true' END"
+            return f"CASE WHEN {quoted(name)} IS NULL THEN 'false' ELSE 'true' END"
         case Literal(text):
             return f"'\"{text}\"'"
         case _:
@@ -149,11 +149,12 @@ def _part_sql(part: Part, columns: dict[str, Column]) -> str | None:
 
 def _value_sql(column: Column) -> str | None:
     """Returns the SQL expression for the JSON text of a column. Returns None for a JSON column, whose text may hold blanks."""
+    name = quoted(column.name)
     text = {
-        "text": f"to_json({column.name})::text",
-        "text[]": f"array_to_json({column.name})::text",  # what to_json calls, once it has found out the type
-        "bigint": f"{column.name}::text",
-        "boolean": f"{column.name}::text",
-        "json text": column.name,
+        "text": f"to_json({name})::text",
+        "text[]": f"array_to_json({name})::text",  # what to_json calls, once it has found out the type
+        "bigint": f"{name}::text",
+        "boolean": f"{name}::text",
+        "json text": name,
     }.get(column.kind)
     return text and f"coalesce({text}, 'null')"

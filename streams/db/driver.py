@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import select
 import weakref
@@ -28,6 +29,7 @@ from django.db import connections
 from streams.conf import stream_settings
 from streams.db import advice
 from streams.db.schema_mark import SCHEMA_MARK, marked_channel
+from streams.db.session_settings import RELIED_ON, with_relied_on
 
 try:
     from django.db.backends.postgresql.psycopg_any import IsolationLevel, errors, is_psycopg3
@@ -57,6 +59,7 @@ __all__ = [
     "ListeningConnection",
     "OperationalError",
     "Statement",
+    "WrongEncoding",
     "append_key",
     "channel",
     "connection_gone",
@@ -74,7 +77,7 @@ __all__ = [
     "notify_queue_full",
     "notify_queue_usage",
     "past_pooler",
-    "publisher_key",
+    "prepare_session",
     "read_in_order",
     "reader_key",
     "ready_to_read",
@@ -90,6 +93,7 @@ __all__ = [
     "trim_key",
     "with_values",
     "writer_key",
+    "wrong_encoding",
 ]
 
 #: The name of the driver's package.
@@ -99,6 +103,12 @@ OperationalError = _driver.OperationalError
 BehindPooler = _driver.BehindPooler
 received, receive = _driver.received, _driver.receive
 copy_in, go_to_last_result = _driver.copy_in, _driver.go_to_last_result
+
+
+class WrongEncoding(_driver.OperationalError):
+    """The error if a database cannot hold every text."""
+
+
 #: Errors that the driver raises when a connection is lost. It raises some of them also for a statement that failed on a
 #: connection that works: ``still_works`` tells them apart.
 connection_gone = (_driver.OperationalError, _driver.InterfaceError)
@@ -122,15 +132,16 @@ _KEEPALIVES = {
     "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000,
 }  # fmt: skip
 #: Sets the same limits in the server, for each new session. Without them the server keeps the locks of a lost host for hours.
-#: Also sets the output formats that our statements assume, whatever the role or the database has for its sessions: a NULL in
-#: an array of the driver is no text, the driver can read an interval, and a float comes with all its digits.
-#: ``standard_conforming_strings`` is not set here, because psycopg2 reads it only once, when it connects. If it were turned on
-#: after that, a text with a backslash and a quote would end its literal. ``streams.checks`` reports a wrong value.
-SESSION_SETTINGS = (
-    "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
-    "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '11000', false), "
-    "set_config('array_nulls', 'on', false), set_config('IntervalStyle', 'postgres', false), "
-    "set_config('extra_float_digits', '1', false)"
+#: Also sets what our statements rely on.
+SESSION_SETTINGS = "SELECT " + ", ".join(
+    f"set_config('{name}', '{value}', false)"
+    for name, value in {
+        "tcp_keepalives_idle": "5",
+        "tcp_keepalives_interval": "2",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": "11000",
+        **RELIED_ON,
+    }.items()
 )
 #: Lifts limits that the role or the server has for its programs. Sessions that wait for notifications or hold a lock may send
 #: nothing for hours. The engine's statements are short, unless they must wait.
@@ -161,7 +172,7 @@ def explain(error: BaseException) -> str:
     text = " ".join(str(error).split())
     cause = error if isinstance(error, DatabaseError) else error.__cause__
     # An embedded server that does not start says what to do, too: no operator starts it.
-    if isinstance(cause, BehindPooler) or isinstance(error.__cause__, DjangoOperationalError):
+    if isinstance(cause, BehindPooler | WrongEncoding) or isinstance(error.__cause__, DjangoOperationalError):
         return text
     if isinstance(cause, missing):
         (text, *_) = str(error).strip().splitlines()  # the other lines show the query
@@ -212,16 +223,44 @@ def _parameters(using: str | None) -> dict[str, Any]:
         parameters |= {name.lower(): value for name, value in direct.items()}  # the server behind a pooler
     if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):  # Django sends it as a statement of its own
         given = _IN_OPTIONS.sub(r"\\\g<0>", role)
-        parameters["options"] = f"{parameters.get('options', '')} -c role={given}".strip()
+        parameters["options"] = f"{_options_of(parameters)} -c role={given}".strip()
     return parameters
+
+
+def _options_of(parameters: Mapping[str, Any]) -> str:
+    """Returns libpq's ``options`` of a connection with these parameters, of which the environment has the default."""
+    return str(parameters.get("options") or os.environ.get("PGOPTIONS", ""))
+
+
+def _must_begin_anew(connection: Any) -> bool:
+    """Returns true if a connection of the driver can be used only if its session begins with what statements rely on.
+
+    psycopg2 reads once, when it connects, whether a backslash is an escape in a literal. If that were changed in the
+    session, a text with a backslash and a quote would end its literal.
+    """
+    strings = connection.info.parameter_status("standard_conforming_strings")
+    return _driver.READS_STRINGS_ONCE and strings == "off"
+
+
+def prepare_session(wrapper: BaseDatabaseWrapper) -> None:
+    """Sets keepalives and what our statements rely on in the new session of Django's connection."""
+    if _must_begin_anew(wrapper.connection):
+        options = wrapper.settings_dict["OPTIONS"]
+        # A pooler refuses the others.
+        options["options"] = f"{_options_of(options)} -c standard_conforming_strings=on".strip()
+        wrapper.close()
+        wrapper.connect()  # calls this function for the new session
+        return
+    with wrapper.cursor() as cursor:
+        cursor.execute(SESSION_SETTINGS)
 
 
 def direct_connection(using: str | None = None, *, application_name: str) -> Any:
     """Opens a connection of the driver to the server of Django's alias, in autocommit mode. The caller must close it.
 
     Client and server each notice within seconds if the other's host is lost. ``application_name`` is shown in
-    ``pg_stat_activity``. Raises ``OperationalError`` if the server cannot be reached, and ``BehindPooler`` if a connection
-    pooler answers instead of the server.
+    ``pg_stat_activity``. Raises ``OperationalError`` if the server cannot be reached, ``BehindPooler`` if a connection pooler
+    answers instead of the server, and ``WrongEncoding``.
     """
     try:
         found = _parameters(using)
@@ -229,7 +268,12 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
         raise OperationalError(str(error)) from error
     parameters = {"connect_timeout": 10} | found | _KEEPALIVES | {"application_name": application_name[:63]}
     connection = _driver.connect(parameters)
+    if _must_begin_anew(connection):
+        connection.close()
+        connection = _driver.connect(parameters | {"options": with_relied_on(_options_of(parameters))})
     try:
+        if refusal := wrong_encoding(connection):
+            raise WrongEncoding(refusal)
         with connection.cursor() as cursor:
             cursor.execute(f"{SESSION_SETTINGS}, {_NO_LIMITS}, pg_backend_pid()")
             _refuse_pooler(connection, session=cursor.fetchone()[-1])
@@ -237,6 +281,21 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
         connection.close()
         raise
     return connection
+
+
+def wrong_encoding(connection: Any) -> str:
+    """Returns why the database of a connection of the driver cannot be used, and what to do.
+
+    Returns an empty text for a database in UTF-8, the only encoding that holds every text.
+    """
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding == "UTF8":
+        return ""
+    return (
+        f"The database {connection.info.dbname!r} has the encoding {encoding}, in which names and messages of many languages "
+        "cannot be stored. Make another (CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0), name it in DATABASE_URL or "
+        "DATABASES, and move the rows over with pg_dump and psql."
+    )
 
 
 def _refuse_pooler(connection: Any, session: int) -> None:
@@ -604,9 +663,10 @@ class ListeningConnection:
 def dsn(using: str | None = None) -> str:
     """Returns a libpq connection string for programs without Django, such as Spark executors.
 
-    The string contains the password.
+    The string contains the password, and sets what our statements rely on.
     """
-    return _driver.connection_string(_parameters(using))
+    parameters = _parameters(using)
+    return _driver.connection_string(parameters | {"options": with_relied_on(_options_of(parameters))})
 
 
 #: Connection -> the suffix of the schema that holds its site's tables.
@@ -635,10 +695,7 @@ def channel(cursor: Any, name: str) -> str:
 def _key(cursor: Any, kind: str, name: str) -> int:
     """Returns a 64-bit key for an advisory lock of this site. Two names have the same key with a chance of 1 in 10^19."""
     mark = schema_mark(cursor)
-    return _key_of(f"replsite.{kind}@{mark}:{name}" if mark else f"replsite.{kind}:{name}")
-
-
-def _key_of(text: str) -> int:
+    text = f"replsite.{kind}@{mark}:{name}" if mark else f"replsite.{kind}:{name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
@@ -673,14 +730,6 @@ def reader_key(cursor: Any, reader: str) -> int:
 def recorder_key(cursor: Any, name: str) -> int:
     """Returns the key of the session lock held by the process that records a foreign server under ``name``."""
     return _key(cursor, "recorder", name)
-
-
-def publisher_key(channel: str) -> int:
-    """Returns the key of the session lock held by the server that publishes on a Redis channel.
-
-    The key does not depend on the schema: only one server may publish on a channel, whichever site it belongs to.
-    """
-    return _key_of(f"replsite.publisher:{channel}")
 
 
 def trim_key(cursor: Any, stream: str) -> int:

@@ -11,6 +11,7 @@ import psycopg2.extensions
 __all__ = [
     "ERROR_CODE",
     "NAME",
+    "READS_STRINGS_ONCE",
     "BehindPooler",
     "Cursor",
     "DatabaseError",
@@ -32,6 +33,8 @@ OperationalError = psycopg2.OperationalError
 Cursor = psycopg2.extensions.cursor
 #: The attribute of an error with its SQLSTATE, which is None if the server did not report the error.
 ERROR_CODE = "pgcode"
+#: True if a connection reads ``standard_conforming_strings`` only when it is opened.
+READS_STRINGS_ONCE = True
 
 
 class BehindPooler(psycopg2.OperationalError):

@@ -17,6 +17,7 @@ from psycopg.types.string import TextLoader
 __all__ = [
     "ERROR_CODE",
     "NAME",
+    "READS_STRINGS_ONCE",
     "BehindPooler",
     "Cursor",
     "DatabaseError",
@@ -38,6 +39,8 @@ OperationalError = psycopg.OperationalError
 Cursor = psycopg.ClientCursor
 #: The attribute of an error with its SQLSTATE, which is None if the server did not report the error.
 ERROR_CODE = "sqlstate"
+#: True if a connection reads ``standard_conforming_strings`` only when it is opened.
+READS_STRINGS_ONCE = False
 
 
 class BehindPooler(psycopg.OperationalError):

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from streams import registry
 from streams.errors import UnusableFact
+from streams.facts import all_rows
 from streams.instances import row_of_this_version
 from streams.replication.protocol.ordering import FollowedRow
 
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["Chunk", "FollowedFact", "pieces"]
+__all__ = ["Chunk", "FollowedFact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +142,7 @@ class Chunk:
             model = by_table[table.name]
             id_field = getattr(model, "id_field", table.id_column)
             order = [id_field, table.then_by] if table.then_by else [id_field]
-            query = model._default_manager.using(self._using).filter(**{f"{id_field}__in": [t * sign for t in wanted]})
+            query = all_rows(model, self._using).filter(**{f"{id_field}__in": [t * sign for t in wanted]})
             for instance in query.order_by(*order):
                 found.setdefault(getattr(instance, id_field) * sign, []).append(instance)
         return found
-
-
-def pieces(rows: Sequence[FollowedRow], most: int) -> Iterator[Sequence[FollowedRow]]:
-    """Yields consecutive parts of ``rows``, each of at least ``most`` rows, except for the last part.
-
-    A part may have more than ``most`` rows, because a fact is never split.
-    """
-    begin = 0
-    while begin < len(rows):
-        end = min(begin + most, len(rows))
-        while end < len(rows) and rows[end].token == rows[end - 1].token:
-            end += 1
-        yield rows[begin:end]
-        begin = end

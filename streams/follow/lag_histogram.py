@@ -14,7 +14,7 @@ from typing import Any
 from django.db import Error, connections
 
 from streams import registry
-from streams.core.declaration import StreamDeclaration
+from streams.core.declaration import StreamDeclaration, quoted
 from streams.runtime.logs import get_logger
 
 __all__ = ["DELAY", "DelaySamples"]
@@ -72,7 +72,7 @@ class DelaySamples:
 def age_sql(declaration: StreamDeclaration) -> str:
     """Returns the SQL query for the seconds since the fact ``%(id)s`` was written. Its result is null if the fact was trimmed."""
     tables = " UNION ALL ".join(
-        f"SELECT {table.received_column} AS at FROM {table.name} WHERE {table.id_column} = %(id)s"
+        f"SELECT {quoted(table.received_column)} AS at FROM {quoted(table.name)} WHERE {quoted(table.id_column)} = %(id)s"
         for table in declaration.tables
     )
     return f"SELECT extract(epoch FROM clock_timestamp() - max(at)) FROM ({tables}) AS found"

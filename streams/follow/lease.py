@@ -52,6 +52,9 @@ class ReaderLock:
     says that this process has no handler.
     """
 
+    kind = "follower"
+    """The kind of reader that the live page shows."""
+
     def __init__(
         self,
         reader: str,
@@ -165,7 +168,7 @@ class ReaderLock:
         }
         try:
             with self._shown_on.cursor() as cursor:
-                store_readers(cursor, "follower", os.getpid(), [row])
+                store_readers(cursor, self.kind, os.getpid(), [row])
                 received_rdata.store(cursor)
         except driver.DatabaseError as refused:
             self._not_shown.begins(refused)

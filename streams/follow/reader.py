@@ -1,8 +1,7 @@
 """Runs a named reader: holds its name, calls its handlers with the facts of their streams, and survives lost connections.
 
-The reader's process needs access to the database. Usually notifications wake the reader, and it reads facts from the
-tables. If a replication server is given, the server sends the facts. Then the tables are not read once for each reader.
-Facts of one stream are handled one chunk after another. Different streams are handled in parallel, in threads.
+Notifications wake the reader, and it reads facts from the tables. Facts of one stream are handled one chunk after
+another. Different streams are handled in parallel, in threads.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from streams.follow.asked_retries import AskedRetries
 from streams.follow.cursors import Owner
 from streams.follow.handlers import Begin, Handler, handlers_of
 from streams.follow.lease import ReaderLock
-from streams.follow.socket_loop import SocketLoop
-from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop, TableLoop
+from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop
 from streams.reading.position_notifications import PositionListener, PositionNotification
-from streams.replication.client.connection import Connector
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["Reader"]
@@ -32,13 +29,11 @@ log = get_logger(__name__)
 class Reader:
     """A named reader. Each object can be run once.
 
-    If ``handlers`` is None, uses the handlers that were declared for the reader's name. If ``server`` is given, the
-    facts come from the replication server to which this ``Connector`` connects.
+    If ``handlers`` is None, uses the handlers that were declared for the reader's name.
     """
 
-    def __init__(self, name: str, handlers: Sequence[Handler] | None = None, server: Connector | None = None) -> None:
+    def __init__(self, name: str, handlers: Sequence[Handler] | None = None) -> None:
         self.name = name
-        self._server = server
         self._handlers = list(handlers) if handlers is not None else handlers_of(name)
         for handler in self._handlers:
             handler.check_stream()
@@ -179,9 +174,7 @@ class Reader:
 
     def _lane(self, handler: Handler, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> HandlerLoop:
         retries = AskedRetries(handler, owner, lock.waiting_request)
-        if self._server is not None and not until_caught_up:
-            return SocketLoop(handler, owner, self._round_over, self._lane_began, retries, self._server)
-        return TableLoop(handler, owner, self._round_over, self._lane_began, retries, until_caught_up=until_caught_up)
+        return HandlerLoop(handler, owner, self._round_over, self._lane_began, retries, until_caught_up=until_caught_up)
 
     def _end_round(self) -> None:
         self._round_over.set()

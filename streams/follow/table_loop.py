@@ -1,8 +1,7 @@
 """The handler loop of one stream of a reader, which runs in a thread of its own and reads facts from the table.
 
 While the handler works on a chunk, the next chunk is read. Notifications wake the loop. If a notification is lost,
-facts are delayed by one heartbeat interval at most. ``streams.follow.socket_loop`` has the loop that gets its facts
-from a replication server.
+facts are delayed by one heartbeat interval at most.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from streams.follow.table_source import Batch, TableSource
 from streams.reading.position_notifications import PositionNotification
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["HandlerLoop", "TableLoop"]
+__all__ = ["HandlerLoop"]
 
 log = get_logger(__name__)
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 5.0
@@ -37,10 +36,9 @@ After = Callable[[VectorToken, Chunk], VectorToken]
 
 
 class HandlerLoop:
-    """The base class of handler loops, which run one handler under one lease until ``stop`` is set.
+    """Runs one handler under one lease until ``stop`` is set. If ``until_caught_up`` is true, ends when all facts are handled.
 
-    A subclass supplies the facts. Between two chunks the loop retries dead letters if an operator has asked for it
-    (``retries``).
+    Between two chunks the loop retries dead letters if an operator has asked for it (``retries``).
     """
 
     def __init__(
@@ -50,6 +48,8 @@ class HandlerLoop:
         stop: threading.Event,
         began: Callable[[], None],
         retries: AskedRetries,
+        *,
+        until_caught_up: bool = False,
     ) -> None:
         self.handler = handler
         self.error: BaseException | None = None
@@ -68,21 +68,23 @@ class HandlerLoop:
             log, "reader.database_lost", "reader.database_back", reader=handler.reader, stream=handler.stream
         )
         self._delays = DelaySamples(handler.reader, handler.stream, self._streams_using)
+        self._until_caught_up = until_caught_up
+        self._news = threading.Event()
+        self._store_due = 0.0
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix=f"fetch-{handler.stream}")
 
     def wake(self) -> None:
         """Makes the loop check at once if there are new facts or ``stop`` is set. May be called from any thread."""
-        raise NotImplementedError
+        self._news.set()
 
     def hear(self, notifications: Sequence[PositionNotification]) -> None:
         """Passes received notifications of the stream to the loop, and wakes it. May be called from any thread.
 
         An empty list means that some notifications may have been lost.
         """
+        # First the queue, then the event. In the other order, the loop wakes, finds the queue empty, and goes on waiting.
+        self._source.hear(notifications)
         self.wake()
-
-    def follow(self, delivery: Delivery) -> None:
-        """Delivers facts after the stored cursor until ``stop`` is set, then stores the cursor."""
-        raise NotImplementedError
 
     def positions(self) -> dict[str, int]:
         """Returns the positions up to which the loop has handled facts, as ``{writer: position}``."""
@@ -98,11 +100,12 @@ class HandlerLoop:
         except BaseException as error:  # noqa: BLE001 - the reader raises it in its own thread
             self.error = error
         finally:
-            self.close()
+            self._close()
             ended()
 
-    def close(self) -> None:
-        """Closes the database connections of the loop's thread. Must be called in the loop's thread."""
+    def _close(self) -> None:
+        """Closes the database connections of the loop's thread, in which it must be called."""
+        self._ahead.shutdown(wait=True, cancel_futures=True)
         self._source.close()
         connections.close_all()
 
@@ -115,7 +118,7 @@ class HandlerLoop:
                 self._began()
                 self._database_lost.ends()
                 retry_seconds = FIRST_RETRY_SECONDS
-                self.follow(delivery)
+                self._follow(delivery)
                 return
             except CursorMoved:
                 log.warning("reader.cursor_moved", reader=self.handler.reader, stream=self.handler.stream)
@@ -161,72 +164,8 @@ class HandlerLoop:
         log.info("reader.new_epoch", reader=self.handler.reader, stream=self.handler.stream, was=kept, epoch=now)
         adopt_epoch(cursor, self.handler.reader, self.handler.stream, now)
 
-    def _deliver(self, delivery: Delivery, chunk: Chunk, after: After, upto: VectorToken) -> None:
-        try:
-            delivery.deliver(chunk, after, upto)
-            self._delays.handled(chunk.rows[-1].token)
-        finally:
-            handled, parked = delivery.take_counts()
-            self.facts_handled += handled
-            self.facts_parked += parked
-
-    def _retry_asked(self) -> bool:
-        """Retries dead letters for a while, if an operator has asked for it. Returns true if further dead letters are waiting."""
-        with _as_connection_lost():
-            return self._retries.go_on(self._stop)
-
-    def _leave_retries(self) -> None:
-        with _as_connection_lost():
-            self._retries.leave()
-
-    def _pause(self, seconds: float) -> bool:
-        """Waits for ``seconds`` seconds, or until the loop's ``stop`` is set. Returns true if ``stop`` is set."""
-        return self._stop.wait(seconds)
-
-
-@contextmanager
-def _as_connection_lost() -> Iterator[None]:
-    """Turns an error whose cause is a database error, raised inside the ``with`` block, into ``ConnectionLost``."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error.__cause__, driver.DatabaseError):
-            raise ConnectionLost(str(error)) from error
-        raise
-
-
-class TableLoop(HandlerLoop):
-    """A handler loop that reads its facts from the table. If ``until_caught_up`` is true, it ends when all facts are handled."""
-
-    def __init__(
-        self,
-        handler: Handler,
-        owner: Owner,
-        stop: threading.Event,
-        began: Callable[[], None],
-        retries: AskedRetries,
-        *,
-        until_caught_up: bool = False,
-    ) -> None:
-        super().__init__(handler, owner, stop, began, retries)
-        self._until_caught_up = until_caught_up
-        self._news = threading.Event()
-        self._store_due = 0.0
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix=f"fetch-{handler.stream}")
-
-    def wake(self) -> None:
-        self._news.set()
-
-    def hear(self, notifications: Sequence[PositionNotification]) -> None:
-        # First the queue, then the event. In the other order, the loop wakes, finds the queue empty, and goes on waiting.
-        self._source.hear(notifications)
-        self.wake()
-
-    def close(self) -> None:
-        self._ahead.shutdown(wait=True, cancel_futures=True)
-        super().close()
-
-    def follow(self, delivery: Delivery) -> None:
+    def _follow(self, delivery: Delivery) -> None:
+        """Delivers facts after the stored cursor until ``stop`` is set, then stores the cursor."""
         ahead: Future[Batch] | None = None
         batch = self._source.next(delivery.stored)
         try:
@@ -277,3 +216,36 @@ class TableLoop(HandlerLoop):
         if time.monotonic() >= self._store_due:
             delivery.store(cursor)
             self._store_due = time.monotonic() + beat_seconds
+
+    def _deliver(self, delivery: Delivery, chunk: Chunk, after: After, upto: VectorToken) -> None:
+        try:
+            delivery.deliver(chunk, after, upto)
+            self._delays.handled(chunk.rows[-1].token)
+        finally:
+            handled, parked = delivery.take_counts()
+            self.facts_handled += handled
+            self.facts_parked += parked
+
+    def _retry_asked(self) -> bool:
+        """Retries dead letters for a while, if an operator has asked for it. Returns true if further dead letters are waiting."""
+        with _as_connection_lost():
+            return self._retries.go_on(self._stop)
+
+    def _leave_retries(self) -> None:
+        with _as_connection_lost():
+            self._retries.leave()
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits for ``seconds`` seconds, or until the loop's ``stop`` is set. Returns true if ``stop`` is set."""
+        return self._stop.wait(seconds)
+
+
+@contextmanager
+def _as_connection_lost() -> Iterator[None]:
+    """Turns an error whose cause is a database error, raised inside the ``with`` block, into ``ConnectionLost``."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__cause__, driver.DatabaseError):
+            raise ConnectionLost(str(error)) from error
+        raise

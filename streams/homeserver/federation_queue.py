@@ -18,6 +18,7 @@ from streams import registry
 from streams.catalog.declarations import FEDERATION_KEPT_SECONDS, FEDERATION_TYPES
 from streams.catalog.models import FederationItem, PresenceDestination
 from streams.conf import stream_settings
+from streams.core.declaration import quoted
 from streams.errors import UnusableFact
 from streams.homeserver.append import append_rows, json_text
 
@@ -57,7 +58,8 @@ def free_old(stream_name: str) -> None:
     table = registry.get(stream_name).declaration.tables[0]
     with connections[stream_settings().database].cursor() as cursor:
         cursor.execute(
-            f"DELETE FROM {table.name} WHERE {table.received_column} < clock_timestamp() - make_interval(secs => %s)",
+            f"DELETE FROM {quoted(table.name)} "
+            f"WHERE {quoted(table.received_column)} < clock_timestamp() - make_interval(secs => %s)",
             [KEEP_SECONDS[stream_name]],
         )
 

@@ -21,6 +21,7 @@ from streams.catalog.models import Typing
 from streams.conf import stream_settings
 from streams.db.schema_mark import marked_lock
 from streams.errors import StreamError, UnusableFact, WriterBusy
+from streams.homeserver.append import check_storable
 from streams.runtime.logs import Condition, get_logger
 from streams.writing.lease import describe_lock_holder
 from streams.writing.process import before_leaving, current_writer
@@ -58,12 +59,15 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
 
     The user counts as typing for ``timeout_seconds`` from the last call. Returns the token of the room's new list, or
     None if the list did not change. Raises ``UnusableFact`` unless the time-out is above 0 and at most
-    ``LONGEST_TIMEOUT_SECONDS``, and ``WriterBusy`` if another session keeps the room's lock for too long.
+    ``LONGEST_TIMEOUT_SECONDS``, and for an identifier that cannot be stored. Raises ``WriterBusy`` if another session
+    keeps the room's lock for too long.
     """
     if not 0 < timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
         raise UnusableFact(
             f"typing: a time-out of {timeout_seconds:g} s cannot be; use up to {LONGEST_TIMEOUT_SECONDS:g} s."
         )
+    names = {"room_id": room_id, "user_id": user_id}
+    check_storable("typing", names, names)
     using = stream_settings().database
     # The writer is entered before any row is touched. Entering may begin a new generation, which empties the table on
     # another connection. That connection could otherwise wait for rows that this transaction has locked.

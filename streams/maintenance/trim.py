@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 from streams.conf import stream_settings
-from streams.core.declaration import FactTable
+from streams.core.declaration import FactTable, quoted
 from streams.core.positions import linear_position, lowest_unread
 from streams.core.queries import bounds_sql, order_sql, read_whole, token_sql
 from streams.core.watermarks import trim_mark
@@ -168,7 +168,7 @@ class _Batch:
         def fetch(table: FactTable, rows: int) -> list[tuple[int, bool]]:
             token = token_sql(declaration, table)
             cursor.execute(
-                f"SELECT {token}, {table.received_column} >= %(young)s FROM {table.name} "
+                f"SELECT {token}, {quoted(table.received_column)} >= %(young)s FROM {quoted(table.name)} "
                 f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s",
                 {"young": self._young_since, "after": after, "upto": limit, "limit": rows},
             )
@@ -263,8 +263,8 @@ def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
         return linear
     declaration = stream.declaration
     selects = [
-        f"(SELECT DISTINCT {token_sql(declaration, table)} AS token FROM {table.name} WHERE {bounds_sql(declaration, table)} "
-        f"ORDER BY token DESC LIMIT %(facts)s)"
+        f"(SELECT DISTINCT {token_sql(declaration, table)} AS token FROM {quoted(table.name)} "
+        f"WHERE {bounds_sql(declaration, table)} ORDER BY token DESC LIMIT %(facts)s)"
         for table in declaration.tables
     ]
     cursor.execute(
@@ -351,8 +351,8 @@ def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed)
         for table in declaration.tables:
             token = token_sql(declaration, table)
             cursor.execute(
-                f"WITH gone AS (DELETE FROM {table.name} WHERE {bounds_sql(declaration, table)} "
-                f"RETURNING {table.writer_column} AS writer, {token} AS token) "
+                f"WITH gone AS (DELETE FROM {quoted(table.name)} WHERE {bounds_sql(declaration, table)} "
+                f"RETURNING {quoted(table.writer_column)} AS writer, {token} AS token) "
                 f"SELECT writer, max(token), count(*) FROM gone GROUP BY writer",
                 {"after": bounds[0], "upto": bounds[1]},
             )

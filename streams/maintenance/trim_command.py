@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from streams.errors import TokenError, UnknownStream
 from streams.follow.cursors import known_streams
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.reset import resync_reader
+from streams.maintenance.confirm import YES_HELP, confirm_deletion
 from streams.maintenance.subjects import asked_by, register
 from streams.maintenance.trim import Keep, Trimmed, TrimPlan, TrimRequest, plan_trim, trim
 from streams.reading.rows import writer_names
@@ -76,6 +78,7 @@ class PurgeStream:
             "--ignore-reader", action="append", default=[], metavar="NAME", help="a reader that does not count"
         )
         parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+        parser.add_argument("--yes", action="store_true", help=YES_HELP)
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
@@ -89,61 +92,73 @@ class PurgeStream:
         using = stream_settings().database
         with closing(driver.direct_connection(using, application_name=f"replsite purge {stream.name}")) as connection:
             cursor = connection.cursor()
-            plan = plan_trim(cursor, request)
-            done = self._trim(command, cursor, request, plan)
-            left = plan_trim(cursor, request)
-            mark = trim_mark(cursor, stream.name).position
-        self._report(command, (request, left), (done, plan.mark, mark), as_json=options["json"])
+            if not request.dry_run:
+                dry = replace(request, dry_run=True)
+                confirm_deletion(command, lambda: _trim(command, cursor, dry).lines(), is_sure=options["yes"])
+            outcome = _trim(command, cursor, request)
+        for line in [json.dumps(outcome.figures())] if options["json"] else outcome.lines():
+            command.stdout.write(line)
 
-    def _trim(self, command: BaseCommand, cursor: Any, request: TrimRequest, plan: TrimPlan) -> Trimmed:
-        done, began, told = Trimmed(position=plan.mark), 0.0, 0.0
-        for done in trim(cursor, request):
-            now = time.monotonic()
-            began, told = began or now, told or now  # so that the wait before the first batch does not lower the rate
-            if now - told >= PROGRESS_SECONDS:
-                told, rate = now, done.rows / (now - began)
-                left = max(plan.limit - done.position, 0)
-                each = done.rows / max(done.position - plan.mark, 1)
-                command.stderr.write(
-                    f"{request.stream.name}: {done.rows} rows, {rate:.0f} a second, at {done.position} of at most "
-                    f"{plan.limit}, about {left * each / max(rate, 1):.0f} s left"
-                )
-        return done
 
-    def _report(
-        self,
-        command: BaseCommand,
-        plan: tuple[TrimRequest, TrimPlan],
-        outcome: tuple[Trimmed, int, int],
-        *,
-        as_json: bool,
-    ) -> None:
-        (request, left), (done, before, mark) = plan, outcome
-        slowest = left.slowest
-        if as_json:
-            found = {
-                "stream": request.stream.name,
-                "dry_run": request.dry_run,
-                "rows_deleted": done.rows,
-                "mark_before": before,
-                "mark": mark,
-                "would_reach": done.position,
-                "linear": left.linear,
-                "held_by": None if slowest is None else {"reader": slowest.reader, "position": slowest.position},
-                "ignored": [one.reader for one in left.obstacles if one.ignored],
-            }
-            command.stdout.write(json.dumps(found))
-            return
-        verb = "would be deleted" if request.dry_run else "deleted"
-        reach = done.position if request.dry_run else mark
-        command.stdout.write(f"{request.stream.name}: {done.rows} rows {verb}; low-water mark {before} -> {reach}")
-        if slowest is not None:
-            command.stdout.write(
+def _trim(command: BaseCommand, cursor: Any, request: TrimRequest) -> _Outcome:
+    """Trims the stream, or does the dry run. Says each second how far it is."""
+    plan = plan_trim(cursor, request)
+    done, began, told = Trimmed(position=plan.mark), 0.0, 0.0
+    for done in trim(cursor, request):
+        now = time.monotonic()
+        began, told = began or now, told or now  # so that the wait before the first batch does not lower the rate
+        if now - told >= PROGRESS_SECONDS:
+            told, rate = now, done.rows / (now - began)
+            left = max(plan.limit - done.position, 0)
+            each = done.rows / max(done.position - plan.mark, 1)
+            command.stderr.write(
+                f"{request.stream.name}: {done.rows} rows, {rate:.0f} a second, at {done.position} of at most "
+                f"{plan.limit}, about {left * each / max(rate, 1):.0f} s left"
+            )
+    mark = trim_mark(cursor, request.stream.name).position
+    return _Outcome(request, done, plan.mark, mark, plan_trim(cursor, request))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A trimming that was done, or its dry run.
+
+    ``before`` and ``mark`` are the low-water mark before and after it. ``left`` is the plan of a trimming that would follow.
+    """
+
+    request: TrimRequest
+    done: Trimmed
+    before: int
+    mark: int
+    left: TrimPlan
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the outcome as JSON."""
+        slowest = self.left.slowest
+        return {
+            "stream": self.request.stream.name,
+            "dry_run": self.request.dry_run,
+            "rows_deleted": self.done.rows,
+            "mark_before": self.before,
+            "mark": self.mark,
+            "would_reach": self.done.position,
+            "linear": self.left.linear,
+            "held_by": None if slowest is None else {"reader": slowest.reader, "position": slowest.position},
+            "ignored": [one.reader for one in self.left.obstacles if one.ignored],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields the outcome in words."""
+        verb = "would be deleted" if self.request.dry_run else "deleted"
+        reach = self.done.position if self.request.dry_run else self.mark
+        yield f"{self.request.stream.name}: {self.done.rows} rows {verb}; low-water mark {self.before} -> {reach}"
+        if (slowest := self.left.slowest) is not None:
+            yield (
                 f"held back by {slowest.reader}, which has read up to {slowest.position}; --ignore-reader lets it fall behind"
             )
-        for one in left.obstacles:
+        for one in self.left.obstacles:
             if one.ignored:
-                command.stdout.write(f"not counted: {one.reader} at {one.position} ({one.ignored})")
+                yield f"not counted: {one.reader} at {one.position} ({one.ignored})"
 
 
 class ResyncReader:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ["NAMED", "beat_reader", "close_reader", "forget_readers", "remove_reader", "store_readers"]
+__all__ = ["NAMED", "forget_readers", "remove_reader", "store_readers"]
 
 #: Inserts readers, or updates the figures of known ones. A reader counts as newly connected if it was closed before, or if
 #: another process runs it now.
@@ -40,8 +40,6 @@ ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.he
     disconnect_asked_by = CASE WHEN known.closed_at IS NULL THEN known.disconnect_asked_by ELSE '' END
 RETURNING key, CASE WHEN closed_at IS NULL THEN disconnect_asked_by ELSE '' END
 """
-_BEAT = "UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE key = %(key)s"
-_CLOSE = "UPDATE streams_reader SET closed_at = clock_timestamp(), close_reason = %(reason)s WHERE key = %(key)s"
 #: Most closed readers that are kept. A client that keeps reconnecting leaves a row each time.
 CLOSED_READERS_KEPT = 1_000
 #: Prefix of a named reader's key. A named reader has stored cursors, here or in the database that its handlers write.
@@ -74,16 +72,6 @@ def store_readers(
     text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
     cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})
     return {key: by for key, by in cursor.fetchall() if by}
-
-
-def beat_reader(cursor: Any, key: str) -> None:
-    """Stores a heartbeat without a new position."""
-    cursor.execute(_BEAT, {"key": key})
-
-
-def close_reader(cursor: Any, key: str, reason: str) -> None:
-    """Marks the reader as ended, with the reason."""
-    cursor.execute(_CLOSE, {"key": key, "reason": reason})
 
 
 def forget_readers(cursor: Any) -> None:

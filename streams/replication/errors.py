@@ -12,7 +12,6 @@
     ├── PortTaken                the port is already in use
     ├── WrongRemote              the server has another name than the one that we want to follow
     ├── RedisRefused             the Redis server refuses our password or a command
-    ├── ChannelLocked            a session whose role may not write holds the lock for publishing on Redis
     ├── TooManyWriters           the server names more writers than any real server has
     ├── DatabaseRestored         the database is in another epoch than before, so earlier positions mean nothing
     ├── CatchUpError             missed facts cannot be fetched now
@@ -30,7 +29,6 @@ __all__ = [
     "BadCertificate",
     "BadRights",
     "CatchUpError",
-    "ChannelLocked",
     "CommandError",
     "DatabaseRestored",
     "GapError",
@@ -92,10 +90,6 @@ class WrongRemote(ReplicationError):
 
 class RedisRefused(ReplicationError):
     """A Redis server that refuses our password or one of our commands."""
-
-
-class ChannelLocked(ReplicationError):
-    """A foreign lock: a session whose role may not write holds the lock for publishing on a Redis channel."""
 
 
 class TooManyWriters(ReplicationError):

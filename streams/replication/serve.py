@@ -6,9 +6,8 @@ Used by management commands. The server runs Twisted's reactor, and handles the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
@@ -20,21 +19,16 @@ from streams.core.names import name_without_number
 from streams.db import driver
 from streams.replication.errors import ReplicationError
 from streams.replication.protocol.access import Access, networks_of
-from streams.replication.protocol.commands import Command, FederationAck
 from streams.replication.protocol.rights import RightsTable
-from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
-from streams.replication.server.client import ReplicationClient
-from streams.replication.server.worker_reports import WorkerReports, process_reports
-from streams.replication.transport.addresses import Address, RedisAddress, bind, refuse_open_network
+from streams.replication.server.broadcaster import process_broadcaster
+from streams.replication.server.worker_reports import process_reports
+from streams.replication.transport.addresses import Address, bind, refuse_open_network
 from streams.replication.transport.descriptors import raise_descriptor_limit
 from streams.replication.transport.http_limits import HttpBounds
 from streams.replication.transport.tcp_scope import AsgiServer, ListenerLimits
 from streams.replication.transport.tls import Certificates, TlsFiles
 from streams.runtime import systemd
 from streams.runtime.logs import get_logger
-
-if TYPE_CHECKING:
-    from streams.replication.redis.publisher import RedisPublisher
 
 __all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
 
@@ -47,14 +41,13 @@ class DatabaseNotUsable(ReplicationError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The addresses on which the server listens, and the Redis server to which it publishes, if any.
+    """The addresses on which the server listens.
 
     Port 0 selects a free port. The endpoints that `serve` passes to ``when_ready`` have the selected ports.
     """
 
     replication: Address
     http: Address | None = None
-    publish_to: RedisAddress | None = None
 
     @property
     def ready_line(self) -> str:
@@ -68,8 +61,11 @@ def serve(
     wanted: Endpoints,
     when_ready: Callable[[Endpoints], None],
     tls: TlsFiles | None = None,
+    when_cancelled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM. Calls ``when_ready`` when all listeners accept connections.
+
+    Awaits ``when_cancelled`` at the end, when all requests have ended: for threads of theirs that still call the event loop.
 
     Raises `BadAddress`, `BadCertificate`, `BadRights`, `PortTaken` or `DatabaseNotUsable` before it accepts a
     connection.
@@ -83,7 +79,7 @@ def serve(
     _check_database()
     replication_socket, replication = bind(wanted.replication)
     http_socket, http = bind(wanted.http) if wanted.http else (None, None)
-    endpoints = Endpoints(replication, http, wanted.publish_to)
+    endpoints = Endpoints(replication, http)
     server = _Server(
         application,
         http_sockets=[http_socket] if http_socket else [],
@@ -92,8 +88,9 @@ def serve(
         access=access,
         certificates=certificates,
     )
-    _attend(server, f"{name_without_number(given.instance)} {replication}", wanted.publish_to)
+    _attend(server, f"{name_without_number(given.instance)} {replication}")
     server.announce_ready = lambda: when_ready(endpoints)
+    server.when_cancelled = when_cancelled
     try:
         server.run()
     except driver.DatabaseError as error:  # it was lost between the check and the start
@@ -119,45 +116,25 @@ def _limits(given: StreamSettings) -> ListenerLimits:
     )
 
 
-def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None) -> None:
-    """Makes the server start and stop the broadcaster, worker reports and Redis publisher of the process."""
+def _attend(server: AsgiServer, served_by: str) -> None:
+    """Makes the server start and stop the broadcaster and worker reports of the process."""
     broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
     reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
 
-    publisher = _publisher(broadcaster, reports, publish_to) if publish_to is not None else None
     signs: list[asyncio.Future[None]] = []  # referenced, so that the task is not garbage-collected
 
     async def start() -> None:
         signs.append(asyncio.ensure_future(systemd.notify_watchdog()))
         await broadcaster.start()
         await reports.start()
-        if publisher is not None:
-            await publisher.start()
 
     async def stop() -> None:
         systemd.notify(systemd.STOPPING)
         clients.end_all()
-        if publisher is not None:
-            await publisher.stop()
         await broadcaster.stop()
         await reports.stop()
 
     server.when_ready, server.when_stopping = start, stop
-
-
-def _publisher(broadcaster: Broadcaster, reports: WorkerReports, address: RedisAddress) -> RedisPublisher:
-    from streams.replication.redis.publisher import RedisPublisher  # noqa: PLC0415 - needs the extra ``redis``
-
-    def take(peer: ReplicationClient, commands: Sequence[Command]) -> None:
-        # A message on a channel does not say who sent it. So acknowledgements on a channel are not accepted: a federation
-        # sender must not acknowledge for another sender.
-        own = [command for command in commands if not isinstance(command, FederationAck)]
-        for command in commands:
-            if isinstance(command, FederationAck):
-                reports.drop(command)
-        reports.take(peer, own)
-
-    return RedisPublisher(broadcaster, address, take, reports.gone)
 
 
 class _Server(AsgiServer):

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 __all__ = ["BLOT", "masked", "masked_command"]
 
 BLOT = "***"
-#: Matches up to the last @ of a word, because a password may contain an @ that should have been written as %40.
-_IN_ADDRESS = re.compile(r"(://[^\s:/@\"']*:)[^\s\"']{1,1000}(?=@)")
+#: Matches up to the last @ of a word, because a password may contain an @ that should have been written as %40. What a
+#: password contains ends at nothing else but a blank: better too much is masked than too little.
+_IN_ADDRESS = re.compile(r"(://[^\s:/]*:)\S{1,1000}(?=@)")
+#: The same in an argument of a command line, which ends where the argument ends.
+_IN_ARGUMENT = re.compile(r"(://[^:/]*:).+(?=@)", re.DOTALL)
 _NAMED = re.compile(
     r"(?i)(password|passwd|passphrase|\bpwd|\bsecret|\baccess_token|\bapi[_-]?key|\bauthorization)(['\"]?\s*[=:]\s*)"
-    r"(?:(?:bearer|basic)\s+)?(?:'(?:[^'\\]|\\.)*'?|\"[^\"]*\"?|[^\s,;&)'\"]+)"
+    r"(?:(?:bearer|basic)\s+)?(?:[bru]{0,2}(?:'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?)[^\s,;&)}\]]*|(?:\\.|[^\s&])+)"
 )
 _OPTION = re.compile(r"(?i)(--?[\w-]*(?:password|passwd|passphrase|secret|token|api-?key)[\w-]*)(=.*)?", re.DOTALL)
 #: Options whose value says where a secret is, and is not the secret itself.
@@ -42,6 +45,6 @@ def masked_command(arguments: Sequence[str]) -> str:
             said.append(f"{option[1]}={BLOT}" if option[2] else option[1])
             hides_next = not option[2]
         else:
-            said.append(masked(argument))
+            said.append(masked(_IN_ARGUMENT.sub(rf"\1{BLOT}", argument)))
             hides_next = False
     return " ".join(said)

@@ -23,6 +23,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.db import testcase
 from streams.errors import BadLimit
+from streams.facts import all_rows
 from streams.reading.given_token import Token, given_token, text_of, text_token
 from streams.waiting.current import current
 
@@ -167,7 +168,7 @@ def _rows(
     by_table = {model._meta.db_table: model for model in stream.models}
 
     def fetch(table: FactTable, most: int) -> list[tuple[int, Any]]:
-        query = by_table[table.name]._base_manager.using(using).filter(**(only or {}))
+        query = all_rows(by_table[table.name], using).filter(**(only or {}))
         return _of_table(stream.sign, query, table, bounds, most)
 
     reached, batches = read_whole(stream.declaration, fetch, bounds, limit + 1)

@@ -40,6 +40,7 @@ from django.db import connections
 from django.db.models.expressions import DatabaseDefault
 
 from streams.conf import stream_settings
+from streams.core.declaration import quoted
 from streams.db import driver, testcase
 from streams.errors import BadCount, ForeignFact
 from streams.facts import take_related_keys
@@ -302,23 +303,23 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], *, se
     The statement fails if the stored rows differ from the given values (``streams.writing.insert``).
     """
     content = [_content(model).columns[n] for n in columns]
-    columns_by_attribute = {field.attname: field.column for field in fields_to_fill(model)}
+    columns_by_attribute = {field.attname: quoted(str(field.column)) for field in fields_to_fill(model)}
     attributes = (model.id_field, "instance_name", *(column.attribute for column in content))
-    names = ", ".join(f'"{columns_by_attribute[attribute]}"' for attribute in attributes)
-    id_column, writer_column = columns_by_attribute[model.id_field], columns_by_attribute["instance_name"]
+    names = ", ".join(columns_by_attribute[attribute] for attribute in attributes)
+    writer_column = columns_by_attribute["instance_name"]
     minus = "-" if stream.declaration.backward else ""
     held = _HELD + (f" AND {NOT_LATE}" if alone else "")
     # A sequence that was set back by hand gives out IDs again that the position has passed. No follower would read facts under
     # these IDs. So nothing is inserted unless the IDs lie above all IDs that this process knew (``Reservation`` has the error).
-    insert = f'INSERT INTO "{model._meta.db_table}" ({names}) '
+    insert = f"INSERT INTO {quoted(model._meta.db_table)} ({names}) "
     nextval = f"nextval('{stream.declaration.sequence}')"
     number = "" if alone else ", pg_current_xact_id()::text::bigint"
-    id_given = f'{minus}"{id_column}"'
+    id_given = f"{minus}{columns_by_attribute[model.id_field]}"
     if not several:
         places = "".join(f", CAST(%s AS {column.sql_type})" for column in content)
         drawn = f"(SELECT {nextval} AS id, held.name {held} OFFSET 0) AS drawn"
         # ``currval`` is the ID that ``nextval`` has given this session last.
-        stored = f"{id_given} = currval('{stream.declaration.sequence}') AND \"{writer_column}\" = %s"
+        stored = f"{id_given} = currval('{stream.declaration.sequence}') AND {writer_column} = %s"
         checked = IF_STORED.format(stored=stored, value=id_given, found=f"0 * {id_given} || ' of 1'")
         return (
             f"{insert}SELECT {minus}drawn.id, drawn.name{places} FROM {drawn} WHERE drawn.id > %s "
@@ -339,7 +340,7 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], *, se
         f"WITH drawn AS MATERIALIZED (SELECT held.name, {ids} AS ids {held}), "
         f"taken AS MATERIALIZED (SELECT name, ids FROM drawn WHERE %s < ALL (ids)), "
         f"stored AS ({insert}SELECT {minus}taken.ids[n], taken.name{shown} FROM taken, {given} AS given ({aliases}n) "
-        f'RETURNING {id_given} AS id, "{writer_column}" AS writer), '
+        f"RETURNING {id_given} AS id, {writer_column} AS writer), "
         f"counted AS (SELECT count(*) FILTER (WHERE {as_given}) AS found FROM stored, taken) "
         f"SELECT {checked}, ids{number} FROM taken, counted"
     )

@@ -18,6 +18,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db.models import AutoField, Field
 from django.db.models.expressions import DatabaseDefault
 
+from streams.core.declaration import quoted
 from streams.core.json_codec import MOST_VALUE_DEPTH, is_deeper
 from streams.db.driver import Statement
 from streams.errors import UnusableFact
@@ -59,13 +60,13 @@ def _parts(model: type[Model]) -> tuple[str, str]:
 
     The parameters of the second text are, in order: the least and the largest ID, the writer, and the number of rows.
     """
-    columns = ", ".join(f'"{field.column}"' for field in fields_to_fill(model))
-    columns_by_attribute = {field.attname: field.column for field in fields_to_fill(model)}
+    columns_by_attribute = {field.attname: quoted(str(field.column)) for field in fields_to_fill(model)}
+    columns = ", ".join(columns_by_attribute.values())
     id_column, writer = columns_by_attribute[cast("type[Fact]", model).id_field], columns_by_attribute["instance_name"]
     count = "count(*) FILTER (WHERE id BETWEEN %s AND %s AND writer = %s)"
     return (
-        f'WITH stored AS (INSERT INTO "{model._meta.db_table}" ({columns}) VALUES ',
-        f' RETURNING "{id_column}" AS id, "{writer}" AS writer) SELECT '
+        f"WITH stored AS (INSERT INTO {quoted(model._meta.db_table)} ({columns}) VALUES ",
+        f" RETURNING {id_column} AS id, {writer} AS writer) SELECT "
         + IF_STORED.format(stored="found = wanted", value="found", found="found || ' of ' || wanted")
         + f" FROM (SELECT {count} AS found, %s::bigint AS wanted FROM stored) AS counted",
     )

@@ -22,6 +22,7 @@ from django.db import connections, transaction
 
 from streams.db import driver
 from streams.errors import ForeignFact, InTransaction, VersionConflict
+from streams.facts import all_rows
 from streams.writing.append import append_facts, check_new_facts
 from streams.writing.key_locks import ROWS_OF_STREAM, key_prefix, lock_exclusively, lock_shared
 from streams.writing.process import current_writer
@@ -92,7 +93,7 @@ def _check_expected(stream: BoundStream, facts: Sequence[Fact], expected: int, c
     model = type(facts[0])
     field = model._meta.get_field(stream.declaration.key)
     value = getattr(facts[0], field.attname)  # type: ignore[union-attr]
-    found = model._base_manager.using(connection.alias).filter(**{field.attname: value})  # type: ignore[union-attr]
+    found = all_rows(model, connection.alias).filter(**{field.attname: value})  # type: ignore[union-attr]
     order = model.id_field if stream.sign < 0 else f"-{model.id_field}"
     newest = found.order_by(order).values_list(model.id_field, flat=True).first()
     if newest is not None and abs(newest) > expected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from streams.core.bound import BoundStream
+from streams.core.declaration import quoted
 
 __all__ = ["begin_generation"]
 
@@ -23,7 +24,7 @@ def begin_generation(cursor: Any, stream: BoundStream) -> None:
     # its facts the same IDs.
     cursor.execute(f"SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
     for table in stream.declaration.tables:
-        cursor.execute(f"DELETE FROM {table.name}")
+        cursor.execute(f"DELETE FROM {quoted(table.name)}")
     cursor.execute("SELECT setval(%s, 1, false)", [stream.declaration.sequence])
     cursor.execute(
         "UPDATE streams_streamposition SET position = 0, last_write_position = NULL, generation = generation + 1, "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models.expressions import BaseExpression
 
-from streams.core.declaration import NEWEST_PER_KINDS, ColumnKind
+from streams.core.declaration import NEWEST_PER_KINDS, ColumnKind, quoted
 from streams.core.invalidation import Invalidation, apply_invalidations, drops_nothing, spoil_begun, stores
 from streams.core.named_rows import NamedRow
 from streams.core.queries import row_of, selected_sql
@@ -162,7 +162,7 @@ def _written_rows(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequ
     (row,) = selected_sql(table)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT {row} FROM {table.name} WHERE {table.id_column} = ANY(%s::bigint[])",
+            f"SELECT {row} FROM {quoted(table.name)} WHERE {quoted(table.id_column)} = ANY(%s::bigint[])",
             [[getattr(fact, fact.id_field) for fact in facts]],
         )
         return [row_of(table)(found) for found in cursor.fetchall()]
@@ -239,11 +239,11 @@ def compact_keys(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
     kind = next((column.kind for column in table.stored if column.name == table.newest_per), ColumnKind.TEXT)
     cursor.execute(
         f"""
-        DELETE FROM {table.name} AS old USING (
-            SELECT {table.newest_per} AS value, max({table.id_column}) AS id FROM {table.name}
-            WHERE {table.newest_per} = ANY(%(values)s::text[]::{NEWEST_PER_KINDS[kind]}[]) GROUP BY 1
+        DELETE FROM {quoted(table.name)} AS old USING (
+            SELECT {quoted(table.newest_per)} AS value, max({quoted(table.id_column)}) AS id FROM {quoted(table.name)}
+            WHERE {quoted(table.newest_per)} = ANY(%(values)s::text[]::{NEWEST_PER_KINDS[kind]}[]) GROUP BY 1
         ) AS newest
-        WHERE old.{table.newest_per} = newest.value AND old.{table.id_column} < newest.id
+        WHERE old.{quoted(table.newest_per)} = newest.value AND old.{quoted(table.id_column)} < newest.id
         """,
         {"values": list(values)},
     )

@@ -13,6 +13,7 @@ import pytest
 from tests.support.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site, driver_fault
 from tests.support.letting_go import everything_let_go
 from tests.support.session import FOLDER_VARIABLE
+from tests.support.waiting import DEADLINE_SECONDS
 
 #: Pictures are no test: ``script/screenshot`` asks for them.
 collect_ignore = [] if "REPLSITE_SCREENSHOTS" in os.environ else ["test_pictures.py"]
@@ -28,7 +29,7 @@ def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, driven by Playwright."""
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
     if fault := driver_fault():
         pytest.skip(f"Playwright's driver does not run here (Debian: apt-get install libatomic1): {fault}")
     # Playwright's loop runs in this thread, and Django looks for one.
@@ -46,7 +47,7 @@ def browser() -> Iterator[Any]:
             environment = {**os.environ, "TMPDIR": own}
             found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, env=environment)
             assert any(entry.name.startswith("playwright") for entry in Path(own).iterdir()), "its profile is there"
-            playwright_api.expect.set_options(timeout=60_000)
+            playwright_api.expect.set_options(timeout=DEADLINE_SECONDS * 1000)
             yield found
             found.close()
         finally:
@@ -74,7 +75,7 @@ def new_page(browser, site):
 
     def make(**options):
         contexts.append(browser.new_context(base_url=site.address, **options))
-        contexts[-1].set_default_timeout(60_000)
+        contexts[-1].set_default_timeout(DEADLINE_SECONDS * 1000)
         return contexts[-1].new_page()
 
     yield make

@@ -21,8 +21,8 @@ from tests.support.browsing import BROWSER, log_in
 from tests.support.made_rooms import MadeRoom
 from tests.support.stored_rooms import store_room
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
+pytest.importorskip("axe_playwright_python", reason="no axe-playwright-python here")
 pytestmark = BROWSER
 PAGES = {
     "live": "/admin/live/",

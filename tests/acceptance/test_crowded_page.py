@@ -7,7 +7,7 @@ import pytest
 from tests.support import crowd
 from tests.support.browsing import BROWSER, keep, log_in
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 #: Times how long the page is at work with each message, from when it is unpacked until it asks for the next; and how long it is.
 _MEASURE = """() => {
@@ -51,7 +51,7 @@ def crowded(transactional_db, boss, new_page):
         page = new_page(viewport={"width": 1440, "height": 900})
         page.add_init_script(f"({_MEASURE})()")
         log_in(page)
-        playwright_api.expect(page.locator("#live-link")).to_have_text("Live", timeout=60_000)
+        playwright_api.expect(page.locator("#live-link")).to_have_text("Live")
         yield page
 
 
@@ -61,7 +61,7 @@ def ticks(page, number):
     for _ in range(number):
         had = page.evaluate("window.ticks.length")
         crowd.move()
-        page.wait_for_function("(had) => window.ticks.length > had", arg=had, timeout=60_000)
+        page.wait_for_function("(had) => window.ticks.length > had", arg=had)
         found.append((*page.evaluate("(had) => window.ticks[had]", had), page.evaluate(_REDRAW)))
     return found
 

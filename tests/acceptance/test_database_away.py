@@ -16,7 +16,7 @@ from tests.conftest import end_processes
 from tests.support.browsing import BROWSER, Site, keep, log_in
 from tests.support.proxy import proxy_to
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def ask(free_port, wait_until):
 
     def get(path):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{free_port}{path}", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{free_port}{path}", timeout=DEADLINE_SECONDS) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode()
         except urllib.error.URLError:
             return 0, ""
 
-    wait_until(lambda: get("/health/live")[0] == 200, 60)
+    wait_until(lambda: get("/health/live")[0] == 200)
     yield get
     end_processes([process])
 
@@ -72,7 +72,9 @@ def site(start_manage, free_port, between):
 def get(site, path, **headers):
     """Status and body."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(site.address + path, headers=headers), timeout=60) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(site.address + path, headers=headers), timeout=DEADLINE_SECONDS
+        ) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()

@@ -21,7 +21,7 @@ from script.demonstration import Demo
 from tests.support.floods import status_of
 from tests.support.own_folder import OwnFolder
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 _MARK = "REPLSITE_TEST_OF_THE_DEMO"
 #: The demo with one room and fewer live facts: its steps are the same.
@@ -76,7 +76,7 @@ class Demonstration:
         """Kills what runs still."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(60)
+            self.process.wait(DEADLINE_SECONDS)
 
 
 @pytest.fixture
@@ -86,6 +86,7 @@ def demonstration(tmp_path: Path) -> Iterator[Demonstration]:
     running.close()
 
 
+@pytest.mark.scenario
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -100,16 +101,17 @@ def demonstration(tmp_path: Path) -> Iterator[Demonstration]:
     ],
 )
 def test_an_interrupted_demo_leaves_nothing_and_is_no_success(demonstration, words, by_terminal):
-    wait_until(lambda: demonstration.has_said(words), 480, words)
+    wait_until(lambda: demonstration.has_said(words), 8 * DEADLINE_SECONDS, words)
     if by_terminal:
         os.killpg(demonstration.process.pid, signal.SIGINT)
     else:
         demonstration.process.terminate()
-    assert demonstration.process.wait(60) == 130, demonstration.log.read_text()
+    assert demonstration.process.wait(DEADLINE_SECONDS) == 130, demonstration.log.read_text()
     wait_until(lambda: not demonstration.living(), what="all its processes have ended")
     assert not list(demonstration.temporary.glob("replsite-demo-*"))
 
 
+@pytest.mark.scenario
 @pytest.mark.slow
 def test_a_demo_starts_at_once_where_another_one_was_interrupted(tmp_path):
     arguments, data = ("--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"), str(tmp_path / "data")
@@ -117,9 +119,9 @@ def test_a_demo_starts_at_once_where_another_one_was_interrupted(tmp_path):
         for _ in range(2):
             demo = Demonstration(tmp_path, *arguments, REPLSITE_DATA_DIR=data)
             stack.callback(demo.close)
-            wait_until(lambda demo=demo: demo.has_said("site:"), 120)
+            wait_until(lambda demo=demo: demo.has_said("site:"), 2 * DEADLINE_SECONDS)
             os.killpg(demo.process.pid, signal.SIGINT)
-            assert demo.process.wait(60) == 130, demo.log.read_text()
+            assert demo.process.wait(DEADLINE_SECONDS) == 130, demo.log.read_text()
         wait_until(lambda: not demo.living(), what="all its processes have ended")
 
 
@@ -139,6 +141,7 @@ def written(site: OwnFolder) -> dict[str, tuple[int, int]]:
         return {}
 
 
+@pytest.mark.scenario
 @pytest.mark.slow
 def test_the_writers_of_the_demo_take_their_names_again_after_restarts_of_the_database(tmp_path):
     (tmp_path / "log").mkdir()
@@ -157,7 +160,7 @@ def test_the_writers_of_the_demo_take_their_names_again_after_restarts_of_the_da
         for turn in (2, 3):
             server = psutil.Process(site.folder.server().pid)
             server.send_signal(signal.SIGINT)  # a restart: its sessions are ended, and the keeper starts another
-            server.wait(60)
+            server.wait(DEADLINE_SECONDS)
             before = wait_until(lambda: written(site))
             now = wait_until(lambda before=before: beyond(before), what="both writers write again")
             assert all(lease >= turn for lease, _ in now.values()), "each took its name again"

@@ -12,7 +12,7 @@ from django.utils import timezone
 from streams.models import Sample, StatusChange
 from tests.support.browsing import BROWSER, keep, log_in
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 HOSTILE = "<img src=x onerror=document.title='x'>"
 PAGE = "/admin/history/?stream=caches"

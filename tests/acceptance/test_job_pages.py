@@ -19,8 +19,8 @@ from pipeline.models import Job, JobState
 from tests.support.accessibility import serious_findings
 from tests.support.browsing import BROWSER, keep, log_in, luminance
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
+pytest.importorskip("axe_playwright_python", reason="no axe-playwright-python here")
 pytestmark = BROWSER
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "color_scheme": "dark"}
 FIGURES = {"events": 1_204_000, "state groups": 90_210, "state rows": 1_500_400}

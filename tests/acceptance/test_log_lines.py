@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import end_processes
 from tests.support.proxy import proxy_to
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, ready_ports
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,13 +43,13 @@ def lines(request, start_manage, between, database_url, tmp_path):
             worker.read_until("POSITION")
             talk_badly(ports["replication"])
             append = start_manage("append", "caches", "--count", "20", "--instance", "loud", env=env, stderr=stderr)
-            assert append.wait(60) == 0
+            assert append.wait(DEADLINE_SECONDS) == 0
             between.refuse()
             between.cut()
-            wait_until(lambda: "broadcaster.database_away" in path.read_text(), 60)
+            wait_until(lambda: "broadcaster.database_away" in path.read_text())
             between.refuse(False)
-            wait_until(lambda: "broadcaster.database_back" in path.read_text(), 60)
-        wait_until(lambda: "replication.ended" in path.read_text(), 60)
+            wait_until(lambda: "broadcaster.database_back" in path.read_text())
+        wait_until(lambda: "replication.ended" in path.read_text())
         end_processes([serve])
     return request.param, path.read_text().splitlines()
 
@@ -63,7 +63,7 @@ def ask_for_this_and_that(port):
         ("GET", "/admin/live/", "evil.example"),
         ("BR\x7fEW", "/", "localhost"),
     ):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
         try:
             connection.putrequest(method, path, skip_host=True)
             connection.putheader("Host", host)
@@ -73,7 +73,7 @@ def ask_for_this_and_that(port):
             pass  # the client's own opinion, or the end of the connection
         finally:
             connection.close()
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as raw:
         raw.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
 
 

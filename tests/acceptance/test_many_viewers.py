@@ -15,10 +15,11 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.support.viewers import Server, watch
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.websocket_client import session_cookie
 from tests.support.wire_client import ready_ports
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario]
 NUMBER = int(os.environ.get("REPLSITE_TEST_VIEWERS", "40"))
 SECONDS = float(os.environ.get("REPLSITE_TEST_SECONDS", "4"))
 
@@ -38,5 +39,5 @@ def test_many_viewers_share_one_look_for_each_tick_and_memory_is_bounded(start_m
     assert found.memory_with - found.memory_before < 50_000_000 + NUMBER * 250_000
     # from then on it does not grow: pages on their way are the same bytes for all, and earlier snapshots are kept in brief
     assert found.memory_after - found.memory_with < 20_000_000 + NUMBER * 30_000
-    with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/health/live", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/health/live", timeout=DEADLINE_SECONDS) as answer:
         assert answer.status == 200

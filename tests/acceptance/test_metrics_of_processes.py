@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import end_processes
 from tests.support.ports import free_ports
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, ready_ports
 
 #: Files of counts belong to the process that opened them, so none is forked.
@@ -32,7 +32,7 @@ OF_THE_MOMENT = (
 
 def scrape(address, path="/metrics"):
     """{(name, labels): value}, and it is what Prometheus can read."""
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_SECONDS) as answer:
         text = answer.read().decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     found = {(s.name, *sorted(s.labels.items())): s.value for s in samples if not s.name.endswith("_created")}
@@ -69,12 +69,12 @@ def serve(start_manage):
 
 def append(start_manage, number=10):
     done = start_manage("append", "caches", "--count", str(number), "--instance", "loud", stderr=subprocess.DEVNULL)
-    assert done.wait(60) == 0
+    assert done.wait(DEADLINE_SECONDS) == 0
 
 
 def get(site, times):
     for _ in range(times):
-        with urllib.request.urlopen(f"http://{site.http}/health/live", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{site.http}/health/live", timeout=DEADLINE_SECONDS) as answer:
             assert answer.status == 200
 
 
@@ -89,8 +89,8 @@ def test_any_process_tells_the_same_of_the_cluster_and_counters_do_not_jump(serv
         worker.read_until("RDATA caches")
     ended = ("replsite_replication_closed_total", ("reason", "peer closed"))
     sent = ("replsite_stream_updates_sent_total", ("stream", "caches"))
-    wait_until(lambda: scrape(other.http).get(ended) == 1 and scrape(other.http).get(sent) == 10, 60)
-    wait_until(lambda: cluster(scrape(one.http)) == cluster(scrape(other.http)), 60)
+    wait_until(lambda: scrape(other.http).get(ended) == 1 and scrape(other.http).get(sent) == 10)
+    wait_until(lambda: cluster(scrape(one.http)) == cluster(scrape(other.http)))
     found = scrape(other.http)
     assert found["replsite_replication_commands_received_total", ("command", "REPLICATE"), ("name", "worker1")] == 1
     assert found["replsite_replication_commands_sent_total", ("command", "RDATA"), ("name", "worker1")] == 10
@@ -131,14 +131,14 @@ def test_processes_take_the_ports_of_a_range_one_after_another_and_go_on_without
     append = start_manage(
         "append", "caches", "--count", "1", env={"REPLSITE_METRICS_PORTS": str(port)}, stderr=subprocess.PIPE
     )
-    _, said = append.communicate(timeout=60)
+    _, said = append.communicate(timeout=DEADLINE_SECONDS)
     assert (append.returncode, "metrics." in said) == (0, False), "what does one thing and is gone asks for no port"
 
 
 @pytest.mark.parametrize("ports", ["x", "9101-y", "9-"])
 def test_ports_that_are_none_are_refused_in_words(start_manage, ports):
     process = start_manage("check", env={"REPLSITE_METRICS_PORTS": ports}, stderr=subprocess.PIPE)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode != 0 and "REPLSITE_METRICS_PORTS is" in said
 
 
@@ -150,7 +150,7 @@ def test_with_files_any_process_shows_the_sums_and_they_never_fall(serve, start_
     one, other = serve(**env), serve(**env)
     get(one, 7)
     get(other, 3)
-    wait_until(lambda: scrape(other.http)[REQUESTS,] >= 10, 60)
+    wait_until(lambda: scrape(other.http)[REQUESTS,] >= 10)
     seen = [scrape(site.http)[REQUESTS,] for site in (one, other) * 4]
     assert seen == sorted(seen)
     end_processes([other])
@@ -188,7 +188,7 @@ def test_counts_of_commands_and_of_children_are_in_the_sums(serve, database_url,
             env={**os.environ, **env},
             cwd=PROJECT,
             check=True,
-            timeout=60,
+            timeout=DEADLINE_SECONDS,
         )
     site = serve(**env)
     found = scrape(site.http)
@@ -218,7 +218,7 @@ def test_gauges_of_processes_that_are_gone_are_dropped(serve, tmp_path):
 
 def test_a_probe_may_ask_with_head(serve):
     site = serve()
-    connection = http.client.HTTPConnection(site.http, timeout=60)
+    connection = http.client.HTTPConnection(site.http, timeout=DEADLINE_SECONDS)
     for method, path in product(("HEAD", "GET", "HEAD"), ("/health", "/health/live", "/health/ready")):
         connection.request(method, path)
         answer = connection.getresponse()

@@ -14,7 +14,7 @@ from streams.writing.process import retire_all
 from tests.support.browsing import BROWSER, Site, keep, log_in
 from tests.support.writing import append, ids, wait_for_linear
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 ERROR = "Reader 'billing': the handler failed 5 times on one fact (stream 'caches', token 4): ValueError: <b>no such order</b>"
 

@@ -34,9 +34,10 @@ from tests.support.browsing import BROWSER, keep, log_in
 from tests.support.effects import running
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append, ids, wait_for_linear
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 #: Pages that an operator opens from the first look until the trouble is gone.
 MOST_PAGES = 12
@@ -82,13 +83,13 @@ def test_a_blocked_writer_is_freed(page, site, monkeypatch, few_pages):
         with suppress(DatabaseError), transaction.atomic():
             append()
             begun.set()
-            ended.wait(60)
+            ended.wait(DEADLINE_SECONDS)
         connection.close()
 
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        assert begun.wait(60)
+        assert begun.wait(DEADLINE_SECONDS)
         before = ids()
         shown = page()
         playwright_api.expect(health(shown)).to_have_text("wrong")
@@ -102,7 +103,7 @@ def test_a_blocked_writer_is_freed(page, site, monkeypatch, few_pages):
         playwright_api.expect(health(shown)).not_to_have_text("wrong")
     finally:
         ended.set()
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     assert ids() == before
 
 
@@ -123,7 +124,7 @@ def test_a_session_of_a_stranger_that_a_writer_waits_for_is_ended(page, few_page
         thread = threading.Thread(target=hold_and_wait)
         thread.start()
         try:
-            assert begun.wait(60)
+            assert begun.wait(DEADLINE_SECONDS)
             shown = page()
             sentence = shown.locator("#live-health-sentence")
             playwright_api.expect(sentence).to_contain_text("It waits for a lock that database session")
@@ -133,12 +134,12 @@ def test_a_session_of_a_stranger_that_a_writer_waits_for_is_ended(page, few_page
             keep(shown, "day-stranger-asks")
             shown.get_by_role("button", name="End it").click()
             playwright_api.expect(shown.get_by_text("1 session ended for whose locks master waited")).to_be_visible()
-            thread.join(60)
+            thread.join(DEADLINE_SECONDS)
             assert not thread.is_alive(), "the writer went on by itself"
             playwright_api.expect(health(shown)).to_have_text("well")
         finally:
             stranger.close()
-            thread.join(60)
+            thread.join(DEADLINE_SECONDS)
     assert len(ids()) == 2, "the transaction of the writer was not ended"
 
 

@@ -20,7 +20,7 @@ from streams.models import Reader, Sample, StatusChange, StreamPosition
 from tests.support.beating import beating
 from tests.support.browsing import BROWSER, keep, log_in
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 HEAD = 84_000
 RATES = {"events": 20, "caches": 45, "receipts": 12}
@@ -101,7 +101,7 @@ def lively(yesterday, boss, request, start_manage, wait_until):
     for number, (stream, rate) in enumerate(RATES.items(), 1):
         steady = ("--count", "1000000", "--rate", str(rate), "--instance", f"web-{number}")
         start_manage("append", stream, *steady, stdout=subprocess.DEVNULL)
-    wait_until(lambda: StreamPosition.objects.filter(position__gt=HEAD).count() >= len(RATES), 60)
+    wait_until(lambda: StreamPosition.objects.filter(position__gt=HEAD).count() >= len(RATES))
     site = request.getfixturevalue("site")
     for name in READERS:
         start_manage("follow", f"tcp://{site.replication}", "--name", name, stdout=subprocess.DEVNULL)
@@ -110,17 +110,16 @@ def lively(yesterday, boss, request, start_manage, wait_until):
 
 def operator(new_page, **options):
     page = new_page(device_scale_factor=1.5, **options)
-    page.set_default_timeout(60_000)
     log_in(page)
-    playwright_api.expect(page.locator("#live-link")).to_have_text("Live", timeout=60_000)
+    playwright_api.expect(page.locator("#live-link")).to_have_text("Live")
     writer = page.locator('#live-streams tr[data-key="web-2"] .live-status .live-text')
-    playwright_api.expect(writer).to_have_text("writing", timeout=60_000)
+    playwright_api.expect(writer).to_have_text("writing")
     return page
 
 
 def test_a_site_that_is_well(lively, new_page):
     page = operator(new_page, viewport={"width": 1360, "height": 1000})
-    playwright_api.expect(page.locator("#live-readers")).to_contain_text("/s out", timeout=60_000)
+    playwright_api.expect(page.locator("#live-readers")).to_contain_text("/s out")
     page.wait_for_timeout(20_000)
     keep(page, "live")
     page.locator("#live-storage-title").scroll_into_view_if_needed()
@@ -138,8 +137,8 @@ def test_trouble_in_the_dark_and_on_a_phone(lively, new_page):
             *[CacheInvalidation(cache_name="rooms", keys=["!lobby:example.org"]) for _ in range(3)]
         )
         page = operator(new_page, viewport={"width": 1360, "height": 1000}, color_scheme="dark")
-        playwright_api.expect(page.locator("#live-health-word")).to_have_text("wrong", timeout=60_000)
-        playwright_api.expect(page.locator("#live-readers")).to_contain_text("stuck", timeout=60_000)
+        playwright_api.expect(page.locator("#live-health-word")).to_have_text("wrong")
+        playwright_api.expect(page.locator("#live-readers")).to_contain_text("stuck")
         page.wait_for_timeout(3_000)
         keep(page, "trouble")
         phone = operator(new_page, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)

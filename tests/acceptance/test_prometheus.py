@@ -20,7 +20,7 @@ from replsite.metrics.cluster import SnapshotCollector
 from replsite.snapshot.types import JobFigures, JobsView
 from tests.support.session import PROJECT
 from tests.support.snapshots import a_snapshot, ago
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus here: Debian's package prometheus")
@@ -40,7 +40,7 @@ class Prometheus:
         """The data of an answer; None while it does not answer."""
         address = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(question)}"
         try:
-            with urllib.request.urlopen(address, timeout=60) as answer:
+            with urllib.request.urlopen(address, timeout=DEADLINE_SECONDS) as answer:
                 return json.load(answer)["data"]
         except OSError:
             return None
@@ -55,7 +55,7 @@ def scraped() -> Iterator[str]:
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def prometheus(tmp_path: Path, scraped: str, free_port: int) -> Iterator[Callabl
             )
         )
         found = Prometheus(free_port)
-        wait_until(lambda: (found.ask("query", query="replsite_snapshot_up") or {}).get("result"), 60)
+        wait_until(lambda: (found.ask("query", query="replsite_snapshot_up") or {}).get("result"))
         return found
 
     yield start
     for process in processes:
         process.terminate()
-        process.wait(60)
+        process.wait(DEADLINE_SECONDS)
 
 
 def failed_kinds(server: Prometheus) -> set[str]:
@@ -101,9 +101,9 @@ def evaluated_rules(server: Prometheus) -> list[dict[str, Any]]:
 
 def test_labels_stay_what_they_are_and_everything_can_be_worked_out(prometheus) -> None:
     server = prometheus()
-    wait_until(lambda: failed_kinds(server) == {"censor"}, 60)
+    wait_until(lambda: failed_kinds(server) == {"censor"})
     assert [label for label in server.ask("labels") if label.startswith("exported_")] == []
-    rules = wait_until(lambda: evaluated_rules(server), 60)
+    rules = wait_until(lambda: evaluated_rules(server))
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
     dashboard = json.loads((FOLDER / "replsite-dashboard.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -115,4 +115,4 @@ def test_labels_stay_what_they_are_and_everything_can_be_worked_out(prometheus) 
 def test_a_scrape_that_keeps_its_own_labels_names_the_right_jobs_as_well(prometheus) -> None:
     """What many installations do, since it is Prometheus's default."""
     server = prometheus(honor_labels=False)
-    wait_until(lambda: failed_kinds(server) == {"censor"}, 60)
+    wait_until(lambda: failed_kinds(server) == {"censor"})

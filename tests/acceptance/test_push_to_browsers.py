@@ -19,7 +19,7 @@ from tests.conftest import end_processes
 from tests.support.browsing import BROWSER, keep
 from tests.support.session import PROJECT
 from tests.support.shop import Shop
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = BROWSER
 PAGE = (PROJECT / "docs" / "how-to" / "push-to-browsers.md").read_text()
@@ -78,11 +78,11 @@ class Served:
 
     def start(self) -> None:
         self.process = self.shop.start("-m", "daphne", "-b", "127.0.0.1", "-p", str(self.port), "asgi:application")
-        wait_until(self._answers, 60)
+        wait_until(self._answers)
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.address}/orders/", timeout=60) as answer:
+            with urllib.request.urlopen(f"{self.address}/orders/", timeout=DEADLINE_SECONDS) as answer:
                 return answer.status == 200
         except OSError:
             return False
@@ -103,7 +103,7 @@ class Served:
         """What the table has in the end, in order."""
         assert self.writer is not None
         (self.shop.folder / "stop").touch()
-        assert self.writer.wait(60) == 0
+        assert self.writer.wait(DEADLINE_SECONDS) == 0
         return list(json.loads(self.shop.run("-c", TABLE).splitlines()[-1]))
 
     def end_database(self, sign: signal.Signals) -> None:
@@ -117,7 +117,7 @@ class Served:
             now = folder.running_server()
             return now is not None and now.pid != server.pid
 
-        wait_until(is_another, 60)
+        wait_until(is_another)
 
     def end(self) -> None:
         (self.shop.folder / "stop").touch()
@@ -145,7 +145,7 @@ def site(tmp_path: Path, free_port: int) -> Iterator[Served]:
 def count(page: Any, more: int) -> None:
     """Waits until so many further orders are on the page."""
     number = page.locator("#orders li").count() + more
-    page.wait_for_function(f"document.querySelectorAll('#orders li').length >= {number}", timeout=60_000)
+    page.wait_for_function(f"document.querySelectorAll('#orders li').length >= {number}")
 
 
 def test_a_page_misses_nothing_through_restarts_of_server_and_database(site, new_page):
@@ -183,8 +183,8 @@ def test_a_page_misses_nothing_through_restarts_of_server_and_database(site, new
     count(page, 10)
 
     expected = site.end_writing()
-    page.wait_for_function(f"document.querySelectorAll('#orders li').length >= {len(expected)}", timeout=60_000)
-    page.wait_for_function(f"seen.length >= {len(expected)}", timeout=60_000)
+    page.wait_for_function(f"document.querySelectorAll('#orders li').length >= {len(expected)}")
+    page.wait_for_function(f"seen.length >= {len(expected)}")
     assert [int(text.split()[0]) for text in page.locator("#orders li").all_text_contents()] == expected
     assert page.evaluate("seen") == expected
 
@@ -210,7 +210,7 @@ def test_the_browsers_own_event_source_goes_on_by_itself(site, new_page):
 
 
 def test_what_the_page_says_of_the_wire(site):
-    with urllib.request.urlopen(f"{site.address}/orders/events/?after=0", timeout=60) as answer:
+    with urllib.request.urlopen(f"{site.address}/orders/events/?after=0", timeout=DEADLINE_SECONDS) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
         site.write()
         blocks = "".join(answer.readline().decode() for _ in range(9)).split("\n\n")

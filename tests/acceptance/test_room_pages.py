@@ -11,7 +11,7 @@ from tests.support.browsing import BROWSER, keep, log_in, luminance
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.stored_rooms import store_room
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
@@ -57,11 +57,11 @@ def test_room_leads_to_its_events_and_they_explain_themselves(rooms, boss, new_p
         playwright_api.expect(page.locator(".rp dd", has_text=room).first).to_be_visible()
         keep(page, f"room-{name}", full_page=True)
         keep(page, f"room-{name}-top", clip={**page.locator(".rp").bounding_box(), "height": 940})
-        page.locator("svg[role=group]").scroll_into_view_if_needed()
-        keep(page, f"room-{name}-graph")
-    nodes = page.locator("svg[role=group] a")
-    assert nodes.count() == 50
-    page.get_by_role("link", name="rejected").first.click()
+        page.locator("#rp-last").scroll_into_view_if_needed()
+        keep(page, f"room-{name}-last")
+    rows = page.get_by_role("region", name="Table of the last events").locator("tbody tr")
+    assert rows.count() == 50
+    rows.filter(has_text=", rejected").locator("a").first.click()
     playwright_api.expect(page.locator(".rp-word")).to_have_text("rejected")
     keep(page, "event-rejected", full_page=True)
     topic = Event.read.in_room(forks).accepted().state_events("m.room.power_levels").newest_first().first()
@@ -88,8 +88,8 @@ def test_pages_are_readable_in_the_dark_and_on_a_phone(rooms, boss, new_page):
             plate, text = colours(page, ".rp section")
             assert (plate < 0.2 and text > 0.7) if name == "dark" else (plate > 0.8 and text < 0.3 and fits(page))
         page.goto(room_url(forks))
-        page.locator("svg[role=group]").scroll_into_view_if_needed()
-        keep(page, f"graph-{name}")
+        page.locator("#rp-last").scroll_into_view_if_needed()
+        keep(page, f"last-{name}")
 
 
 def talk(room_id, messages):

@@ -16,7 +16,7 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.models import StreamPosition
 from tests.conftest import end_processes
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, start_replication
 from tests.support.writing import linear
 
@@ -150,11 +150,11 @@ def followed(output: Path) -> list[tuple[str, int]]:
 def test_every_follower_of_every_server_gets_every_fact_of_every_writer_once(servers, followers, start_manage):
     arguments = ["append", "caches", "--count", str(FACTS), "--batch", "3", "--threads", "2"]
     writers = [start_manage(*arguments, "--instance", f"web-{number}") for number in range(1, WRITERS + 1)]
-    assert [process.wait(120) for process in writers] == [0] * WRITERS
+    assert [process.wait(2 * DEADLINE_SECONDS) for process in writers] == [0] * WRITERS
     facts = list(CacheInvalidation.objects.order_by("stream_id").values_list("instance_name", "stream_id"))
     assert len(facts) == WRITERS * FACTS
     for view, output in followers:
-        wait_until(lambda output=output: len(followed(output)) >= len(facts), 60, output.name)
+        wait_until(lambda output=output: len(followed(output)) >= len(facts), what=output.name)
         got = followed(output)
         assert sorted(got, key=lambda fact: fact[1]) == facts, "nothing is missing, nothing is twice"
         for writer in {name for name, _ in facts}:

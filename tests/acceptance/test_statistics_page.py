@@ -10,7 +10,7 @@ from django.utils import timezone
 from pipeline.models import BatchLedger, RoomDay, RoomStatistics, ServerStatistics
 from tests.support.browsing import BROWSER, keep, log_in, luminance
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 LONG = "!aVeryLongRoomNameThatIsNotBrokenAnywhere" + "x" * 60 + ":example.org"

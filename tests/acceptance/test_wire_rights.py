@@ -11,11 +11,11 @@ from streams.models import Reader
 from streams.replication.transport.tls import TlsFiles, client_context
 from tests.support.browsing import BROWSER, keep, log_in
 from tests.support.certificates import Authority
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, ready_ports
 from tests.support.writing import append
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
 RIGHTS = {"sender1": {"names": ["{certificate}"], "streams": ["caches", "federation"], "reports": ["FEDERATION_ACK"]}}
 SCREENS = {
@@ -37,13 +37,13 @@ def sender(transactional_db, tmp_path, start_manage):
     env = {"REPLSITE_WIRE_RIGHTS": json.dumps(RIGHTS)}
     port = ready_ports(start_manage("runreplication", "--bind", "127.0.0.1:0", *files, env=env))["replication"]
     client = WireClient(port)
-    client.socket.settimeout(20)
+    client.socket.settimeout(DEADLINE_SECONDS)
     context = client_context(TlsFiles(*authority.sign("sender1"), str(authority.file)))
     client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
     with client:
         client.say("NAME sender1\nREPLICATE\nFEDERATION_ACK sender2 5")
-        client.read_until("POSITION caches", 20)
-        wait_until(lambda: Reader.objects.filter(name="sender1", rights__refused=1).exists(), 20)
+        client.read_until("POSITION caches")
+        wait_until(lambda: Reader.objects.filter(name="sender1", rights__refused=1).exists())
         yield client
 
 
@@ -51,7 +51,7 @@ def sender(transactional_db, tmp_path, start_manage):
 def test_an_operator_sees_what_a_connection_may_do_and_what_it_was_refused(screen, boss, new_page, sender):
     page = new_page(**SCREENS[screen])
     log_in(page)
-    playwright_api.expect(page.locator("#live-readers")).to_contain_text("1 command refused", timeout=60_000)
+    playwright_api.expect(page.locator("#live-readers")).to_contain_text("1 command refused")
     page.get_by_role("button", name="Lines of sender1").click()
     row = page.locator('#live-readers tr[data-key="\\a rights"]')
     playwright_api.expect(row.locator("th .live-text")).to_have_text("Rights of certificate sender1")

@@ -19,6 +19,7 @@ from tests.conftest import end_processes
 from tests.deployment.places import FILES, postgres_program
 from tests.support.letting_go import everything_let_go
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.warm_start import WarmStarts, cold_start
 
 PASSWORD = "for a test"
@@ -61,7 +62,7 @@ class Production:
         """Run a command to its end."""
         process = self._start(arguments, self.environment(role, **env), folder, stderr=subprocess.PIPE)
         try:
-            out, err = process.communicate(timeout=200)
+            out, err = process.communicate(timeout=4 * DEADLINE_SECONDS)
         finally:
             end_processes([process])
         done = subprocess.CompletedProcess(arguments, process.returncode, out, err)

@@ -18,7 +18,7 @@ from replsite.postgres.folder import Folder
 from tests.deployment.places import postgres_program
 from tests.support.ports import free_ports
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PAGE = (PROJECT / "docs/how-to/back-up-and-restore.md").read_text()
 
@@ -30,42 +30,75 @@ def line(start: str, text: str = PAGE) -> list[str]:
     return re.findall(r'"[^"]*"|\S+', found[0])
 
 
-class Copy:
-    """A base backup of the session's server, made by the page's command, that is started as a server of its own.
+#: How the page's commands begin that make a copy: a base backup to recover from, and a standby.
+BACKUP, STANDBY = "pg_basebackup -D", "pg_basebackup -C"
 
-    A replication slot keeps the server's WAL for it. Without one, a test beside this one drops a database, the server makes
-    a checkpoint and removes older WAL, and a standby that still needs it waits for ever.
+
+def remove_older_wal(cursor: Any) -> None:
+    """Have a server remove the WAL that nothing keeps, as each checkpoint does."""
+    for _ in range(2):
+        cursor.execute("SELECT pg_switch_wal()")
+        cursor.execute("CHECKPOINT")
+
+
+class Copy:
+    """A copy of the session's server, or of another copy, made by a command of the page and started as a server of its own.
+
+    The primary removes older WAL at once, as it may at any time: what a standby still needs, the page's command keeps.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, begin: str, of: Copy | None = None) -> None:
         self.where = {**connection.settings_dict}
+        self.primary = connection.cursor if of is None else of.session
         self.data = folder / "base"
         self.port = free_ports(1)[0]
+        server = f"host={self.where['HOST']} port={self.where['PORT'] if of is None else of.port}"
+        #: What stands in the place of the page's words. The server may be that of other test processes, too.
+        self.slot, self.role = f"standby1_{self.port}", f"replsite_standby_{self.port}"
+        self._words = {
+            "/var/lib/postgresql/base": str(self.data),
+            "/var/lib/postgresql/standby1": str(self.data),
+            "standby1": self.slot,
+            "replsite_standby": self.role,
+            "host=PRIMARY": server,
+            "user=postgres": f"{server} user={self.where['USER']}",
+        }
+        folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
         programs = Path(postgres_program("postgres")).parent
         self.account: Account = choose_account(Folder(folder), programs)
         self.account.chown(folder)
-        words = [{"/var/lib/postgresql/base": str(self.data)}.get(word, word) for word in line("pg_basebackup ")[1:-2]]
-        where = f"host={self.where['HOST']} port={self.where['PORT']} user={self.where['USER']}"
         self.process: subprocess.Popen[bytes] | None = None
-        self._slot = f"copy_{self.port}"
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_create_physical_replication_slot(%s, true)", [self._slot])
         try:
-            self.run("pg_basebackup", *words, "--no-sync", "-S", self._slot, *options, "-d", where)
+            if begin == STANDBY:
+                with self.primary() as cursor:  # an operator types the password
+                    cursor.execute(f"{self.statement('CREATE ROLE')} PASSWORD %s", [self.where["PASSWORD"]])
+            self.run(*self.words(begin), "--no-sync")
         except BaseException:
-            self._drop_slot()
+            self._drop()
             raise
-        with connection.cursor() as cursor:  # older WAL goes, as it may at any time; what the copy needs stays
-            for _ in range(2):
-                cursor.execute("SELECT pg_switch_wal()")
-                cursor.execute("CHECKPOINT")
+        with self.primary() as cursor:
+            remove_older_wal(cursor)
+
+    def words(self, start: str) -> list[str]:
+        """The words of the page's command that begins so, for this copy."""
+        return [self._here(word.strip('"')) for word in line(start)]
+
+    def statement(self, start: str) -> str:
+        """The page's statement that begins so, for this copy."""
+        found = re.findall(rf'^psql -c "({re.escape(start)}[^"]*)"', PAGE, re.M)
+        assert len(found) == 1, (start, found)
+        return self._here(found[0])
+
+    def _here(self, text: str) -> str:
+        names = "|".join(map(re.escape, self._words))
+        return re.sub(rf"(?<![\w/-])({names})(?![\w/-])", lambda found: self._words[found[0]], text)
 
     def run(self, program: str, *words: str) -> None:
         environment = {**os.environ, "PGPASSWORD": self.where["PASSWORD"]}
         command = self.account.command(postgres_program(program), *words)
         done = subprocess.run(
-            command, env=environment, cwd="/", check=False, timeout=120, capture_output=True, text=True
+            command, env=environment, cwd="/", check=False, timeout=2 * DEADLINE_SECONDS, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
 
@@ -80,27 +113,32 @@ class Copy:
         command = self.account.command(postgres_program("postgres"), "-D", str(self.data), *words)
         with (self.data.parent / "log").open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/")
-        wait_until(self.answers, 60, "the copy answers")
+        wait_until(self.answers, what="the copy answers")
 
-    def stop(self) -> None:
+    def halt(self) -> None:
+        """End its processes; it may be started again."""
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(60)
-        self._drop_slot()
+            self.process.wait(DEADLINE_SECONDS)
 
-    def _drop_slot(self) -> None:
+    def stop(self) -> None:
+        self.halt()
+        self._drop()
+
+    def _drop(self) -> None:
         """Let the server remove WAL again, once it has noticed that nobody reads from the slot."""
-        with connection.cursor() as cursor:
+        with self.primary() as cursor:
 
             def dropped() -> bool:
                 cursor.execute(
                     "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
-                    [self._slot],
+                    [self.slot],
                 )
-                cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", [self._slot])
+                cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", [self.slot])
                 return cursor.fetchone() is None
 
-            wait_until(dropped, 60, "the slot is dropped")
+            wait_until(dropped, what="the slot is dropped")
+            cursor.execute(f"DROP ROLE IF EXISTS {self.role}")
 
     def answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, (self.data.parent / "log").read_text()
@@ -119,9 +157,8 @@ class Copy:
 
     def promote(self) -> None:
         """The page's command, and wait until it is the primary."""
-        places = {"/var/lib/postgresql/base": str(self.data)}
-        self.run("pg_ctl", *[places.get(word, word) for word in line("pg_ctl promote")[1:]])
-        wait_until(lambda: not self.ask("SELECT pg_is_in_recovery()"), 60, "the copy is the primary")
+        self.run(*self.words("pg_ctl promote"))
+        wait_until(lambda: not self.ask("SELECT pg_is_in_recovery()"), what="the copy is the primary")
 
     def ask(self, query: str) -> Any:
         with self.session() as cursor:

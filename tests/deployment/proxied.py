@@ -18,7 +18,7 @@ from typing import Any
 from tests.deployment.places import FILES, program
 from tests.support.certificates import Authority
 from tests.support.ports import free_ports
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 NAME = "replsite.example.org"
 NGINX = program("nginx")
@@ -66,7 +66,9 @@ class Nginx:
 
     def check(self) -> subprocess.CompletedProcess[str]:
         """``nginx -t``."""
-        return subprocess.run([*self._command(), "-t"], capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(
+            [*self._command(), "-t"], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+        )
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL)
@@ -75,7 +77,7 @@ class Nginx:
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(DEADLINE_SECONDS)
 
     def _command(self) -> list[str]:
         assert NGINX is not None
@@ -83,7 +85,7 @@ class Nginx:
 
     def _accepts(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=60):
+            with socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_SECONDS):
                 return True
         except OSError:
             return False
@@ -101,7 +103,9 @@ class Browser:
         self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """One request on a connection of its own: the answer and its body."""
-        connection = http.client.HTTPSConnection("localhost", self._port, timeout=60, context=self._context)
+        connection = http.client.HTTPSConnection(
+            "localhost", self._port, timeout=DEADLINE_SECONDS, context=self._context
+        )
         try:
             more = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, {"Host": NAME, **self._cookie(), **more})
@@ -129,7 +133,7 @@ class Browser:
 
     def websocket(self, path: str, origin: str = f"https://{NAME}") -> WebSocket:
         """A WebSocket with the cookies of the log-in."""
-        plain = socket.create_connection(("localhost", self._port), timeout=60)
+        plain = socket.create_connection(("localhost", self._port), timeout=DEADLINE_SECONDS)
         return WebSocket(self._context.wrap_socket(plain, server_hostname="localhost"), path, origin, self._cookie())
 
     def _cookie(self) -> dict[str, str]:

@@ -8,19 +8,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
 from django.test import override_settings
+from django.utils import timezone
 
+from replsite.snapshot.storage import read_storage
 from streams import epochs, registry
 from streams.db import sequences
 from streams.errors import EpochChanged
 from streams.maintenance import check
 from tests.deployment.conftest import Production, made_by_the_page
-from tests.deployment.copied import PAGE, Copy, line
+from tests.deployment.copied import BACKUP, PAGE, STANDBY, Copy, line, remove_older_wal
 from tests.deployment.places import FILES, postgres_program
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
@@ -204,6 +207,17 @@ def archive(data: Path, since: str, into: Path) -> None:
             subprocess.run(["sh", "-c", one], check=True)
 
 
+@contextmanager
+def kept_wal() -> Iterator[None]:
+    """Keep WAL until it is archived, as ``archive_mode`` does, which here is off."""
+    with session() as cursor:
+        cursor.execute("SELECT pg_create_physical_replication_slot('until_it_is_archived', true)")
+        try:
+            yield
+        finally:
+            cursor.execute("SELECT pg_drop_replication_slot('until_it_is_archived')")
+
+
 def recovery(wal: Path, target: str) -> str:
     """The page's settings, with a named point in the place of a time."""
     text = re.search(r"```ini\n(.*?)```", PAGE, re.S)[1].replace(WAL, str(wal))
@@ -217,22 +231,23 @@ def test_a_recovery_to_a_moment_lacks_what_came_later_and_refuses_its_tokens(fol
     with session() as cursor:
         old = epochs.current_epoch(cursor)
         kept = highest(cursor)
-    copy = Copy(folder)
-    label = (copy.data / "backup_label").read_text()
-    append(2)
-    with session() as cursor:
-        at_point = highest(cursor)
-        cursor.execute("SELECT pg_create_restore_point('before the accident'), current_setting('data_directory')")
-        data = Path(cursor.fetchone()[1])
-    later = append(4)
-    wal = folder / "wal"
-    wal.mkdir()
-    archive(data, re.search(r"file ([0-9A-F]{24})", label)[1], wal)
+    with kept_wal():
+        copy = Copy(folder, BACKUP)
+        label = (copy.data / "backup_label").read_text()
+        append(2)
+        with session() as cursor:
+            at_point = highest(cursor)
+            cursor.execute("SELECT pg_create_restore_point('before the accident'), current_setting('data_directory')")
+            data = Path(cursor.fetchone()[1])
+        later = append(4)
+        wal = folder / "wal"
+        wal.mkdir()
+        archive(data, re.search(r"file ([0-9A-F]{24})", label)[1], wal)
     (copy.data / "recovery.signal").touch()
     copy.say(recovery(wal, "before the accident"))
     copy.start()
     try:
-        wait_until(lambda: not copy.ask("SELECT pg_is_in_recovery()"), 60)
+        wait_until(lambda: not copy.ask("SELECT pg_is_in_recovery()"))
         with copy.session() as cursor:
             assert kept < highest(cursor) == at_point < later[0]
             with pytest.raises(EpochChanged, match="timeline 1 -> 2"):
@@ -246,11 +261,11 @@ def test_a_promoted_standby_keeps_the_epoch_only_if_it_is_told_that_nothing_was_
     append(3)
     with session() as cursor:
         old = epochs.current_epoch(cursor)
-    copy = Copy(folder, "-R")
+    copy = Copy(folder, STANDBY)
     copy.start()
     try:
         last = append(2)[-1]
-        wait_until(lambda: copy.ask("SELECT max(stream_id) FROM streams_cacheinvalidation") == last, 60)
+        wait_until(lambda: copy.ask("SELECT max(stream_id) FROM streams_cacheinvalidation") == last)
         with copy.session() as cursor:
             assert epochs.current_epoch(cursor) == old, "a standby begins none"
             copy.promote()
@@ -261,3 +276,66 @@ def test_a_promoted_standby_keeps_the_epoch_only_if_it_is_told_that_nothing_was_
             assert cursor.fetchone()[0] > last, "no ID is given out twice"
     finally:
         copy.stop()
+
+
+# --- standbys that are away ---------------------------------------------------------------------------------------
+
+
+def standbys(copy: Copy) -> dict[str, bool]:
+    with copy.primary() as cursor:
+        return dict(read_storage(cursor, timezone.now()).standbys)
+
+
+def slot(copy: Copy) -> tuple[Any, ...]:
+    """What the page's query tells of the copy's slot."""
+    with copy.primary() as cursor:
+        cursor.execute(copy.statement("SELECT slot_name"))
+        return next(row for row in cursor.fetchall() if row[0] == copy.slot)
+
+
+def test_a_standby_that_was_away_catches_up(folder):
+    copy = Copy(folder, STANDBY)
+    try:
+        copy.start()
+        wait_until(lambda: standbys(copy)[copy.slot])
+        copy.halt()
+        wait_until(lambda: not standbys(copy)[copy.slot])
+        last = append(3)[-1]
+        with copy.primary() as cursor:
+            remove_older_wal(cursor)
+        assert slot(copy)[1:3] == (False, "reserved")
+        copy.start()
+        wait_until(lambda: copy.ask("SELECT max(stream_id) FROM streams_cacheinvalidation") == last)
+        with copy.primary() as cursor:
+            cursor.execute("SELECT usename FROM pg_stat_replication WHERE application_name = %s", [copy.slot])
+            assert cursor.fetchall() == [(copy.role,)], "synchronous_standby_names can name it"
+    finally:
+        copy.stop()
+
+
+def test_a_standby_that_was_away_for_too_long_does_not_fill_the_disk_and_is_made_anew(folder):
+    """Its primary is a standby that was promoted, which has none at first."""
+    conf = (FILES / "postgresql/90-replsite.conf").read_text()
+    bound = re.search(r"^(max_slot_wal_keep_size) = \d+GB", conf, re.M)[1]
+    primary = Copy(folder / "primary", STANDBY)
+    try:
+        primary.start()
+        primary.promote()
+        lost = Copy(folder / "lost", STANDBY, primary)
+        with primary.session() as cursor:
+            assert slot(lost)[1:3] == (False, "reserved")
+            cursor.execute(f"ALTER SYSTEM SET {bound} = '1MB'")
+            cursor.execute("SELECT pg_reload_conf()")
+            wait_until(lambda: remove_older_wal(cursor) or slot(lost)[2] == "lost")
+            assert standbys(lost) == {lost.slot: False}
+            cursor.execute(f"ALTER SYSTEM RESET {bound}")
+            cursor.execute("SELECT pg_reload_conf()")
+            cursor.execute(lost.statement("SELECT pg_drop_replication_slot"))
+        anew = Copy(folder / "anew", STANDBY, primary)
+        try:
+            anew.start()
+            wait_until(lambda: standbys(anew) == {anew.slot: True})
+        finally:
+            anew.stop()
+    finally:
+        primary.stop()

@@ -18,9 +18,8 @@ import yaml
 
 from tests.conftest import end_processes
 from tests.deployment.places import FILES
-from tests.support.redis_server import RedisServer
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
 FOLDER = FILES / "container"
@@ -47,7 +46,9 @@ def words(word: str) -> list[Any]:
 
 
 def lint(file: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([HADOLINT, "--no-color", file], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [HADOLINT, "--no-color", file], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+    )
 
 
 def test_hadolint_finds_nothing():
@@ -98,7 +99,7 @@ def test_the_image_has_what_its_commands_need(context):
         "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }  # fmt: skip
     environment.pop("VIRTUAL_ENV", None)
-    subprocess.run(["/bin/sh", "-euc", build], cwd=context, env=environment, check=True, timeout=250)
+    subprocess.run(["/bin/sh", "-euc", build], cwd=context, env=environment, check=True, timeout=4 * DEADLINE_SECONDS)
     (entry,) = words("ENTRYPOINT")
     environment["PATH"] = f"{context}/.venv/bin:{os.environ['PATH']}"
     done = subprocess.run(
@@ -148,30 +149,17 @@ def test_files_that_the_page_names_are_there():
         assert line[0] in OURS
 
 
-# --- the commands, on a real PostgreSQL and Redis -------------------------------------------------------------------
-
-
-@pytest.fixture
-def redis(tmp_path, free_port):
-    """Started with the options of the compose file."""
-    program, *options = SERVICES["redis"]["command"]
-    assert program == "redis-server"
-    server = RedisServer(tmp_path, free_port, *options)
-    server.start()
-    yield server
-    server.kill()
+# --- the commands, on a real PostgreSQL -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_every_service_does_its_work(production, redis, tmp_path):
+def test_every_service_does_its_work(production, tmp_path):
     """Each with its own command and settings; only addresses, the database and the folder are those of this machine."""
 
     def start(name: str):
         service = OURS[name]
         command = [
-            word.replace("0.0.0.0:8000", "127.0.0.1:0")
-            .replace("0.0.0.0:9092", "127.0.0.1:0")
-            .replace("redis://redis:6379", redis.url)
+            word.replace("0.0.0.0:8000", "127.0.0.1:0").replace("0.0.0.0:9092", "127.0.0.1:0")
             for word in service["command"]
         ]
         own = {
@@ -191,13 +179,13 @@ def test_every_service_does_its_work(production, redis, tmp_path):
     start("writer")
 
     def ready(port: int) -> bool:
-        with urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=60) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=DEADLINE_SECONDS) as answer:
             return answer.status == 200
 
-    assert all(wait_until(lambda port=port: ready(port), 60) for port in ports.values())
+    assert all(wait_until(lambda port=port: ready(port)) for port in ports.values())
     (check,) = words("HEALTHCHECK")
     program = check[2].replace(":8000/", f":{ports['serve-1']}/")
-    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=DEADLINE_SECONDS, check=False).returncode == 0
     with urlopen(Request(f"http://127.0.0.1:{ports['serve-2']}/health/live", headers={"Host": "serve-2"})) as answer:
         assert answer.status == 200
 
@@ -209,7 +197,9 @@ def test_every_service_does_its_work(production, redis, tmp_path):
             row = cursor.fetchone()
         return row is not None and row[0] > 3
 
-    wait_until(written, 60)
+    wait_until(written)
     end_processes(servers.values())
-    failing = subprocess.run([sys.executable, "-c", program], timeout=30, check=False, stderr=subprocess.DEVNULL)
+    failing = subprocess.run(
+        [sys.executable, "-c", program], timeout=DEADLINE_SECONDS, check=False, stderr=subprocess.DEVNULL
+    )
     assert failing.returncode != 0

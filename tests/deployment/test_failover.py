@@ -17,11 +17,11 @@ import pytest
 from django.db import connection
 
 from tests.conftest import end_processes
-from tests.deployment.copied import Copy
+from tests.deployment.copied import BACKUP, STANDBY, Copy
 from tests.deployment.followed import Followed
 from tests.support.effects import TABLE, effects_table
 from tests.support.proxy import Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.warm_start import WARM
 from tests.support.wire_client import ready_ports
 
@@ -44,7 +44,9 @@ class Appending(threading.Thread):
                 self._resting.set()
                 continue
             try:
-                with urllib.request.urlopen(urllib.request.Request(self._url, method="POST"), timeout=60) as answer:
+                with urllib.request.urlopen(
+                    urllib.request.Request(self._url, method="POST"), timeout=DEADLINE_SECONDS
+                ) as answer:
                     self.tokens.append(int(json.load(answer)["token"]))
             except (urllib.error.URLError, OSError, ValueError):
                 continue  # the database is away, or the answer was lost: nothing is known of that fact
@@ -53,7 +55,7 @@ class Appending(threading.Thread):
         """Wait until no request is under way, and send none."""
         self._resting.clear()
         self._going.clear()
-        assert self._resting.wait(60)
+        assert self._resting.wait(DEADLINE_SECONDS)
 
     def go_on(self) -> None:
         """Send requests again."""
@@ -62,7 +64,7 @@ class Appending(threading.Thread):
     def end(self) -> None:
         """Send no more, for good."""
         self._ended.set()
-        self.join(60)
+        self.join(DEADLINE_SECONDS)
 
 
 class Scene:
@@ -84,11 +86,10 @@ class Scene:
 
     def make_standby(self) -> None:
         """Start one that follows the primary."""
-        where = connection.settings_dict
-        self.standby = Copy(self.folder, "-R")
+        self.standby = Copy(self.folder, STANDBY)
         self.standby.say(
-            f"primary_conninfo = 'host=127.0.0.1 port={self.replication.port} user={where['USER']} "
-            f"password={where['PASSWORD']}'\n"
+            f"primary_conninfo = 'host=127.0.0.1 port={self.replication.port} user={self.standby.role} "
+            f"password={connection.settings_dict['PASSWORD']}'\n"
         )
         self.standby.start()
 
@@ -135,14 +136,16 @@ class Scene:
             "restore_command = 'false'\nrecovery_target = 'immediate'\nrecovery_target_action = 'promote'\n"
         )
         self.standby.start()
-        wait_until(lambda: not self.standby.ask("SELECT pg_is_in_recovery()"), 60, "the backup is the primary")
+        wait_until(lambda: not self.standby.ask("SELECT pg_is_in_recovery()"), what="the backup is the primary")
         self.address.send_to(self.standby.port)
         self.address.refuse(False)
 
     def works(self) -> None:
         """Wait until the handler works, and the standby has its effects. Says how far each part came if that takes long."""
         try:
-            wait_until(lambda: len(self.effects()) >= 20, 90, "the handler works, and the standby has it")
+            wait_until(
+                lambda: len(self.effects()) >= 20, 2 * DEADLINE_SECONDS, "the handler works, and the standby has it"
+            )
         except AssertionError as error:
             with connection.cursor() as cursor:
                 cursor.execute(f"SELECT count(*) FROM {TABLE}")
@@ -163,7 +166,7 @@ class Scene:
     def goes_on(self) -> None:
         """Wait until pages append again, then let them end."""
         before = len(self.appending.tokens)
-        wait_until(lambda: len(self.appending.tokens) >= before + 40, 90, "pages append again")
+        wait_until(lambda: len(self.appending.tokens) >= before + 40, 2 * DEADLINE_SECONDS, "pages append again")
         self.appending.end()
 
     def facts(self) -> list[int]:
@@ -210,48 +213,48 @@ def test_with_a_synchronous_standby_everything_goes_on_by_itself(make_scene):
     scene = make_scene(REPLSITE_FAILOVER_KEEPS_EPOCH="true")
     scene.works()
     scene.appending.pause()  # what is acknowledged has reached the standby, as a synchronous one promises
-    wait_until(lambda: scene.standby_has(scene.appending.tokens[-1]), 60)
+    wait_until(lambda: scene.standby_has(scene.appending.tokens[-1]))
     scene.appending.go_on()
     scene.fail_over()
     scene.goes_on()
     facts = scene.facts()
-    wait_until(lambda: scene.effects() == facts, 60, "each fact has one effect, in order")
-    wait_until(lambda: scene.followed.tokens == facts, 60, "the follower has each fact, once and in order")
+    wait_until(lambda: scene.effects() == facts, what="each fact has one effect, in order")
+    wait_until(lambda: scene.followed.tokens == facts, what="the follower has each fact, once and in order")
 
 
 def test_ids_that_are_given_out_again_reach_everybody_as_the_new_facts(make_scene):
     scene = make_scene()
-    wait_until(lambda: len(scene.effects()) >= 10, 90)
+    wait_until(lambda: len(scene.effects()) >= 10, 2 * DEADLINE_SECONDS)
     scene.replication.stall()
     kept = len(scene.appending.tokens)
-    wait_until(lambda: len(scene.appending.tokens) >= kept + 200, 90)
+    wait_until(lambda: len(scene.appending.tokens) >= kept + 200, 2 * DEADLINE_SECONDS)
     reached = scene.appending.tokens[-1]
-    wait_until(lambda: scene.followed.tokens and scene.followed.tokens[-1] >= reached, 60)
+    wait_until(lambda: scene.followed.tokens and scene.followed.tokens[-1] >= reached)
     scene.fail_over()
     scene.goes_on()
     assert scene.appending.tokens[-30] <= reached, "IDs are given out again"
     facts = scene.facts()
-    wait_until(lambda: scene.effects() == facts, 60, "each fact has one effect, in order")
-    assert scene.follower.wait(60) == 2, "a follower that keeps its place ends: it has to begin anew"
+    wait_until(lambda: scene.effects() == facts, what="each fact has one effect, in order")
+    assert scene.follower.wait(DEADLINE_SECONDS) == 2, "a follower that keeps its place ends: it has to begin anew"
     anew = scene.follow()
-    wait_until(lambda: anew.tokens == facts, 60, "a follower that begins anew has each fact")
+    wait_until(lambda: anew.tokens == facts, what="a follower that begins anew has each fact")
 
 
 def test_a_backup_that_is_restored_under_them_is_a_new_epoch_to_everybody(make_scene):
     """Facts since the backup are lost, also those that the handler and the follower have; their IDs are given out again."""
     scene = make_scene(standby=False)
-    wait_until(lambda: len(scene.appending.tokens) >= 20 and scene.followed.tokens, 90)
-    scene.standby = Copy(scene.folder)
+    wait_until(lambda: len(scene.appending.tokens) >= 20 and scene.followed.tokens, 2 * DEADLINE_SECONDS)
+    scene.standby = Copy(scene.folder, BACKUP)
     kept = len(scene.appending.tokens)
-    wait_until(lambda: len(scene.appending.tokens) >= kept + 100, 90)
+    wait_until(lambda: len(scene.appending.tokens) >= kept + 100, 2 * DEADLINE_SECONDS)
     reached = scene.appending.tokens[-1]
-    wait_until(lambda: scene.followed.tokens[-1] >= reached, 60)
+    wait_until(lambda: scene.followed.tokens[-1] >= reached)
     scene.restore()
     assert scene.facts()[-1] < reached, "the backup lacks facts"
     scene.goes_on()
     facts = scene.facts()
     assert set(scene.appending.tokens[-30:]) <= set(facts), "what was acknowledged since is there"
-    wait_until(lambda: scene.effects() == facts, 60, "each fact has one effect, in order")
-    assert scene.follower.wait(60) == 2, "a follower that keeps its place ends: it has to begin anew"
+    wait_until(lambda: scene.effects() == facts, what="each fact has one effect, in order")
+    assert scene.follower.wait(DEADLINE_SECONDS) == 2, "a follower that keeps its place ends: it has to begin anew"
     anew = scene.follow()
-    wait_until(lambda: anew.tokens == facts, 60, "a follower that begins anew has each fact")
+    wait_until(lambda: anew.tokens == facts, what="a follower that begins anew has each fact")

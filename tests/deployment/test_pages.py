@@ -12,6 +12,7 @@ from django.core.management import get_commands, load_command_class
 from tests.deployment.places import FILES, postgres_program
 from tests.deployment.units import FOLDER
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 PAGES = {
     name: (PROJECT / "docs/how-to" / f"{name}.md").read_text()
@@ -68,7 +69,7 @@ def test_postgresql_takes_the_settings(tmp_path):
     for name, value in (("shared_buffers", "524288"), ("max_connections", given["max_connections"])):
         more = (f"config_file={file}", f"data_directory={tmp_path}", "hba_file=/dev/null", "ident_file=/dev/null")
         command = [postgres_program("postgres"), "-C", name, *(part for option in more for part in ("-c", option))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
         assert done.stdout.strip() == value, done.stderr
 
 

@@ -21,7 +21,7 @@ from tests.deployment.followed import Followed
 from tests.deployment.places import program
 from tests.support.ports import free_ports
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
 PGBOUNCER = program("pgbouncer")
@@ -63,7 +63,7 @@ def pooler(site: Production, tmp_path: Path) -> Iterator[str]:
             yield by_pooler
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(DEADLINE_SECONDS)
 
 
 def answers(url: str) -> bool:
@@ -85,7 +85,7 @@ def test_without_the_servers_own_address_nothing_is_written_and_the_error_names_
 
 def test_a_server_without_it_does_not_begin_to_serve(site, pooler):
     server = site.start("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", DATABASE_URL=pooler)
-    out, _ = server.communicate(timeout=60)
+    out, _ = server.communicate(timeout=DEADLINE_SECONDS)
     assert server.returncode != 0
     assert "ready" not in out
 
@@ -97,7 +97,13 @@ def test_the_whole_work_goes_through_it(site, pooler):
         "REPLSITE_SERVER_NAME": "a.test",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, script], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, script],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=4 * DEADLINE_SECONDS,
+        check=False,
     )
     assert done.stdout.endswith("all done\n"), done.stdout + done.stderr
 
@@ -115,13 +121,13 @@ def test_pages_that_append_through_few_sessions_lose_no_fact(site, pooler):
     ready_to_follow(site)
     with ThreadPoolExecutor(24) as pool:
         tokens = list(pool.map(lambda number: append_by_page(http, number), range(300)))
-    wait_until(lambda: set(tokens) <= set(followed.tokens), 60, "the follower has all facts")
+    wait_until(lambda: set(tokens) <= set(followed.tokens), what="the follower has all facts")
     for writer, found in followed.of_writers.items():
         assert found == sorted(set(found)), f"{writer}: each fact once, in order"
-    assert urllib.request.urlopen(f"http://127.0.0.1:{http}/health/ready", timeout=60).status == 200
+    assert urllib.request.urlopen(f"http://127.0.0.1:{http}/health/ready", timeout=DEADLINE_SECONDS).status == 200
     assert site.manage("parked", **env).returncode == 0
     server.terminate()
-    assert server.wait(60) == 0
+    assert server.wait(DEADLINE_SECONDS) == 0
     end_processes([follower])
 
 
@@ -133,10 +139,10 @@ def ready_to_follow(site: Production) -> None:
             cursor.execute("SELECT count(*) FROM streams_reader WHERE name LIKE 'follow%'")
             return bool(cursor.fetchone()[0])
 
-        wait_until(is_there, 60, "the follower is known")
+        wait_until(is_there, what="the follower is known")
 
 
 def append_by_page(port: int, number: int) -> int:
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/append?name=n{number}", method="POST")
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(asked, timeout=DEADLINE_SECONDS) as answer:
         return int(json.load(answer)["token"])

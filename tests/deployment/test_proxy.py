@@ -18,7 +18,7 @@ from tests.conftest import end_processes
 from tests.deployment.followed import Followed
 from tests.deployment.proxied import NAME, NGINX, Browser, Nginx
 from tests.support.ports import free_ports
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx here: Debian's package nginx")
@@ -56,7 +56,7 @@ class Site:
     def restart(self, number: int) -> None:
         """As ``systemctl restart`` does it."""
         self.servers[number].terminate()
-        assert self.servers[number].wait(120) == 0
+        assert self.servers[number].wait(2 * DEADLINE_SECONDS) == 0
         end_processes([self.servers[number]])
         self.servers[number] = self.serve(number)
         ready_ports(self.servers[number])
@@ -134,7 +134,7 @@ def test_no_root_of_a_client_opens_it(browser):
 
 def test_the_servers_themselves_answer_machines_nearby(proxied, browser):
     def answered(path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{proxied.http[0]}/{path}", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{proxied.http[0]}/{path}", timeout=DEADLINE_SECONDS) as answer:
             return answer.read()
 
     browser.ask_json("/append?name=seen", "POST")
@@ -167,7 +167,7 @@ def test_static_files_come_from_the_folder_with_an_age(browser):
 def test_plain_http_is_sent_to_https(proxied):
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", proxied.nginx.plain_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", proxied.nginx.plain_port, timeout=DEADLINE_SECONDS)
     connection.request("GET", "/admin/live/", headers={"Host": NAME})
     answer = connection.getresponse()
     connection.close()
@@ -224,7 +224,7 @@ def test_a_server_that_is_told_to_stop_answers_what_it_was_asked_and_takes_nothi
     answers: list[bytes] = []
 
     def ask() -> None:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=DEADLINE_SECONDS) as answer:
             answers.append(answer.read())
 
     thread = threading.Thread(target=ask)
@@ -235,9 +235,9 @@ def test_a_server_that_is_told_to_stop_answers_what_it_was_asked_and_takes_nothi
         proxied.servers[0].terminate()
         wait_until(lambda: not accepts(proxied.http[0]), what="no new connection is taken")
         assert thread.is_alive() and proxied.servers[0].poll() is None
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     assert answers == [b'{"answered": true}']
-    assert proxied.servers[0].wait(60) == 0
+    assert proxied.servers[0].wait(DEADLINE_SECONDS) == 0
     proxied.restart(0)
 
 
@@ -251,7 +251,7 @@ def waiting(cursor) -> bool:
 
 def accepts(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=60):
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS):
             return True
     except ConnectionRefusedError:
         return False
@@ -265,7 +265,7 @@ def test_two_writers_are_restarted_one_after_the_other_and_nobody_notices(proxie
         "follow", address, "--name", "rolling", "--streams", "caches", "--from", f"caches={first - 1}", "--json"
     )
     followed = Followed(process)
-    wait_until(lambda: first in followed.tokens, 60)
+    wait_until(lambda: first in followed.tokens)
 
     def both_write(load: Load) -> None:
         """By their processes. Names tell nothing: the session of the one that ended may hold its name for a moment more, and then
@@ -279,7 +279,7 @@ def test_two_writers_are_restarted_one_after_the_other_and_nobody_notices(proxie
             seen = Counter(load.processes[since:])
             return all(seen[process] >= 10 for process in wanted)
 
-        wait_until(lambda: are_asked() or load.failed, 120, "both write")
+        wait_until(lambda: are_asked() or load.failed, 2 * DEADLINE_SECONDS, "both write")
 
     with Load(browser) as load:
         for number in (0, 1):
@@ -287,5 +287,5 @@ def test_two_writers_are_restarted_one_after_the_other_and_nobody_notices(proxie
             proxied.restart(number)
         both_write(load)
     assert load.failed == []
-    wait_until(lambda: set(load.tokens) <= set(followed.tokens), 60, "the follower has every fact")
+    wait_until(lambda: set(load.tokens) <= set(followed.tokens), what="the follower has every fact")
     assert len(followed.tokens) == len(set(followed.tokens)), "none came twice"

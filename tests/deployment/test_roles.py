@@ -15,6 +15,7 @@ from streams import registry
 from streams.reading.possible_positions import possible_positions
 from tests.deployment.places import FILES
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 OURS = "relnamespace = 'public'::regnamespace AND relowner = current_user::regrole"
 
@@ -24,7 +25,13 @@ def test_the_sites_role_does_the_whole_work(site):
     script = Path(__file__).with_name("whole_work.py")
     environment = {**os.environ, "DATABASE_URL": site.url(), "REPLSITE_SERVER_NAME": "a.test"}
     done = subprocess.run(
-        [sys.executable, script], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, script],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=4 * DEADLINE_SECONDS,
+        check=False,
     )
     assert done.stdout.endswith("all done\n"), done.stdout + done.stderr
 

@@ -16,7 +16,7 @@ from tests.deployment import older
 from tests.deployment.conftest import Production, made_by_the_page
 from tests.deployment.followed import Followed
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
 FOLLOW = ("--streams", "caches", "--json", "--name", "beside")
@@ -79,7 +79,7 @@ class Worker:
     def end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._process.wait(60) == 0
+        assert self._process.wait(DEADLINE_SECONDS) == 0
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def serve(database: Production, folder: Path, name: str) -> dict[str, int]:
 
 
 def is_ready(port: int) -> bool:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=DEADLINE_SECONDS) as answer:
         return bool(json.load(answer)["well"])
 
 
@@ -117,7 +117,7 @@ def test_both_versions_work_side_by_side_while_the_tables_are_migrated(database,
     """The order of the page: migrate beside the older processes, start newer ones, go back at any time."""
     old, older_worker = serve(database, before, "old"), Worker(database, before)
     older_worker.do("store !old:a.test")
-    wait_until(lambda: facts(database), 60)  # the thread that appends may be slower to begin
+    wait_until(lambda: facts(database))  # the thread that appends may be slower to begin
     count = len(facts(database))
     database.manage("migrate", "-v", "0", role="replsite_owner")
     assert is_ready(old["http"])
@@ -140,6 +140,6 @@ def test_both_versions_work_side_by_side_while_the_tables_are_migrated(database,
     every = facts(database)
     assert len(every) > count
     for follower in followers:
-        wait_until(lambda follower=follower: set(follower.tokens) >= every - {min(every)}, 60)
+        wait_until(lambda follower=follower: set(follower.tokens) >= every - {min(every)})
         assert len(follower.tokens) == len(set(follower.tokens))
     assert is_ready(old["http"]) and is_ready(new["http"])

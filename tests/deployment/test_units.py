@@ -17,7 +17,7 @@ from streams import registry
 from tests.deployment.places import FILES, program
 from tests.deployment.units import CODE, FOLDER, START, Unit, read, services
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
 ANALYZE = program("systemd-analyze")
@@ -54,7 +54,7 @@ def units(tmp_path: Path) -> Path:
 def verify(folder: Path) -> subprocess.CompletedProcess[str]:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     command = [ANALYZE, "verify", "--man=no", *(f"./{name}" for name in names)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
 
 
 @needs_systemd
@@ -86,7 +86,12 @@ def test_processes_may_do_little(units):
     command = [ANALYZE, "security", "--offline=true", "--no-pager", "--threshold=20"]
     for path in sorted(units.glob("*.service")):
         done = subprocess.run(
-            [*command, f"./{path.name}"], cwd=units, capture_output=True, text=True, timeout=60, check=False
+            [*command, f"./{path.name}"],
+            cwd=units,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
         )
         assert done.returncode == 0, (path.name, done.stdout[-2000:])
 
@@ -145,7 +150,12 @@ def test_a_process_keeps_to_its_version_when_the_link_is_led_elsewhere(tmp_path)
     (tmp_path / "current").symlink_to(PROJECT)
     where = "import os, sys; print(os.getcwd(), sys.prefix, *(path for path in sys.path if 'current' in path))"
     done = subprocess.run(
-        [*START[:2], "-c", where], cwd=tmp_path / "current", capture_output=True, text=True, check=True, timeout=60
+        [*START[:2], "-c", where],
+        cwd=tmp_path / "current",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_SECONDS,
     )
     assert done.stdout.split() == [str(PROJECT), str(PROJECT / ".venv")]
     for unit in services():
@@ -186,7 +196,7 @@ def test_manage_py_by_hand_has_the_settings_of_the_services_and_django_has_nothi
     done = subprocess.run(
         ["sh", "-c", script, "replsite", "check", "--deploy", "--fail-level", "INFO"], capture_output=True, text=True,
         env={"PATH": os.environ["PATH"], "REPLSITE_ENVIRONMENT": str(env), "REPLSITE_CODE": str(PROJECT)}, check=False,
-        timeout=100,
+        timeout=2 * DEADLINE_SECONDS,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "System check identified no issues (2 silenced).\n"), done.stderr
 
@@ -200,7 +210,7 @@ def test_the_server_tells_when_it_is_ready_that_it_lives_and_that_it_ends(site, 
     words = [re.sub(r":\d+$", ":0", word) for word in words]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(60)
+        manager.settimeout(DEADLINE_SECONDS)
         told: list[bytes] = []
         more = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
         process = site.start(*words, **unit.environment("1"), **more)
@@ -209,13 +219,13 @@ def test_the_server_tells_when_it_is_ready_that_it_lives_and_that_it_ends(site, 
             told.extend(manager.recv(1000).split(b"\n"))
             return word in told
 
-        wait_until(lambda: hears(b"READY=1"), 60)
+        wait_until(lambda: hears(b"READY=1"))
         assert ready_ports(process).keys() == {"http", "replication"}
         told.clear()
         wait_until(lambda: hears(b"WATCHDOG=1"))
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: hears(b"STOPPING=1"))
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_SECONDS) == 0
 
 
 def test_the_pipeline_tells_that_it_is_ready(tmp_path, settings):

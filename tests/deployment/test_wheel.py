@@ -23,7 +23,6 @@ NEED_AN_EXTRA = {
     "streams.replication.transport.http_limits",
     "streams.replication.transport.tcp_scope",
     "streams.replication.redis.connection",
-    "streams.replication.redis.publisher",
     "streams.replication.redis.subscriber",
 }
 #: Imports each module of the engine, where only Django and the packages that the wheel names can be imported.
@@ -75,6 +74,7 @@ def run(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.scenario
 @pytest.mark.timeout(1800)
 def test_the_tutorial_works_in_a_new_environment_beside_other_packages(tmp_path: Path):
     build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(PROJECT)]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "how-to" / "add-a-stream.md"
 SETTINGS = """
@@ -57,7 +59,7 @@ class Shop:
     def run(self, *arguments: str, status: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr if status else done.stdout

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.shop_settings import SHOP_SETTINGS
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = (PROJECT / "docs" / "how-to" / "evolve-a-stream.md").read_text()
@@ -78,7 +78,7 @@ class Program:
             "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}",
             "DJANGO_SETTINGS_MODULE": "settings",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "READERS": f"{self.reader} {before.reader if before else 'wire'}",
+            "READERS": f"{self.reader} {before.reader if before else ''}",
         }
         self.process = self.start("-c", LOOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -89,7 +89,7 @@ class Program:
     def end(self) -> None:
         with self.process:
             self.process.stdin.close()  # type: ignore[union-attr]
-            self.process.wait(60)
+            self.process.wait(DEADLINE_SECONDS)
 
     def python(self, code: str, *, fails: bool = False) -> str:
         """What the code printed, or its error."""
@@ -210,24 +210,28 @@ def test_the_steps_of_the_page(programs: Any) -> None:
 
 
 def with_server(older: Program, newer: Program) -> None:
-    """The older program serves and appends; the newer one's handler gets its rows over the wire, in its own version."""
-    out = newer.folder / "handled"
-    newer.environment["READERS"] = "wire"
+    """The older program serves and appends; the newer one follows it, and makes of a row a fact of its own version."""
+    out = newer.folder / "followed"
     with (
         older.start("-m", "django", "runreplication", "--bind", "127.0.0.1:0", stdout=subprocess.PIPE) as server,
-        out.open("w") as said,
+        out.open("w") as followed,
     ):
         try:
             address = (server.stdout.readline() if server.stdout else "").split("=")[1].strip()
-            with newer.start("-m", "django", "runhandlers", "--server", f"tcp://{address}", stdout=said) as reader:
+            # Nothing from the table, which has the newer program's columns: only what the server sends.
+            follow = ("-m", "django", "follow", f"tcp://{address}", "--catch-up", "none", "--json")
+
+            def received() -> list[str]:
+                older.append(order_id="wire", customer="zoe")
+                return out.read_text().splitlines()
+
+            with newer.start(*follow, stdout=followed) as follower:
                 try:
-                    wait_until(lambda: "ready" in out.read_text(), 120)
-                    older.append(order_id="wire", customer="zoe")
-                    found = wait_until(
-                        lambda: [row for row in rows_in(out.read_text()) if row["order_id"] == "wire"], 60
-                    )
+                    line = wait_until(received, 2 * DEADLINE_SECONDS)[0]
                 finally:
-                    reader.terminate()
+                    follower.terminate()
         finally:
             server.terminate()
-    assert found == [{"order_id": "wire", "buyer": "zoe", "note": "", "currency": "EUR", "@version": 3}]
+    row = json.loads(line)["row"]
+    assert (row["@version"], row["customer"]) == (2, "zoe")
+    assert "'zoe'" in newer.python(fact_of(row))

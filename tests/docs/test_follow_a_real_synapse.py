@@ -29,11 +29,3 @@ def test_every_follow_command_of_the_page_is_accepted(arguments):
     assert not request.registers
     assert bool(request.http) == ("http" in arguments)
     assert request.record == ("main" if "--record" in arguments else "")
-
-
-@pytest.mark.parametrize("arguments", commands("serve"), ids=" ".join)
-def test_the_serve_command_of_the_page_is_accepted(arguments):
-    from streams.replication.transport.addresses import RedisAddress
-
-    options = vars(load_command_class("replsite", "serve").create_parser("manage.py", "serve").parse_args(arguments))
-    assert RedisAddress.parse(options["redis"]).port == 6379

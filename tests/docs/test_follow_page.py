@@ -14,6 +14,7 @@ import pytest
 from streams import follow
 from streams.follow import Handler
 from tests.support.shop import AFTER, BEFORE
+from tests.support.waiting import DEADLINE_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 TUTORIAL = (PROJECT / "docs" / "tutorial" / "first-stream.md").read_text()
@@ -49,7 +50,7 @@ class Site:
     def run(self, *arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -17,6 +17,7 @@ from events.sending.send import NewEvent, create_room
 from replsite.api.api import api
 from replsite.api.tokens import make_token
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import ready_ports
 
 DOCS = PROJECT / "docs"
@@ -72,14 +73,19 @@ def shell(transactional_db, start_manage, database_url, tmp_path: Path):
             f"{one.replace('TOKEN=rsa_… API=http://127.0.0.1:8000/api/v1', given)}\necho @@" for one in commands
         )
         done = subprocess.run(
-            ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=200, check=False
+            ["bash", "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=4 * DEADLINE_SECONDS,
+            check=False,
         )
         return [said.strip() for said in done.stdout.split("@@\n")]
 
     return run
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="curl or jq is not installed")
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="no curl or jq here")
 def test_the_examples_say_what_the_page_says(shell):
     commands: list[str] = []
     expected: list[str] = []

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,7 @@ def well(minute: int) -> Snapshot:
         as_of=beat,
         workers=some_workers(),
         jobs=done,
-        storage=storage(5 + minute % 2),
+        storage=replace(storage(5 + minute % 2), standbys=(("standby1", True),)),
     )
 
 
@@ -257,6 +258,9 @@ SCENES: dict[str, Scene] = {
         as_of=ago(-60 * minute),
     ),
     "ReplsiteSlowPeersCut": some_cut,
+    "ReplsiteStandbyAway": lambda minute: a_snapshot(
+        storage=replace(storage(1), standbys=(("standby1", minute < 2), ("standby2", True)))
+    ),
     "ReplsiteJobFailed": lambda minute: a_snapshot(jobs=JobsView((), (JobFigures("censor", ago(900), ago(60)),))),
     "ReplsiteJobsWait": lambda minute: a_snapshot(
         jobs=JobsView((a_job(status=Verdict("waiting", Severity.WARNING, "")),))

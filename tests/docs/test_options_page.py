@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from replsite.management.commands.completion import own_commands, whole_parser
 from tests.support.scripts import load_script
 
 script = load_script("options_page")
@@ -21,15 +20,18 @@ def test_page_is_what_the_commands_say() -> None:
     assert script.page() == TEXT, "run script/options_page.py"
 
 
-@pytest.mark.parametrize("name", own_commands())
+@pytest.mark.parametrize("name", script.own_commands())
 def test_every_option_of_a_command_is_in_its_section(name: str) -> None:
-    parser = script._subparsers(whole_parser())[name]
-    pending, seen = [parser], []
+    pending, seen = [script.own_parser(script.own_commands()[name])], []
     while pending:
         each = pending.pop()
         pending += script._subparsers(each).values()
         seen += [option for action in script._own_actions(each) for option in action.option_strings]
     assert [option for option in seen if option not in section(name)] == []
+
+
+def test_djangos_own_options_are_left_out() -> None:
+    assert "--pythonpath" not in TEXT
 
 
 def test_markup_in_words_is_shown_as_it_is() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.session import PROJECT
 from tests.support.shop import Shop
+from tests.support.waiting import DEADLINE_SECONDS
 
 PAGE = (PROJECT / "docs" / "how-to" / "migrate-from-an-outbox-table.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE, re.S))
@@ -82,7 +83,7 @@ def test_each_change_is_handled_once(tmp_path: Path, database_url: str) -> None:
             assert poller.stdout is not None
             assert poller.stdout.readline() == "polling\n"
             both.handled()
-            assert poller.wait(100) == 0
+            assert poller.wait(2 * DEADLINE_SECONDS) == 0
         both.handled()
         assert both.python("from shop.poller import poll; print(poll())") == "0\n"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import ready_ports
 from tests.support.writing import append
 
@@ -24,7 +25,7 @@ def test_the_page_works_as_it_stands(tmp_path, start_manage, run_manage):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_SECONDS,
         env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr

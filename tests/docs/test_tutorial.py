@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streams.conf import on_this_host
+from tests.support.waiting import DEADLINE_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "tutorial" / "first-stream.md"
@@ -48,7 +49,7 @@ class Newcomer:
     def run(self, script: str) -> str:
         done = subprocess.run(
             ["sh", "-ec", script],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

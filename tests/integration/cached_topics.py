@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from events.models import CurrentState, Event, EventJson
 from streams import registry
 from streams.caching import cached
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def _said(room_id: str, event_type: str, state_key: str, name: str) -> str | None:
@@ -53,7 +54,7 @@ def main() -> None:
             case ["reason", room_id, user_id]:
                 answer = str(reason_of(room_id, user_id))
             case ["wait", stream, token]:
-                registry.get(stream).wait_for(int(token), 30.0)
+                registry.get(stream).wait_for(int(token), DEADLINE_SECONDS)
                 answer = "there"
             case ["hits"]:
                 answer = str(sum(f.store.counts.hits for f in (topic_of, membership_of, reason_of)))

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 
 from streams import registry
 from streams.caching import cached
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import session
 
 TABLE = "CREATE TABLE IF NOT EXISTS cached_words (key text PRIMARY KEY, value text)"
@@ -65,7 +66,7 @@ def main() -> None:
             case ["raise", key]:
                 answer = " ".join(map(str, raise_word(key)))
             case ["wait", token, key]:
-                registry.get("caches").wait_for(int(token), 20.0)
+                registry.get("caches").wait_for(int(token), DEADLINE_SECONDS)
                 answer = str(word(key))
             case ["counts"]:
                 answer = f"{word.store.counts.hits} {word.store.counts.misses}"

@@ -25,7 +25,7 @@ from streams.models import ParkedFact, Reader, ReaderResync, StoredCursor, Strea
 from streams.testing import as_instance
 from streams.writing import terminate
 from tests.support.effects import running
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
 from tests.support.writing import append, ids, session, stored, wait_for_linear
 
@@ -110,7 +110,7 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
             with transaction.atomic():
                 append()
                 begun.set()
-                ended.wait(60)
+                ended.wait(DEADLINE_SECONDS)
         except DatabaseError:
             pass
         finally:
@@ -119,7 +119,7 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        assert begun.wait(60)
+        assert begun.wait(DEADLINE_SECONDS)
         client = staff("end_writer")
         page = text(client.get(f"{END}?name=master"))
         assert "transaction" in page
@@ -128,7 +128,7 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
         assert client.post(f"{END}?name=master").status_code == 302
     finally:
         ended.set()
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     assert ids() == before, "it was rolled back"
     later = append()
     wait_for_linear(later[0])
@@ -157,12 +157,12 @@ def test_the_session_whose_lock_a_writer_waits_for_is_named_and_ended(staff, mon
     thread.start()
     client, address = staff("end_lock_holder"), f"{END_HOLDER}?name=master"
     try:
-        page = wait_until(lambda: (said := text(client.get(address))) and "another program" in said and said, 20)
+        page = wait_until(lambda: (said := text(client.get(address))) and "another program" in said and said)
         assert "The transaction of the writer goes on." in page
         assert client.post(address).status_code == 302
     finally:
         stranger.close()
-        thread.join(30)
+        thread.join(DEADLINE_SECONDS)
     assert ids() == [*before, *waited[0]], "the writer's transaction went on"
     assert "1 session ended" in LogEntry.objects.get().change_message
     assert "waits for no lock" in text(client.get(address))

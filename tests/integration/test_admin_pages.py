@@ -199,7 +199,7 @@ def test_event_with_very_many_prev_events_is_bounded(admin_client, made):
     store_room(made.events)
     page = page_of(admin_client, event)
     assert page.count("not here") < 120 and "and more, see the JSON" in page
-    assert "1000 below not here" in room_page_of(admin_client, made.room_id)
+    assert "and 995 more" in room_page_of(admin_client, made.room_id)
 
 
 def test_room_page_shows_flags_members_and_state(admin_client, made):
@@ -217,38 +217,52 @@ def test_room_page_shows_the_leaves_of_a_fork(admin_client, made):
     one, other = made.message(prev=[made.alice]), made.message(prev=[made.alice])
     store_room(made.events)
     page = text(room_page_of(admin_client, made.room_id))
-    assert one.event_id in page and other.event_id in page and "2 forward extremities, 1 fork" in page
+    assert one.event_id in page and other.event_id in page and page.count(", forward extremity") == 2
 
 
 def test_room_with_a_gap_names_what_is_missing(admin_client, made):
     made.message(prev=["$gone"])
     store_room(made.events)
     page = text(room_page_of(admin_client, made.room_id))
-    assert "$gone not here" in page and "current state not known" in page and "1 below not here" in page
+    assert page.count("$gone not here") == 2 and "current state not known" in page
 
 
-def test_picture_has_words_and_a_link_for_each_event(admin_client, made):
+def test_last_events_have_words_and_links_to_what_they_build_on(admin_client, made):
     made.topic("no", rejected_reason="x")
     made.message(prev=[made.alice], soft_failed=True)
     made.message(outlier=True)
     made.message(prev=[made.alice])
     store_room(made.events)
-    page = room_page_of(admin_client, made.room_id)
-    picture = page[page.index("<svg role=") : page.index("</svg>", page.index("<svg role="))]
-    assert picture.count("<a href=") == len(made.events)
-    for name in ("rp-rejected", "rp-soft-failed", "rp-outlier", "rp-extremity", "rp-state", "rp-message"):
-        assert f'class="{name}"' in picture
+    rows = last_events(admin_client, made.room_id)
+    assert [re.search(r"\$[\w-]+", row)[0] for row in rows] == [event.event_id for event in reversed(made.events)]
     for word in ("rejected", "soft-failed", "outlier", "forward extremity"):
-        assert re.search(rf'rp-svg-word">[^<]*{word}', picture)
-    assert "<title id=" in picture and "1 soft-failed, 1 rejected, 1 outlier" in picture
+        assert sum(f", {word}" in row for row in rows) == 1
+    numbers = dict(Event.read.values_list("event_id", "stream_ordering"))
+    for event, row in zip(reversed(made.events), rows, strict=True):
+        builds_on = [] if event.outlier else event.prev_event_ids
+        assert re.findall(r'href="([^"]*)"', row) == [event_url(numbers[one]) for one in (event.event_id, *builds_on)]
+
+
+def last_events(client, room_id):
+    """The rows of the table, as HTML."""
+    table = room_page_of(client, room_id).split('id="rp-last"')[1].split("</table>")[0]
+    return re.findall(r"<tr><td>.*?</tr>", table, re.DOTALL)
+
+
+def test_event_on_many_others_names_some_and_how_many_more(admin_client, made):
+    leaves = [made.message(prev=[made.alice]) for _ in range(12)]
+    made.message(prev=leaves)
+    store_room(made.events)
+    newest, *_ = last_events(admin_client, made.room_id)
+    assert newest.count("<a href=") == 1 + 5 and "and 7 more" in newest
 
 
 def test_room_of_more_events_shows_the_last_ones(admin_client, made):
     for _ in range(70):
         made.message()
     store_room(made.events)
-    page = room_page_of(admin_client, made.room_id)
-    assert "Last 50 events" in page and "1 older below" in page
+    assert "Last 50 events" in room_page_of(admin_client, made.room_id)
+    assert len(last_events(admin_client, made.room_id)) == 50
 
 
 def test_queries_do_not_grow_with_what_is_shown(admin_client, made, django_assert_max_num_queries):

@@ -30,7 +30,7 @@ from replsite.api.tokens import make_token
 from streams.db import driver
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
 from streams.writing import terminate
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, wait_for_linear, waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -549,7 +549,7 @@ def test_the_session_that_a_writer_waits_for_is_ended(caller, monkeypatch):
         assert "1 session ended for whose locks master waited" in mine.post(address)["result"]
     finally:
         program.close()
-        writer.join(60)
+        writer.join(DEADLINE_SECONDS)
     assert went_on.is_set()
     assert "1 session ended" in LogEntry.objects.get().change_message
     mine.post("/writers/nobody/end_lock_holder", status=404)
@@ -586,7 +586,7 @@ def test_a_sync_that_waits_ends_without_news_when_its_right_is_withdrawn(caller,
     else:
         User.objects.get(username="ann").user_permissions.clear()
     talk.add([NewEvent("@ann:site", "m.room.message", {"body": "secret"})])
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     assert waited == [401 if withdrawn == "token" else 403]
 
 
@@ -671,7 +671,7 @@ def test_a_call_whose_client_left_keeps_its_turn_while_its_thread_works():
         with lock:
             working += 1
             most = max(most, working)
-        may_end.wait(60)
+        may_end.wait(DEADLINE_SECONDS)
         with lock:
             working -= 1
 

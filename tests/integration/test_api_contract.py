@@ -16,7 +16,7 @@ from replsite.api.tokens import make_token
 from tests.support.wire_client import ready_ports
 from tests.support.writing import append
 
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
 pytestmark = pytest.mark.django_db(transaction=True)
 EXAMPLES = 12
 

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from streams.catalog.models import CacheInvalidation
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,7 +40,7 @@ def test_an_interrupt_ends_it_with_every_fact_whole(start_manage, rate):
     process = start_manage(*arguments, stderr=subprocess.PIPE)
     wait_until(CacheInvalidation.objects.exists)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130
     assert "Traceback" not in said
     count = CacheInvalidation.objects.count()

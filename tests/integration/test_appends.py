@@ -23,7 +23,7 @@ from streams.writing import append_lock
 from streams.writing.process import current_writer
 from streams.writing.writer import Condition
 from tests.support.cutting_proxy import Cut, CuttingProxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
     fact,
@@ -334,7 +334,7 @@ def blocked_append(proxy: CuttingProxy, blocker: Any) -> threading.Thread:
     thread = in_thread(work)
     wait_until(waiting_sessions)
     proxy.drop_all()
-    assert cut.wait(60)
+    assert cut.wait(DEADLINE_SECONDS)
     return thread
 
 

@@ -11,11 +11,8 @@ from django.db.models.functions import Now
 from streams.errors import UnknownReader
 from streams.follow import Begin, Chunk, Handler, OnFailure, Reader, ask_retry, parked_facts
 from streams.models import StoredCursor
-from streams.replication.client.connection import TcpConnector
-from streams.replication.transport.addresses import Address
 from tests.support.effects import effects, effects_table, running, take
-from tests.support.waiting import wait_until
-from tests.support.wire_client import start_replication
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, terminate, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,14 +22,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def _table() -> Iterator[None]:
     with effects_table():
         yield
-
-
-@pytest.fixture(params=["table", "socket"])
-def server(request, start_manage) -> TcpConnector | None:
-    """Both handler loops."""
-    if request.param == "table":
-        return None
-    return TcpConnector(Address("127.0.0.1", start_replication(start_manage)), "r", "localhost")
 
 
 def handler(function=take) -> Handler:
@@ -59,13 +48,13 @@ def result() -> str:
     return StoredCursor.objects.get(reader="r", stream="caches").retry_result
 
 
-def test_the_running_process_retries_them_and_says_what_came_of_it(parked, server):
+def test_the_running_process_retries_them_and_says_what_came_of_it(parked):
     def take_but_one(chunk: Chunk) -> None:
         take(chunk)
         if parked[1] in [fact.token for fact in chunk]:
             raise KeyError("still not")
 
-    with running(handler(take_but_one), server=server) as runs:
+    with running(handler(take_but_one)) as runs:
         assert effects() == []
         assert ask_retry("r", by="ann") == ["caches"]
         wait_until(lambda: result() or runs.error)
@@ -80,10 +69,10 @@ def test_the_running_process_retries_them_and_says_what_came_of_it(parked, serve
     assert (cursor.retry_asked_by, cursor.retry_tokens) == ("bob", [parked[1]])
 
 
-def test_a_process_that_starts_retries_what_was_asked_for_meanwhile(parked, server):
+def test_a_process_that_starts_retries_what_was_asked_for_meanwhile(parked):
     ask_retry("r", "caches", parked[2], by="ann")
     ask_retry("r", "caches", parked[0], by="bob")
-    with running(handler(), server=server) as runs:
+    with running(handler()) as runs:
         wait_until(lambda: result() or runs.error)
     assert result() == "2 handled, 0 failed again, 1 left"
     assert effects() == [parked[0], parked[2]]
@@ -117,7 +106,7 @@ def test_a_process_that_is_stopped_leaves_the_rest_to_the_next_one(parked):
     with running(handler(stop_after_one)) as runs:
         readers.append(runs.reader)
         ask_retry("r", by="ann")
-        runs.thread.join(60)
+        runs.thread.join(DEADLINE_SECONDS)
     assert effects() == parked[:1]
     cursor = StoredCursor.objects.get(reader="r")
     assert (cursor.retry_asked_by, cursor.retry_began_at, cursor.retry_result) == ("ann", None, "")
@@ -125,7 +114,7 @@ def test_a_process_that_is_stopped_leaves_the_rest_to_the_next_one(parked):
     assert effects() == parked
 
 
-def test_a_retry_goes_on_after_its_connection_broke(parked, server):
+def test_a_retry_goes_on_after_its_connection_broke(parked):
     cut = []
 
     def cut_once(chunk: Chunk) -> None:
@@ -136,7 +125,7 @@ def test_a_retry_goes_on_after_its_connection_broke(parked, server):
                 cursor.execute("SELECT pg_backend_pid()")
                 terminate(cursor.fetchone()[0])
 
-    with running(handler(cut_once), server=server) as runs:
+    with running(handler(cut_once)) as runs:
         ask_retry("r", by="ann")
         wait_until(lambda: result() or runs.error)
     assert effects() == parked[1:], "the first failed with its connection, and stays with its error"

@@ -23,7 +23,7 @@ from streams.writing.control_loop import RETRY_SECONDS, ControlLoop
 from streams.writing.process import current_writer
 from streams.writing.writer import Condition, WriterProcess
 from tests.support.left_open import OPEN
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
     cut,
@@ -105,7 +105,7 @@ def test_a_wake_up_during_the_reading_of_another_is_not_the_last(no_fall_back, m
 
     monkeypatch.setattr(WakeUp, "hush", hush)
     append()
-    assert waked.wait(60)
+    assert waked.wait(DEADLINE_SECONDS)
     for _ in range(5):
         wait_for_linear(append()[0])
 
@@ -275,7 +275,7 @@ def test_a_failing_turn_does_not_end_the_thread(monkeypatch):
 
     monkeypatch.setattr(beside, "_receive", fails)
     append()
-    assert failed.wait(60)
+    assert failed.wait(DEADLINE_SECONDS)
     wait_for_linear(append()[0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import WireClient, positioned, start_replication
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,8 +48,8 @@ def test_batches_of_two_writers_never_interleave(start_manage):
         while len([line for line in client.of("RDATA caches") if " batch " not in line]) < WRITERS * FACTS:
             noisy.say("REPLICATE\nREMOTE_SERVER_UP in.between")
             seen = len(client.lines)
-            client.read_until(lambda line, seen=seen: len(client.lines) > seen, 60)
-        assert [process.wait(60) for process in processes] == [0] * WRITERS
+            client.read_until(lambda line, seen=seen: len(client.lines) > seen)
+        assert [process.wait(DEADLINE_SECONDS) for process in processes] == [0] * WRITERS
     whole = [batch for batch in batches(client.lines) if any(line[0] == "RDATA" for line in batch)]
     assert len(whole) == WRITERS * FACTS
     for batch in whole:

@@ -12,7 +12,7 @@ from script.benchmarks import outbox
 from script.benchmarks.outbox import Sizes, Tool
 from script.benchmarks.report import Report
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300), pytest.mark.scenario]
 SIZES = Sizes(rounds=1, facts=40, threads=(1, 3), chunked=150, warm=5, paced=40)
 WHAT = {"producing, 1 thread", "producing, 3 threads", "handling", "handling, chunks", "200 a second"}
 

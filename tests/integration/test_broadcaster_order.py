@@ -17,9 +17,9 @@ from streams.db.driver import OperationalError
 from streams.models import StreamPosition
 from streams.reading.position_cache import MOST_WAITING
 from streams.reading.position_notifications import PositionNotification
-from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server import broadcast_reader
 from streams.replication.server.broadcaster import Broadcaster
+from tests.support.memory_client import MemoryClient
 from tests.support.writing import give_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +37,7 @@ class Heard:
     def __init__(self) -> None:
         self.broadcaster = Broadcaster(stream_settings())
         self.broadcaster._announcer.start(self.broadcaster._backlog.snapshot())
-        self.peer = ChannelClient("here", "localhost")
+        self.peer = MemoryClient()
         self.broadcaster.join(self.peer)
 
     async def hear(self, *notifications: PositionNotification) -> None:
@@ -55,7 +55,7 @@ class Heard:
         """Everything that the client was sent, after whatever is still to be done."""
         while await self.broadcaster._round(self.broadcaster._take_moved()):
             pass
-        lines = b"".join(self.peer.waiting.chunk()).splitlines()
+        lines = self.peer.take_lines()
         return sorted(b" ".join(line.split()[:4]) for line in lines if line.startswith(b"RDATA"))
 
 

@@ -15,9 +15,9 @@ from streams import epochs
 from streams.conf import stream_settings
 from streams.models import StreamPosition
 from streams.replication.protocol.connection import CloseReason
-from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server.broadcaster import Broadcaster
 from tests.support.async_waiting import wait_for
+from tests.support.memory_client import MemoryClient
 from tests.support.writing import give_out, session, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,8 +46,8 @@ class Served:
     def __init__(self, broadcaster: Broadcaster) -> None:
         self.broadcaster = broadcaster
 
-    def client(self) -> ChannelClient:
-        peer = ChannelClient("here", "localhost")
+    def client(self) -> MemoryClient:
+        peer = MemoryClient()
         self.broadcaster.join(peer)
         self.broadcaster.answer_replicate(peer)
         return peer
@@ -68,8 +68,8 @@ def served(transactional_db):
     found.broadcaster._backlog.close()
 
 
-def got(peer: ChannelClient) -> list[bytes]:
-    lines = b"".join(peer.waiting._pieces).splitlines()
+def got(peer: MemoryClient) -> list[bytes]:
+    lines = peer.take_lines()
     return [b" ".join(line.split()[:4]) for line in lines if line.split()[1] == b"caches"]
 
 

@@ -28,7 +28,7 @@ from streams.browsers.threads import CHECKS, READS
 from streams.browsers.view import event_of
 from streams.maintenance.trim import Keep, TrimRequest, trim
 from tests.support.async_waiting import wait_for
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, cut, fact, session, sessions, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -150,7 +150,9 @@ import django; django.setup()
 from streams import stream_view
 print(stream_view.__name__, [name for name in sys.modules if name.startswith("streams.browsers.c")])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=2 * DEADLINE_SECONDS
+    )
     assert done.stdout == "stream_view ['streams.browsers.clients']\n"
 
 
@@ -405,7 +407,7 @@ async def test_many_browsers_share_two_threads_and_their_connections():
         return len(began) == 20 and not {one.ident for one in threading.enumerate()} & of_requests
 
     tasks = [asyncio.create_task(visit()) for _ in range(20)]
-    await wait_for(left, 60)
+    await wait_for(left)
     assert len(of_requests) > 1, "each had a thread of its own"
     assert len(of_checks) == 1
     # The test's own, the readers', the checks', the watcher's. A server process lives a moment longer than its connection.
@@ -424,7 +426,7 @@ async def test_a_slow_permission_delays_no_fact():
 
     async with ThreadSensitiveContext(), opened(view()) as answer:
         await take(answer, 1)
-        waiting = asyncio.create_task(visit(view(allow=lambda request: may_end.wait(60))))
+        waiting = asyncio.create_task(visit(view(allow=lambda request: may_end.wait(DEADLINE_SECONDS))))
         await wait_for(lambda: clients.open_clients() == 2)
         (number,) = await aappend()
         assert numbers(await take(answer, 1)) == [number]
@@ -516,23 +518,23 @@ class Socket:
         self.communicator = WebsocketCommunicator(application, f"/ws/orders/{query}", headers=headers)
 
     async def __aenter__(self) -> Any:
-        self.accepted, self.code = await self.communicator.connect(20)
+        self.accepted, self.code = await self.communicator.connect(DEADLINE_SECONDS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.communicator.disconnect()
+        await self.communicator.disconnect(timeout=DEADLINE_SECONDS)
 
     async def take(self, count: int) -> list[dict[str, str]]:
         """The next messages that are no beats."""
         found: list[dict[str, str]] = []
         while len(found) < count:
-            message = json.loads(await self.communicator.receive_from(20))
+            message = json.loads(await self.communicator.receive_from(DEADLINE_SECONDS))
             found += [message] if message["event"] != "beat" else []
         return found
 
     async def closed(self) -> int:
         """The code of the close; what comes before it is left out."""
-        while (message := await self.communicator.receive_output(20))["type"] != "websocket.close":
+        while (message := await self.communicator.receive_output(DEADLINE_SECONDS))["type"] != "websocket.close":
             pass
         return int(message["code"])
 

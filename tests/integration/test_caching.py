@@ -21,7 +21,7 @@ from streams.reading.position_notifications import PositionNotification
 from tests.integration.cached_words import set_word, store_quietly, word, word_later
 from tests.support.asked_process import AskedProcess
 from tests.support.async_waiting import wait_for
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import cut, fact_of_north, in_thread, linear, session
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("words")]
@@ -74,13 +74,13 @@ def test_value_computed_before_the_commit_and_kept_after_does_not_survive():
     def slow(key: str) -> str | None:
         value = original(key)
         computing.set()
-        go_on.wait(60)
+        go_on.wait(DEADLINE_SECONDS)
         return value
 
     word._function = slow
     try:
         thread = in_thread(lambda: word("a"))
-        assert computing.wait(60)
+        assert computing.wait(DEADLINE_SECONDS)
         set_word("a", "2")
         go_on.set()
         thread.join()
@@ -211,7 +211,7 @@ def test_change_in_another_process_is_heard_here(elsewhere):
     assert word("a") == "0"
     for number in range(1, 10):
         token = int(elsewhere.ask("set", "a", str(number)))
-        registry.get("caches").wait_for(token, 20.0)
+        registry.get("caches").wait_for(token, DEADLINE_SECONDS)
         assert word("a") == str(number)
 
 
@@ -306,7 +306,7 @@ def test_too_far_behind_drops_everything(monkeypatch, elsewhere):
     assert word("b") == "1"
     store_quietly("b", "2")
     token = int(elsewhere.ask("set", "a", "1"))
-    registry.get("caches").wait_for(token, 20.0)
+    registry.get("caches").wait_for(token, DEADLINE_SECONDS)
     assert word("b") == "2"
 
 
@@ -385,7 +385,7 @@ def change_elsewhere(elsewhere: AskedProcess) -> int:
 
 def test_waiting_drops_first(elsewhere):
     token = change_elsewhere(elsewhere)
-    registry.get("caches").wait_for(token, 20.0)
+    registry.get("caches").wait_for(token, DEADLINE_SECONDS)
     assert word("a") == "1"
 
 

@@ -9,7 +9,7 @@ import pytest
 from streams import registry
 from streams.catalog import models as catalog
 from streams.errors import UnusableFact
-from streams.homeserver import append, federation_queue
+from streams.homeserver import append, federation_queue, typing
 from streams.load_generator import generator
 from streams.models import FederationAcknowledgement
 from streams.reading.rows import rows_between
@@ -144,6 +144,106 @@ def test_items_for_federation_keep_their_json():
 def test_what_cannot_travel_is_refused_by_name(wrong):
     with pytest.raises(UnusableFact):
         wrong()
+
+
+#: What other servers may send -> calls that get it, for each text column of each stream.
+_TEXTS = {
+    "presence": [
+        lambda text: append.set_presence(catalog.Presence(user_id=text, state="online")),
+        lambda text: append.set_presence(catalog.Presence(user_id="@u:x", state="online", status_msg=text)),
+    ],
+    "receipts": [
+        lambda text: append.add_receipt(text, "m.read", "@u:x", "$e", {}),
+        lambda text: append.add_receipt("!r:x", text, "@u:x", "$e", {}),
+        lambda text: append.add_receipt("!r:x", "m.read", text, "$e", {}),
+        lambda text: append.add_receipt("!r:x", "m.read", "@u:x", text, {}),
+    ],
+    "push_rules": [append.push_rules_changed],
+    "pushers": [
+        lambda text: append.pusher_changed(text, "app", "key"),
+        lambda text: append.pusher_changed("@u:x", text, "key"),
+        lambda text: append.pusher_changed("@u:x", "app", text),
+    ],
+    "device_lists": [lambda text: append.devices_changed(["@u:x", text])],
+    "to_device": [lambda text: append.messages_to_devices([text])],
+    "tag_account_data": [
+        lambda text: append.set_tags(text, "!r:x", {}),
+        lambda text: append.set_tags("@u:x", text, {}),
+    ],
+    "account_data": [
+        lambda text: append.account_data_changed(text, "m.direct"),
+        lambda text: append.account_data_changed("@u:x", text),
+        lambda text: append.account_data_changed("@u:x", "m.direct", text),
+    ],
+    "groups": [
+        lambda text: append.group_changed(text, "@u:x", {}),
+        lambda text: append.group_changed("+g:x", text, {}),
+    ],
+    "user_signature": [append.signatures_changed],
+    "typing": [
+        lambda text: typing.set_typing(text, "@u:x", True),
+        lambda text: typing.set_typing("!r:x", text, True),
+        lambda text: typing.set_typing("!r:x", text, False),
+    ],
+    "presence_federation": [
+        lambda text: federation_queue.send_presence([text], ["@u:x"]),
+        lambda text: federation_queue.send_presence(["x"], [text]),
+    ],
+}
+
+
+@pytest.mark.parametrize(("text", "what"), [("@a\0:x", r"U\+0000"), ("@\ud800:x", "surrogate")])
+def test_text_that_cannot_be_stored_is_refused_by_name(text, what):
+    """The error was one of the driver, which named neither the stream nor the value."""
+    for name, calls in _TEXTS.items():
+        for call in calls:
+            with pytest.raises(UnusableFact, match=f"^{name}: [a-z_]+ has .*{what}"):
+                call(text)
+    assert not any(rows(name) for name in _TEXTS)
+    append.devices_changed(["@u:x"])
+    assert rows("device_lists") == [(rows("device_lists")[0][0], ["@u:x"])]
+
+
+def test_json_holds_any_text():
+    odd = {"a\0\ud800": ["\0", "\udfff", 10**400, -(10**4000)]}
+    append.add_receipt("!r:x", "m.read", "@u:x", "$e", odd)
+    append.group_changed("+g:x", "@u:x", odd)
+    assert [row[-1] for _, row in (*rows("receipts"), *rows("groups"))] == [odd, odd]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (
+            lambda: append.set_presence(catalog.Presence(user_id="@u:x", state="online", last_active_ts=10**400)),
+            "64 bits",
+        ),
+        (lambda: append.add_receipt("!r:x", "m.read", "@" + "\u00fc" * 200, "$e", {}), "255"),
+        (lambda: append.add_receipt("!r:x", "m.read", "@u:x", "$e", [1]), "object"),
+        (lambda: append.add_receipt("!r:x", "m.read", "@u:x", "$e", {"n": 10**5000}), "JSON"),
+        (lambda: append.add_receipt("!r:x", "m.read", "@u:x", "$e", {"n": nested(900)}), "deeper"),
+        (lambda: typing.set_typing("!" + "r" * 300, "@u:x", True), "255"),
+    ],
+)
+def test_what_no_column_takes_is_refused_by_name(wrong, what):
+    with pytest.raises(UnusableFact, match=what):
+        wrong()
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("text", ["once upon a time", "[1", "9" * 5_000, "NaN", "[" * 5_000 + "]" * 5_000])
+def test_a_row_whose_json_cannot_be_read_keeps_readers_from_nothing(text):
+    """A writer in SQL may store any text."""
+    for data in (text, '{"ts":1}'):
+        receipt = catalog.Receipt(room_id="!r:x", receipt_type="m.read", user_id="@u:x", event_id="$e", data=data)
+        registry.get("receipts").append(receipt)
+    assert [row[-1] for _, row in rows("receipts")] == [None, {"ts": 1}]
 
 
 def test_only_the_newest_presence_of_a_user_is_kept():

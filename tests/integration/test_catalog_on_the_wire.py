@@ -14,7 +14,7 @@ from streams.models import FederationAcknowledgement
 from streams.replication.protocol.commands import RData, parse_line
 from streams.testing import forget_writers
 from tests.integration.test_catalog import NAMES, _sequences_as_after_migrate, rows
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, start_replication
 from tests.support.writing import linear
 
@@ -135,7 +135,7 @@ def test_our_follower_follows_all_streams_and_through_a_new_beginning(start_mana
             generator(name, 0).append(1)
     wait_until(lambda: follower_has(registry.names()))
     append.group_changed("+g:x", "@u:x", {"membership": "join"})
-    output, _ = follower.communicate(timeout=60)
+    output, _ = follower.communicate(timeout=DEADLINE_SECONDS)
     found = [json.loads(line) for line in output.splitlines()]
     typing = [(line["token"], line["row"]) for line in found if line["stream"] == "typing"]
     assert typing[:1] == [(1, ["!r:x", ["@b:x"]])]

@@ -23,6 +23,7 @@ from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.stored_rooms import store_room
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -264,7 +265,7 @@ def test_beside_writers_of_the_same_room(monkeypatch):
     writer.start()
     while writer.is_alive():
         list(censor(NOW, "default"))
-    writer.join(120)
+    writer.join(2 * DEADLINE_SECONDS)
     list(censor(NOW, "default"))
     assert errors == []
     assert {json.dumps(stored_content(event)) for event in (*messages, *more)} == {"{}"}
@@ -287,5 +288,5 @@ def test_waits_for_a_transaction_that_has_the_room():
         thread.start()
         assert not done.wait(0.5)
         assert stored_content(messages[0]) != {}
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     assert stored_content(messages[0]) == {}

@@ -139,11 +139,3 @@ def test_half_of_tls_is_named(tmp_path):
     authorities.touch()
     with override_settings(REPLSITE_TLS_CLIENT_CA=str(authorities)):
         assert ids(check_wire_settings(None)) == ["streams.W011"]
-
-
-@pytest.mark.parametrize(
-    ("version", "found"), [("1.43", []), ("1.163.2", []), ("1.100", ["streams.E018"]), ("x", ["streams.E018"])]
-)
-def test_version_of_workers_on_redis_is_known(version, found, settings):
-    settings.REPLSITE_REDIS_SYNAPSE_VERSION = version
-    assert ids(check_wire_settings(None)) == found

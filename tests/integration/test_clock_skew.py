@@ -105,8 +105,8 @@ def test_a_server_and_a_follower_on_wrong_clocks_look_well_everywhere(start_mana
     server = start_manage("runreplication", "--bind", "127.0.0.1:0", env=skewed(HOUR))
     port = ready_ports(server)["replication"]
     start_manage("follow", f"tcp://127.0.0.1:{port}", "--name", "behind", env=skewed(-HOUR), stdout=subprocess.DEVNULL)
-    wait_until(lambda: set(Reader.objects.values_list("kind", flat=True)) == {"connection", "follower"}, 60)
-    wait_until(lambda: all(reader.positions for reader in Reader.objects.all()), 60)
+    wait_until(lambda: set(Reader.objects.values_list("kind", flat=True)) == {"connection", "follower"})
+    wait_until(lambda: all(reader.positions for reader in Reader.objects.all()))
     for reader in take_snapshot().readers:
         assert reader.status.severity == Severity.FINE, reader.status
         assert timedelta(seconds=-1) < database_now("default") - reader.connected_at < timedelta(minutes=5)
@@ -118,6 +118,7 @@ def test_a_server_and_a_follower_on_wrong_clocks_look_well_everywhere(start_mana
     assert {writer["status"]["word"] for writer in caches["writers"]} <= {"writing", "idle", "retired"}
 
 
+@pytest.mark.speed
 def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path):
     """A writer, a server, a follower and a handler go on; nobody is taken for dead, and nobody spins."""
     jumps = tmp_path / "jumps"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 #: Not here: commands that wait for the database to come back (`runhandlers`, `pipeline run`, `follow`), and those that
 #: have tests of their own (`serve`, `runreplication`).
@@ -30,12 +31,12 @@ LINES = [
     "jobs",
     "jobs show 1",
     "parked",
-    "purge feeds",
+    "purge feeds --yes",
     "purge history !a:b --before $e --yes",
-    "purge orphans",
-    "purge retention",
+    "purge orphans --yes",
+    "purge retention --yes",
     "purge room !a:b --yes",
-    "purge statistics",
+    "purge statistics --yes",
     "purge stream caches --keep 7d",
     "rebuild_visibility --all",
     "resolve_rooms",
@@ -82,7 +83,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     lines = [line.replace("FOLDER", str(folder)) for line in LINES]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(lines)],
-        cwd=PROJECT, env={**os.environ, **away}, capture_output=True, text=True, timeout=200, check=False,
+        cwd=PROJECT, env={**os.environ, **away}, capture_output=True, text=True, timeout=4 * DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from tests.support import session
-from tests.support.distribution import FilesAndSpark
+from tests.support.distribution import FilesAndFolders
 from tests.support.left_open import MOST_LEFT_OPEN, LeftOpen
 
 
@@ -63,6 +63,6 @@ def test_descriptors_that_a_module_leaves_open_are_told_with_the_test():
 
 
 def test_of_a_parallel_run_the_tests_on_spark_are_one_unit_and_others_stay_with_their_file():
-    split = FilesAndSpark.__new__(FilesAndSpark)._split_scope
+    split = FilesAndFolders.__new__(FilesAndFolders)._split_scope
     assert split("tests/pipeline/test_export.py::test_a") == split("tests/pipeline/test_live.py::test_b[1]")
     assert split("tests/integration/test_feeds.py::test_a[b::c]") == "tests/integration/test_feeds.py"

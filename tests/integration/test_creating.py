@@ -13,13 +13,16 @@ from events.format.canonical_json import LARGEST_INTEGER, encode
 from events.format.hashes import reference_hash
 from events.format.parsing import SIZE_LIMIT_BYTES, parse_event
 from events.format.signatures import SigningKey
+from events.format.strict_json import decode_event
 from events.models import Event, EventEdge, EventJson, EventVisibility, Room
 from events.reading.timeline import state_at
+from events.room.verification import signing_servers
 from events.sending.send import DUMMY_EVENT, LocalRoom, NewEvent, RoomSetup, create_room
 from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.support.made_rooms import MadeRoom
 from tests.support.persisted_rooms import current_state, extremities, incoming, persist, ranges, replayed_state
 from tests.support.signed_events import event_is_signed
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db
 
@@ -348,6 +351,57 @@ def public_key(seed):
     return base64.b64encode(private.public_key().public_bytes_raw()).decode().rstrip("=")
 
 
+# --- vouchers -----------------------------------------------------------------------------------------------------
+
+VOUCHER = "join_authorised_via_users_server"
+RESTRICTED = [version for version, rules in ROOM_VERSIONS.items() if rules.restricted_joins]
+
+
+def restricted_room(version, rule="restricted"):
+    """A room of this site that Eve, of another one, is joined to, and this site's key."""
+    key = SigningKey.from_seed("site", "ed25519:1", base64.b64encode(bytes(range(32))).decode())
+    room = create_room(ANN, version, key=key)
+    room.set_state(ANN, "m.room.join_rules", {"join_rule": rule, "allow": []})
+    room.invite(ANN, EVE)
+    LocalRoom(room.room_id).join(EVE)
+    return room
+
+
+def servers(stored, version):
+    """The servers whose signatures other servers demand."""
+    json = bytes(EventJson.objects.get(pk=stored.event_id).json)
+    return signing_servers(parse_event(json, decode_event(json), version))
+
+
+@pytest.mark.parametrize("version", RESTRICTED)
+def test_a_copied_membership_names_nobody_who_did_not_sign(version):
+    room = restricted_room(version)
+    joined = LocalRoom(room.room_id).join(BOB, **{VOUCHER: EVE})
+    assert servers(joined, version) == ("site", "else")
+    for voucher in (EVE, 5, None, "nobody"):
+        renamed = room.join(BOB, displayname="Bob", **{VOUCHER: voucher})
+        assert servers(renamed, version) == ("site",)
+        assert json_of(renamed.event_id)["content"] == {"membership": "join", "displayname": "Bob"}
+    room.set_state(ANN, "m.room.join_rules", {"join_rule": "public"})
+    room.leave(BOB)
+    assert servers(room.join(BOB, **{VOUCHER: EVE}), version) == ("site",)
+
+
+def test_a_voucher_that_another_server_has_to_sign_is_refused():
+    room = restricted_room("10", "knock_restricted")
+    with pytest.raises(EventRefused, match=r"'else' has to sign it.*make_join") as raised:
+        room.join(BOB, **{VOUCHER: EVE})
+    assert raised.value.reason == Reason.BAD_SIGNATURE
+    joined = room.join(BOB, **{VOUCHER: ANN})
+    assert json_of(joined.event_id)["content"][VOUCHER] == ANN and servers(joined, "10") == ("site",)
+
+
+def test_before_restricted_joins_the_key_is_content_like_any_other():
+    room = create_room(ANN, "7")
+    joined = room.join(BOB, **{VOUCHER: EVE})
+    assert json_of(joined.event_id)["content"][VOUCHER] == EVE and servers(joined, "7") == ("site",)
+
+
 # --- several senders ----------------------------------------------------------------------------------------------
 
 
@@ -370,7 +424,7 @@ def test_senders_at_once_build_on_each_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(2 * DEADLINE_SECONDS)
     assert errors == []
     events = Event.objects.filter(room_id=room.room_id).order_by("stream_ordering")
     assert [event.topological_ordering for event in events] == list(range(1, 30))

@@ -13,7 +13,7 @@ from streams.testing import forget_writers
 from streams.writing import lease
 from streams.writing.process import current_writer, retire_all
 from streams.writing.writer import Condition
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, ids, in_thread, linear, session, stored, terminate, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,7 +50,7 @@ def test_refusal_comes_at_once_although_a_transaction_is_open():
     def hold_open() -> None:
         with transaction.atomic():
             append()
-            release.wait(60)
+            release.wait(DEADLINE_SECONDS)
 
     thread = in_thread(hold_open)
     try:

@@ -22,7 +22,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.checks import check_driver
 from streams.db import driver
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, fact, stream
 
 OTHER = "psycopg2" if is_psycopg3 else "psycopg"
@@ -287,7 +287,7 @@ def of_a_site(*, hidden: list[str], code: str = "", apps: tuple[str, ...] = ("st
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_SECONDS,
         check=False,
         cwd=PROJECT,
         env=os.environ,

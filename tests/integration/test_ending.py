@@ -20,7 +20,7 @@ from streams.errors import UnknownWriter
 from streams.models import WriterResolution
 from streams.writing import terminate
 from streams.writing.process import current_writer
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, ids, in_thread, linear, session, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,7 +72,7 @@ def blocked(monkeypatch) -> Iterator[threading.Event]:
     def hold_open() -> None:
         with suppress(DatabaseError, InterfaceError), transaction.atomic():
             append()
-            release.wait(60)
+            release.wait(DEADLINE_SECONDS)
             append()
 
     thread = in_thread(hold_open)

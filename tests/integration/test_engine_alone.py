@@ -10,6 +10,7 @@ import pytest
 
 from streams.catalog.declarations import declarations
 from tests.support.own_project import OwnProject, made_project, tables_of
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import ready_ports
 
 SCHEMA = "engine_alone"
@@ -72,7 +73,7 @@ def test_the_engine_alone_is_served_and_followed(project):
         said = [json.loads(line) for line in project.run(*follow).splitlines()]
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(DEADLINE_SECONDS)
     assert [line["token"] for line in said] == [2, 3]
 
 

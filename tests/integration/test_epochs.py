@@ -21,6 +21,11 @@ from tests.support.waiting import wait_until
 from tests.support.wire_client import start_replication
 from tests.support.writing import append, session, waiting_sessions
 
+#: Roles belong to the whole server.
+SEES_NOTHING = f"sees_nothing_{os.getpid()}"
+ONLY_READS = f"only_reads_{os.getpid()}"
+PLAIN_WRITER = f"plain_writer_{os.getpid()}"
+
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -39,16 +44,18 @@ def test_first_start_begins_an_epoch_and_later_ones_keep_it():
 def test_who_may_not_read_or_not_begin_it_sees_none_and_no_error():
     word = now()
     with session() as cursor:
-        cursor.execute("CREATE ROLE sees_nothing; CREATE ROLE only_reads; GRANT SELECT ON streams_epoch TO only_reads")
+        cursor.execute(
+            f"CREATE ROLE {SEES_NOTHING}; CREATE ROLE {ONLY_READS}; GRANT SELECT ON streams_epoch TO {ONLY_READS}"
+        )
         try:
-            cursor.execute("SET ROLE sees_nothing")
+            cursor.execute(f"SET ROLE {SEES_NOTHING}")
             assert epochs.readable_epoch(cursor) == ""
-            cursor.execute("SET ROLE only_reads")
+            cursor.execute(f"SET ROLE {ONLY_READS}")
             assert epochs.readable_epoch(cursor) == word
-            cursor.execute("RESET ROLE; UPDATE streams_epoch SET database_oid = 1; SET ROLE only_reads")
+            cursor.execute(f"RESET ROLE; UPDATE streams_epoch SET database_oid = 1; SET ROLE {ONLY_READS}")
             assert epochs.readable_epoch(cursor) == "", "another life, and it may not say so"
         finally:
-            cursor.execute("RESET ROLE; DROP OWNED BY only_reads; DROP ROLE only_reads; DROP ROLE sees_nothing")
+            cursor.execute(f"RESET ROLE; DROP OWNED BY {ONLY_READS}; DROP ROLE {ONLY_READS}; DROP ROLE {SEES_NOTHING}")
 
 
 @pytest.mark.parametrize(
@@ -133,13 +140,13 @@ def test_fail_over_without_loss_keeps_it_by_setting():
 def test_ordinary_role_may_look():
     """Nothing of it needs a superuser, apart from reading and writing its own table."""
     with connection.cursor() as cursor:
-        cursor.execute("CREATE ROLE plain_writer; GRANT ALL ON ALL TABLES IN SCHEMA public TO plain_writer;")
-        cursor.execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO plain_writer")
+        cursor.execute(f"CREATE ROLE {PLAIN_WRITER}; GRANT ALL ON ALL TABLES IN SCHEMA public TO {PLAIN_WRITER};")
+        cursor.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {PLAIN_WRITER}")
         try:
-            cursor.execute("SET ROLE plain_writer")
+            cursor.execute(f"SET ROLE {PLAIN_WRITER}")
             assert epochs.current_epoch(cursor)
         finally:
-            cursor.execute("RESET ROLE; DROP OWNED BY plain_writer; DROP ROLE plain_writer")
+            cursor.execute(f"RESET ROLE; DROP OWNED BY {PLAIN_WRITER}; DROP ROLE {PLAIN_WRITER}")
 
 
 def programs() -> Path:

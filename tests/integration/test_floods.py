@@ -21,7 +21,7 @@ from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LO
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.websocket_client import WebSocketClient, session_cookie
 from tests.support.wire_client import positioned, ready_ports
 from tests.support.writing import append, sessions
@@ -63,6 +63,7 @@ def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
 # --- what waits for a client ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.memory
 def test_requests_that_are_sent_ahead_wait_for_the_client_to_take_the_answers(start_site):
     """A thousand answers of a third of a megabyte waited for a client that read none of them."""
     site = start_site()
@@ -245,6 +246,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n
 
 
 @pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;" + b"a" * 900 + b"\r\nx\r\n"], ids=["bytes", "extensions"])
+@pytest.mark.speed
 def test_a_body_of_tiny_chunks_costs_little(start_site, chunk):
     """Sixty thousand chunks of a byte were taken apart one by one, on the loop that everybody is answered on."""
     site = start_site()
@@ -272,6 +274,7 @@ def test_a_body_of_short_chunks_is_taken(start_site):
         assert int(client.recv(100).split(b" ")[1]) in {302, 403, 404}
 
 
+@pytest.mark.speed
 def test_forms_are_not_taken_apart_on_the_loop(start_site):
     """A form of a million fields was, before Django saw it: seconds in which nobody was answered."""
     site = start_site()
@@ -321,6 +324,7 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("kind", FRAMES)
+@pytest.mark.memory
 def test_a_viewer_that_floods_is_cut(start_site, kind):
     """It kept the loop busy for seconds: `/health/live` took six, and what it said waited in memory."""
     site = start_site()
@@ -344,6 +348,7 @@ def test_a_viewer_that_floods_is_cut(start_site, kind):
     assert seen.memory - before < 30_000_000
 
 
+@pytest.mark.memory
 def test_what_is_said_before_a_handshake_is_answered_has_a_bound(start_site):
     """It waited in memory for as long as the session was read."""
     site = start_site()
@@ -396,7 +401,7 @@ def test_who_finds_no_place_is_told_when_to_come_again(start_site):
         assert status_of(site.port) == 200
         assert status_of(site.port, STATIC) == 200
         assert status_of(site.port, "/metrics") == 200
-        late.settimeout(30)
+        late.settimeout(DEADLINE_SECONDS)
         answer = late.recv(1000)
         cursor.execute("ROLLBACK")
     assert answer.startswith(b"HTTP/1.1 503 ")
@@ -407,6 +412,7 @@ def test_who_finds_no_place_is_told_when_to_come_again(start_site):
     late.close()
 
 
+@pytest.mark.memory
 def test_scrapes_at_once_share_one_rendering(start_site):
     site = start_site()
     assert status_of(site.port, "/metrics") == 200
@@ -438,7 +444,7 @@ def test_a_port_of_metrics_is_answered_whatever_its_clients_do(start_site, free_
     assert set(seen.statuses) == {200}
     ours = {one.getsockname()[1] for one in half + deaf}
     process = psutil.Process(site.id)
-    wait_until(lambda: not ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr}, 60)
+    wait_until(lambda: not ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr})
     for one in half + deaf:
         one.close()
 
@@ -455,6 +461,7 @@ def test_who_has_its_metrics_and_stays_gives_way(start_site, free_port):
         one.close()
 
 
+@pytest.mark.speed
 def test_the_description_of_the_api_is_made_once(start_site):
     """Anybody may ask for it: 300 at once kept `/health/live` waiting for eight seconds."""
     site = start_site()
@@ -482,6 +489,7 @@ def test_a_port_of_metrics_answers_other_methods(start_site, free_port, said, an
     assert found.endswith(b"\r\n\r\n"), "no body"
 
 
+@pytest.mark.memory
 def test_bodies_that_wait_have_a_bound(start_site):
     site = start_site(REPLSITE_HTTP_BUFFER_LIMIT_BYTES="20000000")
     before = site.memory()

@@ -17,7 +17,7 @@ from streams.homeserver.typing import set_typing
 from tests.conftest import end_processes
 from tests.support.ports import free_port
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 from tests.support.writing import stream
 
@@ -115,7 +115,7 @@ def test_nothing_is_missed_over_kills_of_client_and_server(client, server):
     append(*(fact(f"while the server is away-{n}") for n in range(5_100)))  # more than one answer
     server.process = server()
     append(fact("after it"))
-    wait_until(lambda: set(stored()) - told == set(names(client)) - told, 60, "all facts came")
+    wait_until(lambda: set(stored()) - told == set(names(client)) - told, what="all facts came")
     assert [name for name in names(client) if name not in told] == [name for name in stored() if name not in told]
 
 
@@ -148,5 +148,5 @@ def test_trimmed_facts_end_it_with_a_clear_word(client, run_manage, capfd):
     done = run_manage("purge", "stream", "caches", "--keep", "1", "--ignore-reader", "follow.mjs")
     assert done.returncode == 0, done.stderr
     client.start()
-    assert client.process.wait(60) == 1
+    assert client.process.wait(DEADLINE_SECONDS) == 1
     assert "were trimmed" in capfd.readouterr().err

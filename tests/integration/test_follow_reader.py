@@ -30,7 +30,7 @@ from streams.follow.table_source import TableSource
 from streams.models import Reader as ReaderRow
 from streams.models import ReaderResync, StoredCursor
 from tests.support.effects import Running, effects, effects_table, running, take
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
     cut,
@@ -500,6 +500,6 @@ def test_a_handler_that_gives_up_stops_the_other_handlers_of_its_reader():
     other = Handler("receipts", "r", take, begin=Begin.OLDEST)
     runs = Running(handler(fail, attempts=1), other)
     runs.thread.start()
-    runs.thread.join(60)
+    runs.thread.join(DEADLINE_SECONDS)
     assert not runs.thread.is_alive()
     assert isinstance(runs.error, HandlerFailed)

@@ -13,7 +13,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer, StreamPosition
 from tests.integration.test_follow_redis import recorded, rows_by_hand
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 from tests.support.writing import append
 
@@ -126,7 +126,7 @@ def test_without_catch_up_a_gap_is_recorded_and_recording_goes_on(foreign, recor
     before = append(3)[-1]
     reaches(before)
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(DEADLINE_SECONDS) == 0
     missed = append(4)
     record(at(server), "--streams", "caches")
     wait_until(RecordedGap.objects.exists)

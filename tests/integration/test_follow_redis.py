@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from streams.catalog.models import CacheInvalidation
+from streams.conf import stream_settings
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.errors import RedisRefused
@@ -20,9 +22,11 @@ from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.redis import subscriber
 from streams.replication.redis.subscriber import RedisConnector
 from streams.replication.transport.addresses import RedisAddress
+from tests.support.redis_homeserver import RedisHomeserver, redis_homeserver
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scripted_http import scripted_http
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.writing import append, fact, stored, stream
 
 RECORDING = Path(__file__).parent.parent / "data" / "redis" / "r1_redis_modern_synapse.txt.gz"
 CHANNEL = "new.example"
@@ -62,7 +66,7 @@ class Heard:
         if self._thread.is_alive():
             with suppress(RuntimeError):  # it ended just now
                 self._loop.call_soon_threadsafe(self.follower.finish)
-        self._thread.join(60)
+        self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive()
 
     def of(self, stream: str) -> list[tuple]:
@@ -141,6 +145,45 @@ def test_a_follower_says_replicate_and_nothing_else(server):
     said = [(one["channel"].decode(), one["data"].decode()) for one in heard_by_others if one["type"] == "pmessage"]
     assert said[0] == (CHANNEL, "REPLICATE ")
     assert len(said) == 4  # ours, and the three of the test
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("view", ["writer", "linear"])
+def test_our_own_facts_over_redis_equal_the_table(server, start_manage, view):
+    """Those that it was told on the channel, in batches, and those that a POSITION says it missed: from the table."""
+    ours = stream_settings().server_name
+
+    def tell(homeserver: RedisHomeserver, tokens: list[int]) -> None:
+        for token in tokens:
+            facts = CacheInvalidation.objects.filter(stream_id=token).order_by("id")
+            homeserver.tell_fact(token, *(json.dumps([fact.cache_name, fact.keys, 1]) for fact in facts))
+
+    def two_rows() -> int:
+        with stream().reserve(1) as reservation:
+            for name in ("one", "two"):
+                row = fact(name)
+                row.stream_id = reservation.ids[0]
+                reservation.write(row)
+        return int(reservation.ids[0])
+
+    first, *before = append(5)
+    told = [*append(3), two_rows(), *append(3)]
+    missed = append(7)
+    last = append(1)
+    wait_until(lambda: stored()["master"].position >= last[-1])
+    with redis_homeserver(server, ours, "caches", "master", before[-1]) as homeserver:
+        span = ["--from", f"caches={first}", "--until", f"caches={last[-1]}", "--view", view]
+        process = start_manage("follow", server.url, "--streams", "caches", "--json", *span, "--timeout", "60")
+        wait_until(lambda: homeserver.answers, what="the follower asked for positions")
+        tell(homeserver, told)
+        homeserver.position = missed[-1]  # what was said meanwhile got lost
+        homeserver.tell_position()
+        tell(homeserver, last)
+        output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    rows = [(one["token"], one["row"][0]) for one in map(json.loads, output.splitlines())]
+    facts = CacheInvalidation.objects.filter(stream_id__gt=first).order_by("stream_id", "id")
+    assert process.returncode == 0
+    assert rows == list(facts.values_list("stream_id", "cache_name"))
 
 
 def test_user_ips_are_on_a_channel_of_their_own(server):

@@ -20,6 +20,7 @@ from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor
 from streams.reading.reader_table import forget_readers
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -109,7 +110,7 @@ def test_cursor_and_effects_are_together_in_the_services_own_database(service):
     wait_for_linear(facts[-1])
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT.replace("FACTS", repr(facts))],
-        cwd=PROJECT, env=service, capture_output=True, text=True, timeout=120, check=False,
+        cwd=PROJECT, env=service, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -163,7 +164,7 @@ def test_a_reader_that_failed_is_told_of_though_its_cursor_is_elsewhere(service,
     wait_for_linear(facts[-1])
     done = subprocess.run(
         [sys.executable, "-c", _FAILS.replace("FACTS", repr(facts))],
-        cwd=PROJECT, env=service, capture_output=True, text=True, timeout=120, check=False,
+        cwd=PROJECT, env=service, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ReaderRow.objects.update(

@@ -20,10 +20,11 @@ from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.transport.addresses import Address
 from streams.runtime import logs
 from streams.testing import as_instance
+from tests.support.lying_server import lying_server
 from tests.support.proxy import proxy_to
-from tests.support.waiting import wait_until
-from tests.support.wire_client import start_replication
-from tests.support.writing import append, fact, stored, stream, wait_for_linear
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.wire_client import positioned, start_replication
+from tests.support.writing import append, fact, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -63,12 +64,14 @@ class Followed:
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait_until_positioned(self) -> None:
         wait_until(lambda: self.follower.positions().get("caches") or self.error, what="the follower is positioned")
 
     def stop(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.follower.finish)
-        self._thread.join(60)
+        self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive()
 
     def tokens(self) -> list[int]:
@@ -79,10 +82,13 @@ class Followed:
 
 
 @contextmanager
-def following(port: int, **options) -> Iterator[Followed]:
+def following(port: int, *, is_positioned: bool = True, **options) -> Iterator[Followed]:
+    """A follower, when it was told a position unless its server tells none that it can take."""
     followed = Followed(port, **options)
     followed.start()
     try:
+        if is_positioned:
+            followed.wait_until_positioned()
         yield followed
     finally:
         followed.stop()
@@ -90,6 +96,45 @@ def following(port: int, **options) -> Iterator[Followed]:
 
 def written() -> list[int]:
     return list(CacheInvalidation.objects.order_by("stream_id").values_list("stream_id", flat=True))
+
+
+FAR = 1_000_000
+LIES = [
+    f"POSITION caches master 1 {FAR}\n",
+    f"POSITION caches master 1 {2**63 - 1}\n",
+    f'POSITION caches master 1 2\nRDATA caches master {FAR} ["x",["y"],1]\n',
+    f"POSITION caches ghost 1 {FAR}\n",
+]
+
+
+@pytest.mark.parametrize("view", list(View))
+@pytest.mark.parametrize("said", LIES)
+def test_a_server_that_names_a_token_above_the_sequence_loses_its_followers_no_fact(view, said):
+    """The follower would stand there, and pass over the facts that get these IDs later."""
+    first = append(3)
+    wait_for_linear(first[-1])
+    options = {"view": view, "start": {"caches": VectorToken(0)}, "is_positioned": False}
+    with lying_server(said) as server, following(server.port, **options) as followed:
+        wait_until(lambda: server.connects >= 2, what="the follower has left the server")
+        assert set(followed.tokens()) <= set(written())
+        second = append(3)
+        wait_for_linear(second[-1])
+        server.said = f"POSITION caches master {second[-1]} {second[-1]}\n"
+        wait_until(lambda: followed.tokens()[-1:] == second[-1:])
+        assert followed.tokens() == written()
+
+
+def test_missed_facts_are_told_to_who_may_not_see_the_epoch():
+    catch_up = TableCatchUp("default", "test")
+    with session() as cursor:
+        cursor.execute("CREATE ROLE sees_positions; GRANT SELECT ON streams_streamposition TO sees_positions")
+        try:
+            with catch_up._connection.cursor() as own:
+                own.execute("SET ROLE sees_positions")
+            assert set(asyncio.run(catch_up.writers(["caches"]))) == {"caches"}
+            asyncio.run(catch_up.close())
+        finally:
+            cursor.execute("DROP OWNED BY sees_positions; DROP ROLE sees_positions")
 
 
 @pytest.mark.parametrize("view", list(View))
@@ -230,12 +275,12 @@ def test_a_vector_start_passes_over_what_its_writers_had(port, view):
 
 
 def test_without_catch_up_gaps_are_counted_and_passed(port):
-    with proxy_to(port) as proxy, following(proxy.port, uses_table=False) as followed:
+    with proxy_to(port) as proxy, positioned(port) as beside, following(proxy.port, uses_table=False) as followed:
         append(2)
         followed.wait_for(written()[-1])
         proxy.refuse()
         proxy.cut()
-        append(5)
+        beside.read_until(f"RDATA caches master {append(5)[-1]}")  # the server has sent them, but to this one alone
         proxy.refuse(False)
         wait_until(lambda: followed.follower.facts_missed_ranges == 1)
         last = append()[-1]
@@ -312,7 +357,7 @@ def test_rows_that_the_handler_has_not_taken_yet_are_told_as_queued(port):
 
     with following(port, handle=handle) as followed:
         append(3)
-        assert busy.wait(60)
+        assert busy.wait(DEADLINE_SECONDS)
         assert followed.follower.queued() == {"caches": 3}
         go_on.set()
         wait_until(lambda: followed.follower.queued() == {})

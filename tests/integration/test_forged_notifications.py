@@ -20,7 +20,7 @@ from streams.writing.control_loop import ControlLoop
 from streams.writing.process import current_writer
 from streams.writing.writer import WriterProcess
 from tests.support.forging import forge, forger
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
 from tests.support.writing import append, give_out, ids, session, stored, stream, wait_for_linear
 
@@ -159,7 +159,7 @@ def test_who_got_the_number_of_a_killed_writer_is_not_believed_for_a_moment(liar
     liar.execute("SELECT pg_backend_pid(), current_user")
     number, role = liar.fetchone()
     append()
-    stream().wait_for(head, 60)
+    stream().wait_for(head, DEADLINE_SECONDS)
     view = wait.views.get()
     with connection.cursor() as cursor:
         cursor.execute(
@@ -260,7 +260,7 @@ def test_a_flood_costs_few_looks(liar, monkeypatch):
         liar.execute("SELECT pg_notify('replsite_streams', 'stream' || n || ' w 1') FROM generate_series(1, 500) AS n")
     number = append()[0]
     wait_for_linear(number)
-    assert stream().wait_for(number, 60)
+    assert stream().wait_for(number, DEADLINE_SECONDS)
     assert len(looked) <= 60 * (time.monotonic() - began)
     view = wait.views.get()
     # What was lost in the flood is read from the table, which has the other streams, too; made-up names are nowhere.

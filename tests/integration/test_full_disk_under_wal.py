@@ -18,7 +18,7 @@ from tests.support.asked_process import asked_process
 from tests.support.floods import status_of
 from tests.support.full_disk import fill_disk, small_file_system
 from tests.support.own_folder import OwnFolder, Serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def rows(site: OwnFolder, sql: str) -> list[tuple]:
 def health(port: int) -> str:
     """The public sentence of ``/health/ready``, which answers 503."""
     with pytest.raises(HTTPError) as refused:
-        urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=60)
+        urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=DEADLINE_SECONDS)
     assert refused.value.code == 503
     return json.loads(refused.value.read())["sentence"]
 

@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 
 from streams.models import ParkedFact
 from tests.support.effects import effects, effects_table
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.warm_start import WARM
 from tests.support.writing import append, ids, wait_for_linear
 
@@ -50,7 +50,7 @@ def start(database_url: str, tmp_path: Path) -> Iterator[Started]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=2 * DEADLINE_SECONDS)
     return process.returncode, out, err
 
 
@@ -90,7 +90,7 @@ def test_runhandlers_ends_in_order_when_told_to(start):
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "ready readers=r"
     append(3)
-    wait_until(lambda: effects() == ids(), 60)
+    wait_until(lambda: effects() == ids())
     process.terminate()
     status, out, err = ended(process)
     assert (status, out.strip()) == (0, "r: 3 facts handled, 0 parked"), err

@@ -23,6 +23,7 @@ from replsite.snapshot.take import take_snapshot
 from replsite.status.verdicts import Problem, Severity, Verdict, judge_health
 from streams.replication.server import broadcaster
 from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db
 PATHS = ("/health", "/health/live", "/health/ready")
@@ -231,7 +232,7 @@ def hanging(monkeypatch):
 
     class Hangs:
         def cursor(self):
-            waited.append(let_go.wait(200))
+            waited.append(let_go.wait(4 * DEADLINE_SECONDS))
             raise OperationalError("gone")
 
     monkeypatch.setattr(health, "connections", {"default": Hangs()})
@@ -276,14 +277,14 @@ def test_an_answer_that_comes_late_is_not_given_to_who_asks_later():
     go = threading.Event()
 
     def slow():
-        go.wait(60)
+        go.wait(DEADLINE_SECONDS)
         return next(answers)
 
     deadline = Deadline(slow, 0.05, "slow")
     with pytest.raises(NoAnswer):
         deadline.ask()
     go.set()
-    deadline._asked.result(60)
+    deadline._asked.result(DEADLINE_SECONDS)
     deadline._seconds = 60
     assert deadline.ask() == "b"
 

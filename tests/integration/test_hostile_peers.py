@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from streams.models import WireCount
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports
 from tests.support.writing import append, fact, stream
 
@@ -111,6 +111,7 @@ def test_odd_input_that_is_allowed_ends_nothing(server, said):
         assert not client.of("ERROR")
 
 
+@pytest.mark.memory
 def test_a_peer_that_never_reads_is_cut_and_costs_little(server):
     before = server.memory()
     with WireClient(server.port) as deaf:
@@ -123,6 +124,7 @@ def test_a_peer_that_never_reads_is_cut_and_costs_little(server):
     assert server.memory() - before < 100_000_000
 
 
+@pytest.mark.memory
 def test_floods_of_every_kind_leave_memory_as_it_is(server):
     """Each is bounded by its own limit; together they must not add up."""
     server.is_well()
@@ -137,7 +139,7 @@ def test_floods_of_every_kind_leave_memory_as_it_is(server):
         b"REPLICATE %d%d\n",
     ):
         with WireClient(server.port) as client:
-            client.socket.settimeout(60)
+            client.socket.settimeout(DEADLINE_SECONDS)
             for start in range(0, 5_000, 1_000):
                 client.socket.sendall(b"".join(line % (n, n) for n in range(start, start + 1_000)))
                 client.socket.setblocking(False)
@@ -145,7 +147,7 @@ def test_floods_of_every_kind_leave_memory_as_it_is(server):
                     while client.socket.recv(1 << 20):
                         pass
                 except BlockingIOError:
-                    client.socket.settimeout(60)
+                    client.socket.settimeout(DEADLINE_SECONDS)
             client.socket.close()
     server.is_well()
     assert server.memory() - before < 60_000_000
@@ -180,10 +182,10 @@ def test_http_connections_are_refused_by_number_and_come_back(start_manage):
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
         cursor.execute("LOCK TABLE django_session")  # what is at work does not give way
-        held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2)]
+        held = [socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) for _ in range(2)]
         for one in held:
             one.sendall(b"GET /admin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=" + b"x" * 32 + b"\r\n\r\n")
-        wait_until(lambda: _waiting_for_sessions(cursor) == 2, 90)
+        wait_until(lambda: _waiting_for_sessions(cursor) == 2, 2 * DEADLINE_SECONDS)
         assert _http_status(port) == b"503"
         closed("HTTP connection limit", "refused")
         cursor.execute("ROLLBACK")
@@ -203,7 +205,7 @@ def _waiting_for_sessions(cursor) -> int:
 
 
 def _http_status(port: int) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as one:
         one.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         return one.recv(200).split(b" ")[1]
 
@@ -212,7 +214,7 @@ def test_an_http_body_without_end_is_refused_and_counted(start_manage):
     process = start_manage(
         "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env={"REPLSITE_HTTP_BODY_LIMIT_BYTES": "1000"}
     )
-    with socket.create_connection(("127.0.0.1", ready_ports(process)["http"]), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", ready_ports(process)["http"]), timeout=DEADLINE_SECONDS) as client:
         client.sendall(b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5_000)
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
     closed("HTTP body too long", "refused")

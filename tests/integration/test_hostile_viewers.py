@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.support import crowd
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.websocket_client import WebSocketClient, session_cookie
 from tests.support.wire_client import ready_ports
 
@@ -29,7 +29,7 @@ class Site:
         self.cookie = session_cookie(User.objects.create_superuser("boss"))
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=DEADLINE_SECONDS) as answer:
             return answer.read().decode()
 
     def memory(self) -> int:
@@ -61,6 +61,7 @@ async def answers(site: Site) -> bool:
     return "streams" in found
 
 
+@pytest.mark.memory
 async def test_floods_are_closed_with_a_counted_reason_and_others_are_answered(site):
     before = site.memory()
     flood = await WebSocketClient.connect(site.port, site.cookie)

@@ -21,7 +21,7 @@ from streams.homeserver.append import devices_changed
 from streams.models import StreamPosition
 from tests.oracles.token_ranges import in_range
 from tests.support.room_talker import USERS, chatter, talkers
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import cut, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -168,11 +168,11 @@ def test_own_rollback_brings_nothing(room):
 def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
     """``wait_for`` and the memory hear by connections of their own; the first must not be ahead of the second."""
     since = notifier.look(ALICE, START).now
-    registry.get("events").wait_for(1, 20.0)
+    registry.get("events").wait_for(1, DEADLINE_SECONDS)
     for _ in range(30):
         position, _ = other.do("send", room.room_id, ALICE)
         try:
-            registry.get("events").wait_for(VectorToken.of(0, {"other": position}), 20.0)
+            registry.get("events").wait_for(VectorToken.of(0, {"other": position}), DEADLINE_SECONDS)
         except WaitTimedOut:
             pytest.fail("the position was never seen")
         found = notifier.look(ALICE, since)
@@ -309,7 +309,7 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
     room.send(ALICE, "m.room.message", {})
     since = notifier.look(ALICE, START).now
     feed = notifier._feeds.obtain()
-    registry.get("events").wait_for(since, 20.0)
+    registry.get("events").wait_for(since, DEADLINE_SECONDS)
     wait_until(lambda: registry.get("events").current().linear >= since.base)
     before = feed.memory.streams
     with session() as cursor:

@@ -16,7 +16,7 @@ from events.sending.send import create_room
 from streams.homeserver import append
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import cut, in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,7 +38,7 @@ class Waiting:
         wait_until(lambda: notifier.waiting() > before or self.woken)
 
     def end(self) -> bool:
-        self.thread.join(90)
+        self.thread.join(2 * DEADLINE_SECONDS)
         return self.woken[0]
 
 

@@ -14,10 +14,7 @@ from streams.replication.protocol.ordering import View
 from streams.replication.server.http_catch_up import RangeQuery, stream_updates
 from streams.waiting import wait
 from tests.integration.cached_words import word
-from tests.support.effects import running
-from tests.support.lying_server import lying_server
-from tests.support.waiting import wait_until
-from tests.support.writing import append, fact_of_north, session, store_position, stream, wait_for_linear
+from tests.support.writing import fact_of_north, session, store_position, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FAR = 1_000_000
@@ -93,31 +90,3 @@ def test_hot():
     first = fact_of_north()
     store_position(FAR)
     assert notifier.positions("default")["caches"].token.base <= first
-
-
-LIES = [
-    f"POSITION caches master 1 {FAR}\n",
-    f"POSITION caches master 1 {2**63 - 1}\n",
-    f'POSITION caches master 1 2\nRDATA caches master {FAR} ["x",["y"],1]\n',
-    f"POSITION caches ghost 1 {FAR}\n",
-]
-
-
-@pytest.mark.parametrize("view", list(View))
-@pytest.mark.parametrize("said", LIES)
-def test_a_server_that_names_one_loses_its_followers_no_fact(view, said):
-    """The reader stored the cursor, and passed over the facts that got these IDs later."""
-    first = append(3)
-    wait_for_linear(first[-1])
-    seen: list[int] = []
-    reader = Handler(
-        "caches", "r", lambda chunk: seen.extend(one.token for one in chunk), begin=Begin.OLDEST, view=view
-    )
-    with lying_server(said) as server, running(reader, server=server.connector):
-        wait_until(lambda: server.connects >= 2, what="the follower has left the server")
-        assert set(seen) <= set(first)
-        second = append(3)
-        wait_for_linear(second[-1])
-        server.said = f"POSITION caches master {second[-1]} {second[-1]}\n"
-        wait_until(lambda: seen and seen[-1] == second[-1])
-    assert seen == [*first, *second]

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 
 from tests.support.shop import Shop
+from tests.support.waiting import DEADLINE_SECONDS
 
 MODELS = """
 from django.db import models
@@ -135,6 +136,7 @@ Visit.stream.append(customer=ann, page="four", expected=visit.token)
 print("ok")
 """
 STRANGER = """
+import os
 import threading
 from contextlib import closing
 from django.db import connection, connections
@@ -142,6 +144,7 @@ from django.db.backends.postgresql.base import Database
 from shop.models import Entry
 from streams.db import driver
 
+KEY_STRANGER = f"key_stranger_{os.getpid()}"  # roles belong to the whole server
 first = Entry.stream.append(account="a", number=1)
 
 
@@ -151,10 +154,10 @@ def append(number, **given):
 
 
 with connection.cursor() as cursor:
-    cursor.execute("CREATE ROLE key_stranger LOGIN PASSWORD 'x'")
+    cursor.execute(f"CREATE ROLE {KEY_STRANGER} LOGIN PASSWORD 'x'")
     mark = driver.schema_mark(cursor)
 try:
-    with closing(Database.connect(driver.dsn(), user="key_stranger", password="x")) as stranger:
+    with closing(Database.connect(driver.dsn(), user=KEY_STRANGER, password="x")) as stranger:
         stranger.autocommit = True
         taking = "SELECT count(pg_advisory_lock(hashtextextended(%s, n))) FROM generate_series(0, 1023) AS n"
         stranger.cursor().execute(taking, ["replsite.key:accounts" + mark])
@@ -171,7 +174,7 @@ try:
         else:
             append(5, expected=newest.token)
 finally:
-    connection.cursor().execute("DROP ROLE key_stranger")
+    connection.cursor().execute(f"DROP ROLE {KEY_STRANGER}")
 print("waited" if was_alive else "ok")
 """
 RACE = """
@@ -230,7 +233,7 @@ def test_a_role_without_rights_cannot_hold_the_locks_of_keys(shop: Shop) -> None
 def test_one_writer_wins_whatever_eight_processes_do(shop: Shop) -> None:
     """Each append makes the next number of its key: a number that comes twice, or is left out, is a writer that lost."""
     processes = [shop.start("-c", SET_UP + RACE + END, str(seed)) for seed in range(8)]
-    lost = [process.communicate(timeout=250)[0] for process in processes]
+    lost = [process.communicate(timeout=4 * DEADLINE_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 8
     with connection.cursor() as cursor:
         cursor.execute("SELECT account, array_agg(number ORDER BY stream_id) FROM keys.shop_entry GROUP BY 1")

@@ -68,6 +68,7 @@ def test_a_large_site_is_shown_and_scraped_in_few_bytes(crowd, site, record_prop
 
 
 @pytest.mark.parametrize("site", [USUAL], ids=["usual"], indirect=True)
+@pytest.mark.speed
 def test_time_grows_with_the_readers_and_no_faster(crowd):
     """How long it takes is measured in ``script/benchmarks/snapshot.py``."""
     long_ago, seconds = timezone.now() - timedelta(days=1), {READERS // 4: [], READERS: []}

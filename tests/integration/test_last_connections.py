@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -36,7 +36,7 @@ def port_of(server: subprocess.Popen[bytes]) -> int:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=60)
+    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS)
 
 
 def answer(connection: socket.socket) -> str:
@@ -60,7 +60,7 @@ def test_all_that_the_kernel_has_queued_are_answered(server):
     server.terminate()
     os.kill(server.pid, signal.SIGCONT)
     assert Counter(answer(client) for client in clients) == {"HTTP/1.1 200 OK": 300}
-    assert server.wait(60) == 0
+    assert server.wait(DEADLINE_SECONDS) == 0
 
 
 def answer_to(connection: socket.socket) -> str:
@@ -74,7 +74,7 @@ def test_a_client_that_sends_its_request_late_is_answered(server):
     server.terminate()
     wait_until(lambda: not listens(server.pid), what="the port is closed")
     assert answer_to(client) == "HTTP/1.1 200 OK"
-    assert server.wait(60) == 0
+    assert server.wait(DEADLINE_SECONDS) == 0
 
 
 def listens(pid: int) -> bool:
@@ -85,7 +85,7 @@ def test_a_client_that_sends_nothing_does_not_hold_the_end_up(server):
     port = port_of(server)
     with connect(port):
         server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(DEADLINE_SECONDS) == 0
 
 
 def test_nobody_who_connects_while_it_ends_is_reset(server):
@@ -108,8 +108,8 @@ def test_nobody_who_connects_while_it_ends_is_reset(server):
         thread.start()
     wait_until(lambda: seen["HTTP/1.1 200 OK"] > 50, what="requests are answered")
     server.terminate()
-    assert server.wait(60) == 0
+    assert server.wait(DEADLINE_SECONDS) == 0
     is_over.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     assert set(seen) == {"HTTP/1.1 200 OK", "refused"}

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from pipeline.errors import LedgerMismatch
-from pipeline.live.ledger import BatchOffsets, covers, ledger_vectors, read_offsets, take_batch
+from pipeline.live.ledger import BatchOffsets, covers, ledger_vectors, read_offsets, set_ledger, take_batch
 from pipeline.models import BatchLedger
 
 pytestmark = pytest.mark.django_db
@@ -37,6 +37,17 @@ def test_a_repeated_batch_is_left_out():
     take(FIRST)
     assert not take(FIRST)
     assert BatchLedger.objects.get().batches == 1
+
+
+def test_a_begin_is_no_batch():
+    """A query that fails again and again, and adds nothing, must not look as if it got on."""
+    take(FIRST)
+    before = BatchLedger.objects.get()
+    with transaction.atomic(), connection.cursor() as cursor:
+        set_ledger(cursor, "q", {"events": {"a": 3}})
+    after = BatchLedger.objects.get()
+    assert held() == {"events": {"a": 3}}
+    assert (after.batches, after.applied_at) == (before.batches, before.applied_at)
 
 
 def test_a_batch_that_overlaps_is_refused():

@@ -23,6 +23,7 @@ from replsite.dashboard import consumer, fragments, tick_feed
 from replsite.dashboard.consumer import LiveConsumer
 from replsite.dashboard.tick_feed import LiveFeed
 from tests.support.snapshots import a_snapshot, a_stream, a_writer
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append
 
 STAFF = User(username="staff", is_staff=True, is_superuser=True)
@@ -60,14 +61,30 @@ def source(monkeypatch, db):
     return source
 
 
+class Viewer(WebsocketCommunicator):
+    """With the deadline of tests in the place of one second."""
+
+    async def connect(self, timeout=DEADLINE_SECONDS):  # noqa: ASYNC109 - as the class has it
+        return await super().connect(timeout)
+
+    async def receive_from(self, timeout=DEADLINE_SECONDS):  # noqa: ASYNC109
+        return await super().receive_from(timeout)
+
+    async def receive_output(self, timeout=DEADLINE_SECONDS):  # noqa: ASYNC109
+        return await super().receive_output(timeout)
+
+    async def disconnect(self, code=1000, timeout=DEADLINE_SECONDS):  # noqa: ASYNC109
+        await super().disconnect(code, timeout)
+
+
 def viewer(user=STAFF):
-    communicator = WebsocketCommunicator(LiveConsumer.as_asgi(), "/ws/live/")
+    communicator = Viewer(LiveConsumer.as_asgi(), "/ws/live/")
     communicator.scope["user"] = user
     return communicator
 
 
-async def answer_of(ws, seconds=1):
-    return unpacked(await ws.receive_from(timeout=seconds))
+async def answer_of(ws):
+    return unpacked(await ws.receive_from())
 
 
 def unpacked(message):
@@ -212,7 +229,7 @@ async def test_the_feed_rests_when_nobody_waits():
     source = Source()
     live = LiveFeed(source, tick_seconds=0.01)
     await live.after(0)
-    await asyncio.wait_for(live._task, 60)
+    await asyncio.wait_for(live._task, DEADLINE_SECONDS)
     looks = source.looks
     await asyncio.sleep(0.1)  # ten ticks: an absence cannot be waited for otherwise
     assert source.looks == looks
@@ -263,7 +280,7 @@ def headers_of(name, staff, origin=b"http://localhost"):
 
 
 async def handshake(headers):
-    communicator = WebsocketCommunicator(application, "/ws/live/", headers=headers)
+    communicator = Viewer(application, "/ws/live/", headers=headers)
     accepted, code = await communicator.connect()
     return communicator, accepted, code
 
@@ -279,9 +296,9 @@ async def test_staff_session_sees_the_real_page(committed):
     ws, accepted, _ = await handshake(await headers_of("boss", True))
     assert accepted
     await ws.send_json_to({"have": 0})
-    answer = await answer_of(ws, 10)
+    answer = await answer_of(ws)
     await ws.disconnect()
-    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 60)
+    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, DEADLINE_SECONDS)
     assert {key for key, _ in answer["streams"]} >= {"events", "caches"}
 
 
@@ -310,7 +327,7 @@ async def test_losing_the_staff_mark_shuts_out(committed, monkeypatch):
     assert accepted
     await database_sync_to_async(User.objects.update)(is_staff=False)
     await ws.send_json_to({"have": 0})
-    assert (await ws.receive_output(timeout=60))["code"] == 4403
+    assert (await ws.receive_output())["code"] == 4403
 
 
 async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkeypatch):
@@ -320,16 +337,16 @@ async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkey
     ws, accepted, _ = await handshake(await headers_of("mate", True))
     assert accepted
     await ws.send_json_to({"have": 0})
-    first = await answer_of(ws, 10)
+    first = await answer_of(ws)
     assert first["rooms"] == [] and "/admin/streams/" not in json.dumps(first)
     await ws.send_json_to({"have": first["number"]})
-    second = await answer_of(ws, 10)
+    second = await answer_of(ws)
     assert not is_whole(second.get("streams", [["", [["", None]]]]))
     await database_sync_to_async(permit)("mate", "view_streamposition", "view_roomstatistics")
     await ws.send_json_to({"have": second["number"]})
-    third = await answer_of(ws, 10)
+    third = await answer_of(ws)
     await ws.disconnect()
-    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 60)
+    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, DEADLINE_SECONDS)
     assert is_whole(third["streams"])
     assert {"state", "summary", "rooms", "workers"} <= third.keys()
     assert "/admin/streams/streamposition/" in json.dumps(third["streams"])
@@ -346,7 +363,7 @@ async def test_logging_out_shuts_out(committed, monkeypatch):
     assert accepted
     await database_sync_to_async(Session.objects.all().delete)()
     await ws.send_json_to({"have": 0})
-    assert (await ws.receive_output(timeout=60))["code"] == 4401
+    assert (await ws.receive_output())["code"] == 4401
 
 
 async def test_a_page_that_cannot_be_made_is_said_and_logged_instead_of_waited_for(source, caplog):
@@ -365,7 +382,7 @@ async def test_a_database_that_does_not_answer_is_said_while_it_is_waited_for():
     go_on = threading.Event()
 
     def look():
-        go_on.wait(60)
+        go_on.wait(DEADLINE_SECONDS)
         return a_snapshot()
 
     live = LiveFeed(look, tick_seconds=0.01, patience_seconds=0.05)
@@ -374,7 +391,7 @@ async def test_a_database_that_does_not_answer_is_said_while_it_is_waited_for():
     go_on.set()
     while (tick := await live.after(tick.number)).page is None:
         pass
-    await asyncio.wait_for(live._task, 60)
+    await asyncio.wait_for(live._task, DEADLINE_SECONDS)
 
 
 async def test_only_the_last_pages_are_kept_and_the_others_come_whole():
@@ -385,7 +402,7 @@ async def test_only_the_last_pages_are_kept_and_the_others_come_whole():
         tick = await live.after(number)
         texts.append([unpacked(live.message(have, tick, SEES_ALL)) for have in (number, max(0, number - 1), 1)])
         number = tick.number
-    await asyncio.wait_for(live._task, 60)
+    await asyncio.wait_for(live._task, DEADLINE_SECONDS)
     last, before, first = texts[-1]
     assert not is_whole(last["streams"]) and not is_whole(before["streams"])
     assert is_whole(first["streams"]), "page 1 is long gone"
@@ -399,7 +416,7 @@ async def test_what_viewers_of_one_page_are_sent_is_written_once(monkeypatch):
     assert live.message(0, tick, SEES_ALL) is live.message(0, tick, SEES_ALL)
     assert live.message(0, tick, SEES_ALL) is not live.message(0, tick, frozenset())
     assert tick.fragments(SEES_ALL) is tick.fragments(SEES_ALL)
-    await asyncio.wait_for(live._task, 60)
+    await asyncio.wait_for(live._task, DEADLINE_SECONDS)
 
 
 async def test_a_feed_that_is_cancelled_does_not_hold_up_the_loop_for_a_read(db):
@@ -408,7 +425,7 @@ async def test_a_feed_that_is_cancelled_does_not_hold_up_the_loop_for_a_read(db)
 
     def hang():
         reading.set()
-        answered.wait(60)
+        answered.wait(DEADLINE_SECONDS)
         return a_snapshot()
 
     feed = LiveFeed(hang)

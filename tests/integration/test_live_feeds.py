@@ -16,6 +16,7 @@ from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
 from streams.errors import ReaderFenced, ReaderNameTaken
 from streams.follow import Reader
 from streams.follow.cursors import read_cursor
+from streams.follow.handlers import load_handlers
 from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor, StreamPosition
 from tests.support.syncing import here, talk
@@ -28,6 +29,7 @@ ANN, BOB = "@ann:site", "@bob:site"
 
 @pytest.fixture(autouse=True)
 def _server_name(settings):
+    load_handlers()
     settings.REPLSITE_SERVER_NAME = "site"
 
 

@@ -30,7 +30,7 @@ from streams.writing import append_lock, lease, terminate
 from streams.writing.dead_writers import resolve_writer
 from streams.writing.process import current_writer
 from tests.support.forging import forger
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, in_thread, session, stored, stream, wait_for_linear, waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -241,7 +241,7 @@ def append_key() -> int:
 def goes_on(stranger: Any, work: Callable[[], Any]) -> None:
     """The work ends, although the stranger keeps its locks."""
     waiting = in_thread(work)
-    waiting.join(60)
+    waiting.join(DEADLINE_SECONDS)
     is_waiting = waiting.is_alive()
     stranger.execute("SELECT pg_advisory_unlock_all()")
     waiting.join()

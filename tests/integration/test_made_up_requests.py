@@ -74,6 +74,7 @@ ESCAPES = ['"' + "\\" * 15_000 + '"', '"' + "\\1" * 7_500 + '"']
 
 
 @pytest.mark.parametrize("value", ESCAPES, ids=["backslashes", "digits"])
+@pytest.mark.speed
 def test_escapes_in_a_cookie_stop_nobody(start_manage, value):
     """Each request took Python's ``http.cookies`` most of a second, a WebSocket's on the event loop."""
     process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
@@ -109,6 +110,7 @@ def form(body: bytes, more: str = "") -> bytes:
     return head("/admin/", f"{FORM}{more}\r\n{TOKEN}Content-Length: {len(body)}\r\n", "POST") + body
 
 
+@pytest.mark.memory
 def test_a_long_form_of_a_stranger_is_not_read(start_manage):
     """Percent signs took 190 bytes of memory each, and three microseconds in which nobody else was answered."""
     process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from tests.support import session
 from tests.support.full_disk import FULL, needs_full_disk
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,12 +105,13 @@ def test_a_sequence_that_no_migration_makes_is_told_with_the_statement_that_does
     with connection.cursor() as cursor:
         cursor.execute("ALTER SEQUENCE streams_cacheinvalidation_seq RENAME TO of_old")
     try:
-        done = run_manage("check_streams")
+        done = run_manage("check_streams", "--json")
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER SEQUENCE of_old RENAME TO streams_cacheinvalidation_seq")
     assert done.returncode == 1
-    assert 'RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in done.stderr
+    fixes = [json.loads(line).get("fix", "") for line in done.stdout.splitlines()]
+    assert any('RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in fix for fix in fixes)
 
 
 def test_a_database_without_tables_is_told_to_migrate(tmp_path):
@@ -124,7 +127,13 @@ def test_a_database_without_tables_is_told_to_migrate(tmp_path):
     ):
         command = [sys.executable, "manage.py", *arguments]
         done = subprocess.run(
-            command, cwd=session.PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=120
+            command,
+            cwd=session.PROJECT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=2 * DEADLINE_SECONDS,
         )
         assert done.returncode == 1, arguments
         assert done.stderr.splitlines()[-1].endswith("run manage.py migrate."), (arguments, done.stderr)
@@ -141,7 +150,7 @@ def test_a_database_without_tables_is_told_to_migrate(tmp_path):
     ],
 )
 def test_a_setting_that_cannot_be_read_is_one_line_and_unusable(run_manage, setting, value):
-    done = run_manage("runreplication", "--bind", "127.0.0.1:0", env={setting: value}, timeout=60)
+    done = run_manage("runreplication", "--bind", "127.0.0.1:0", env={setting: value}, timeout=DEADLINE_SECONDS)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("error: a setting cannot be used: ")
@@ -150,7 +159,7 @@ def test_a_setting_that_cannot_be_read_is_one_line_and_unusable(run_manage, sett
 
 def test_a_setting_that_a_check_refuses_is_unusable_as_well(run_manage):
     """A service manager does not try again what somebody has to correct."""
-    done = run_manage("runjobs", "--once", env={"REPLSITE_JOB_HISTORY_DAYS": "-1"}, timeout=60)
+    done = run_manage("runjobs", "--once", env={"REPLSITE_JOB_HISTORY_DAYS": "-1"}, timeout=DEADLINE_SECONDS)
     assert "pipeline.E004" in done.stderr
     assert done.returncode == 2
 
@@ -162,12 +171,14 @@ def test_an_interrupt_is_no_traceback(start_manage):
     )
     assert "up" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=DEADLINE_SECONDS)
     assert (process.returncode, said) == (130, "")
 
 
 def test_a_database_that_is_away_is_told_in_one_line(run_manage, free_port):
-    done = run_manage("parked", env={"DATABASE_URL": f"postgres://a:b@127.0.0.1:{free_port}/x"}, timeout=30)
+    done = run_manage(
+        "parked", env={"DATABASE_URL": f"postgres://a:b@127.0.0.1:{free_port}/x"}, timeout=DEADLINE_SECONDS
+    )
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert "The database cannot be reached" in line

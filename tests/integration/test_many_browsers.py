@@ -17,7 +17,7 @@ from tests.conftest import end_processes
 from tests.support.shop import Shop
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario]
 NUMBER = int(os.environ.get("REPLSITE_TEST_BROWSERS", "2000"))
 SCHEMA = "pushed"
 #: As ``startproject`` has it: each request passes middleware, has a session and a user, and ``allow`` reads them.
@@ -82,7 +82,7 @@ def test_two_thousand_browsers_fit_into_one_small_process(shop, free_port, capsy
     process = shop.start("-m", "daphne", "-b", "127.0.0.1", "-p", str(free_port), "-v", "0", "asgi:application")
     try:
         seen = psutil.Process(process.pid)
-        wait_until(lambda: any(one.laddr.port == free_port for one in seen.net_connections("tcp")), 60)
+        wait_until(lambda: any(one.laddr.port == free_port for one in seen.net_connections("tcp")))
         found = asyncio.run(visit(free_port, seen, shop))
     finally:
         end_processes([process])

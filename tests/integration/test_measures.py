@@ -24,6 +24,7 @@ from streams.follow.lag_histogram import DelaySamples, age_sql
 from streams.models import Reader, WireCount
 from tests.support.made_rooms import BOB, public_room
 from tests.support.persisted_rooms import incoming, persist
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -248,7 +249,7 @@ def test_names_of_processes_are_registered_once():
 
 def test_a_snapshot_that_hangs_is_as_good_as_away(monkeypatch):
     let_go = threading.Event()
-    hanging = cluster.Deadline(lambda: let_go.wait(60), 0.2, "hanging")
+    hanging = cluster.Deadline(lambda: let_go.wait(DEADLINE_SECONDS), 0.2, "hanging")
     monkeypatch.setattr(cluster, "_IN_TIME", hanging)
     text = generate_latest(cluster._CLUSTER).decode()
     let_go.set()

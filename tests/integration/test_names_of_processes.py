@@ -13,7 +13,7 @@ import pytest
 
 from streams.conf import on_this_host
 from tests.support.own_project import OwnProject, made_project, made_schema
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 SCHEMA = "names_of_processes"
 HOST = on_this_host("{host}")
@@ -124,7 +124,7 @@ def test_each_process_has_a_name_of_its_own(project):
 
 def answer(port: int) -> tuple[int, str] | None:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/append", timeout=60) as found:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/append", timeout=DEADLINE_SECONDS) as found:
             process, name = json.load(found)
             return process, name
     except (URLError, ConnectionError, ValueError):  # none, or an answer that ended with its process
@@ -136,16 +136,16 @@ def test_a_reloading_server_goes_on_writing(project):
         port = taken.getsockname()[1]
     server = project.start("runserver", f"127.0.0.1:{port}")
     try:
-        wait_until(lambda: answer(port), 60)
+        wait_until(lambda: answer(port))
         before = answer(port)
         assert before is not None
         (project.folder / "work.py").write_text(WORK + "\n# changed\n")
-        wait_until(lambda: (now := answer(port)) is not None and now[0] != before[0], 60)
+        wait_until(lambda: (now := answer(port)) is not None and now[0] != before[0])
         after = answer(port)
         assert after is not None and after[1].startswith(f"{HOST}-") and before[1] == f"{HOST}-1"
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(DEADLINE_SECONDS)
 
 
 def test_the_router_decides_where_streams_are_and_the_command_shows_another_database(tmp_path, database_url):

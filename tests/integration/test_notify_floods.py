@@ -85,7 +85,7 @@ class Facts:
         """Wait until a fact reached the follower and, if wanted, a process that waits for it."""
         self._number += 1
         token = self._others["writes"].ask("set", "a", str(self._number))
-        self._client.read_until(f"RDATA caches writes {token} ", 60)
+        self._client.read_until(f"RDATA caches writes {token} ")
         if reaches():
             assert self._others["reads"].ask("wait", token, "a") == str(self._number)
 
@@ -147,7 +147,7 @@ def test_facts_reach_followers_while_another_session_commits_its_notifications(o
                     time.sleep(0.002)
 
         sending = in_thread(flood)
-        wait_until(lambda: commits(process), 60, "the flood commits")
+        wait_until(lambda: commits(process), what="the flood commits")
         slowing = in_thread(slow_down)
         try:
             during = [(facts.one(lambda: False), commits(process)) for _ in range(2)]

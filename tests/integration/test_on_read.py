@@ -31,7 +31,7 @@ from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import persist_all
 from tests.support.reading_rooms import readable_room
 from tests.support.stored_rooms import store_room
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import in_thread, waiting_sessions
 
 pytestmark = pytest.mark.django_db
@@ -212,7 +212,7 @@ def test_two_lists_at_the_same_time_leave_one_of_them():
         set_ignored_users(BOB, [ALICE])
         thread = in_thread(replace)
         wait_until(lambda: second.is_set() or waiting_sessions())
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     assert second.is_set()
     assert [row.ignored_user_id for row in IgnoredUser.objects.filter(user_id=BOB)] == [EVE]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from django.core.management import call_command
 from django.core.management.color import no_style
 from django.db import connection, transaction
 from django.test import Client
@@ -22,8 +24,10 @@ from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.spark.session import spark_session
+from replsite.snapshot.take import take_snapshot
 from streams import registry
 from streams.caching import CachedFunction
+from streams.checks import check_declarations, check_session
 from streams.core.declaration import ColumnKind
 from streams.core.invalidation import stores
 from streams.core.json_codec import decode_json, encode_json
@@ -34,7 +38,9 @@ from streams.facts import Fact
 from streams.follow import Begin, Chunk, Handler, OnFailure, Reader, parked_facts
 from streams.follow import handlers as known_handlers
 from streams.follow.dead_letters import retry_parked
+from streams.follow.lag_histogram import age_sql
 from streams.instances import row_of
+from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import RecordedFact
 from streams.reading import cache_feed
 from streams.reading.rows import rows_between
@@ -45,8 +51,9 @@ from streams.replication.protocol.rdata_sql import lines_sql, take_lines
 from streams.replication.recording.recorder import Batch, Recorder
 from streams.replication.server.broadcast_reader import read_lines
 from streams.writing.process import current_writer
+from streams.writing.side_effects import compact_keys
 from tests.support.effort import examples
-from tests.support.every_kind import FACTS, NAME, SHOP, declared, strategy, wire
+from tests.support.every_kind import FACTS, NAME, PLAIN, SHOP, TABLE, declared, strategy, wire
 from tests.support.waiting import wait_until
 from tests.support.writing import session, stored
 
@@ -108,7 +115,7 @@ def test_several_facts_are_stored_as_each_alone(ids, model):
     for values in FACTS:
         taken = [*model.stream.append(model(**values), model(**values)), *model.stream.append(**values)]
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT DISTINCT ({columns})::text FROM test_every_kind WHERE stream_id = ANY(%s)", [taken])
+            cursor.execute(f'SELECT DISTINCT ({columns})::text FROM "{TABLE}" WHERE stream_id = ANY(%s)', [taken])
             assert len(cursor.fetchall()) == 1
 
 
@@ -241,7 +248,7 @@ def test_rules_of_cached_values(ids, model, monkeypatch):
     into = mine
     made = CachedFunction("one_form_values", lambda key: key, 10)
     try:
-        registry.get(NAME).add_caches("test_every_kind", {"one_form_values": lambda row: into.append(row) or []})
+        registry.get(NAME).add_caches(TABLE, {"one_form_values": lambda row: into.append(row) or []})
         assert cache_feed.is_hearing()
         registry.get(NAME).append(*(model(**given) for given in FACTS))
         into = theirs
@@ -261,10 +268,10 @@ def test_recorded_rows():
         assert make([encode_json(row).decode()]) == row
 
 
-@pytest.mark.parametrize("statement", ["TRUNCATE test_every_kind RESTART IDENTITY", None])
+@pytest.mark.parametrize("statement", [f'TRUNCATE "{TABLE}" RESTART IDENTITY', None])
 def test_no_fact_gets_the_position_that_means_empty(model, statement):
     """What ``flush`` does with a sequence that a table owns, and what ``reset_sequences`` of Django's tests does."""
-    reset = connection.ops.sequence_reset_by_name_sql(no_style(), [{"table": "test_every_kind", "column": "stream_id"}])
+    reset = connection.ops.sequence_reset_by_name_sql(no_style(), [{"table": TABLE, "column": "stream_id"}])
     with connection.cursor() as cursor:
         for one in [statement] if statement else reset:
             cursor.execute(one)
@@ -293,6 +300,40 @@ def test_fields_that_do_not_travel_are_loaded(ids, model):
         assert len(queries) == 0
         assert made.number == FACTS[0]["number"]
     assert made.pk == model.objects.get(stream_id=ids[0]).pk
+
+
+def test_names_that_need_quotes_are_written_everywhere(ids, model):
+    """Append worked or not, and one such stream took ``check_streams`` and the live page from all the others."""
+    head = ids[-1]
+    assert not [
+        message for message in (*check_declarations(None), *check_session(None, ["default"])) if model in [message.obj]
+    ]
+    out = io.StringIO()
+    call_command("check_streams", stdout=out)
+    assert NAME in out.getvalue()
+    wait_until(lambda: (found := take_snapshot().stream(NAME)) and found.head >= head)
+    reader = Reader(NAME, (Handler(NAME, NAME, lambda chunk: None, begin=Begin.OLDEST),))
+    reader.catch_up()
+    with session() as cursor:
+        cursor.execute(age_sql(declaration()), {"id": head})
+        assert cursor.fetchone()[0] >= 0
+        assert model.stream.table_maximum(cursor) == head
+        (*_, done) = trim(cursor, TrimRequest(model.stream, Keep(facts=2)))
+        assert done.rows == len(ids) - 2
+        cursor.execute("BEGIN")
+        compact_keys(cursor, replace(declaration().tables[0], newest_per="select"), [PLAIN["word"]])
+        cursor.execute("ROLLBACK")
+    assert [fact.stream_id for fact in model.stream.read(after=ids[-3]).facts] == ids[-2:]
+
+
+@pytest.mark.parametrize("name", ["a%b", 'a"b', 'public"."orders', "a%%b"])
+def test_names_that_no_statement_can_have_are_refused(model, name):
+    bound = model.stream
+    (table,) = bound.declaration.tables
+    (first, *others) = table.columns
+    for changed in (replace(table, then_by=name), replace(table, columns=(replace(first, name=name), *others))):
+        with mock.patch.object(bound, "declaration", replace(bound.declaration, tables=(changed,))):
+            assert "streams.E036" in [message.id for message in check_declarations(None)]
 
 
 def test_columns_of_spark(ids):

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipeline.models import Job, JobState
 from replsite.snapshot.shared import SHARED
 from streams.models import Reader, StreamPosition
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,12 +44,12 @@ def troubled(settings):
         with transaction.atomic():
             append()
             holds.set()
-            let_go.wait(120)
+            let_go.wait(2 * DEADLINE_SECONDS)
         connections.close_all()
 
     thread = threading.Thread(target=hold)
     thread.start()
-    holds.wait(60)
+    holds.wait(DEADLINE_SECONDS)
     at = {"caches": {writer: first}}
     Reader.objects.create(key="g", name="gone-reader", kind="follower", positions=at,
                           heartbeat_at=timezone.now() - timedelta(seconds=30))  # fmt: skip
@@ -114,10 +114,10 @@ def of_health(client):
 
 def test_all_four_name_each_trouble_by_the_same_word(troubled, admin_client):
     expected = {(troubled if who == "writer" else who, word) for who, word in TROUBLES}
-    wait_until(lambda: of_page(admin_client) >= expected, 60)
+    wait_until(lambda: of_page(admin_client) >= expected)
     page, metrics = of_page(admin_client), of_metrics(admin_client)
     status, health = of_health(admin_client)
-    wait_until(lambda: of_command() >= expected, 120)
+    wait_until(lambda: of_command() >= expected, 2 * DEADLINE_SECONDS)
     assert page >= expected
     assert metrics >= expected
     assert status == 503

@@ -14,7 +14,7 @@ import pytest
 
 from streams.conf import on_this_host
 from tests.support.own_project import OwnProject, made_project, tables_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 from tests.support.writing import sessions
 
@@ -159,7 +159,7 @@ def test_streams_never_written_share_one_line(site):
 def is_served(port: int) -> bool:
     try:
         for address in ("/streams/health/live", "/static/dashboard/live.js", "/streams/metrics"):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{address}", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{address}", timeout=DEADLINE_SECONDS) as answer:
                 assert answer.status == 200
     except URLError:
         return False
@@ -171,10 +171,10 @@ def test_djangos_own_server_serves_it(site):
         port = taken.getsockname()[1]
     server = site.start("runserver", f"127.0.0.1:{port}", "--noreload")
     try:
-        wait_until(lambda: is_served(port), 60)
+        wait_until(lambda: is_served(port))
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(DEADLINE_SECONDS)
 
 
 def test_our_server_serves_it(site):
@@ -186,7 +186,7 @@ def test_our_server_serves_it(site):
         assert names and not [name for name in names if "{" in name], "it holds no number, so it says none"
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(DEADLINE_SECONDS)
 
 
 def test_an_app_of_the_project_may_be_called_as_one_of_ours(site):

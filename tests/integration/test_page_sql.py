@@ -43,18 +43,6 @@ def test_page_reads_one_range_of_the_timeline_and_one_range_for_each_question(st
     assert "events_event_pkey" not in plan and "Seq Scan on events_event " not in plan
 
 
-def test_functions_are_those_of_the_text():
-    """A migrated database has what the text says: who changes it makes the functions anew in a migration."""
-    with connection.cursor() as cursor:
-        for name, statement in (("before", page_sql.PAGE_BEFORE), ("after", page_sql.PAGE_AFTER)):
-            cursor.execute(
-                "SELECT prosrc, provolatile, proconfig FROM pg_proc WHERE proname = %s", [f"events_page_{name}"]
-            )
-            ((source, volatile, settings),) = cursor.fetchall()
-            assert source.strip() == statement.split("$page$")[1].strip() and volatile == "s"
-            assert settings == ["plan_cache_mode=force_generic_plan", "enable_sort=off"]
-
-
 def test_settings_of_the_function_end_with_it():
     made = MadeRoom()
     store_room(made.events)

@@ -24,7 +24,7 @@ from tests.support.persisted_rooms import (
     ranges,
     replayed_state,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import in_thread, server_process, waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -354,7 +354,7 @@ def test_threads_that_write_the_same_rooms_do_not_hinder_each_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(2 * DEADLINE_SECONDS)
     assert errors == []
     for room in rooms:
         assert len(extremities(room.room_id)) == 20

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from events.errors import Reason
 from events.format.parsing import SIZE_LIMIT_BYTES
-from events.models import Event, EventJson, Room
+from events.models import Event, EventJson, Room, RoomSummary
 from events.persist import batch as storing
 from events.persist.batch import Incoming
 from events.persist.room_cache import clear_caches
@@ -341,6 +341,7 @@ def persisting(batch):
     return lambda: persist(batch)
 
 
+@pytest.mark.speed
 def test_chain_of_events_takes_linear_time():
     def make(size):
         made = public_room()
@@ -351,6 +352,7 @@ def test_chain_of_events_takes_linear_time():
     assert_linear(make, 150)
 
 
+@pytest.mark.speed
 def test_many_prev_events_take_linear_time():
     def make(size):
         made = public_room("2")
@@ -363,6 +365,7 @@ def test_many_prev_events_take_linear_time():
     assert_linear(make, 150)
 
 
+@pytest.mark.speed
 def test_cycle_takes_linear_time():
     def make(size):
         made = public_room("2")
@@ -373,6 +376,7 @@ def test_cycle_takes_linear_time():
     assert_linear(make, 150)
 
 
+@pytest.mark.speed
 def test_chain_of_refused_events_takes_linear_time():
     def make(size):
         made = public_room()
@@ -397,6 +401,7 @@ def test_chain_of_refused_events_takes_linear_time():
     ],
     ids=["digits", "list", "escapes", "duplicates", "brackets", "surrogates"],
 )
+@pytest.mark.speed
 def test_text_takes_linear_time(before, unit, after):
     message = MadeRoom().message()
 
@@ -470,7 +475,11 @@ def test_id_that_two_rooms_claim_is_that_of_the_first(versions):
     assert reasons(outcome) == [Reason.WRONG_EVENT_ID] and outcome.duplicates == []
     assert len(outcome.stored) == 1 + len(rest.events)
     assert reasons(persist([other])) == [Reason.WRONG_EVENT_ID]
+    assert reasons(persist([replace(other, outlier=True)])) == [Reason.WRONG_EVENT_ID]
     assert persist([one]).duplicates == ["$chosen:a.test"]
+    rooms = ["!one:a.test", "!rest:a.test"]  # nothing is left of the other
+    assert list(Room.objects.order_by("room_id").values_list("room_id", flat=True)) == rooms
+    assert list(RoomSummary.objects.order_by("room_id").values_list("room_id", flat=True)) == rooms
 
 
 def test_outlier_of_another_room_becomes_nothing_here():

@@ -18,7 +18,7 @@ from replsite.postgres.errors import StartFailed
 from replsite.postgres.folder import Folder
 from replsite.postgres.launcher import LaunchSettings, ensure_running, release
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 Manage = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -76,7 +76,7 @@ def test_two_that_migrate_an_empty_database_at_once_come_one_after_the_other(dat
     command = [sys.executable, "manage.py", "migrate"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     both = [subprocess.Popen(command, cwd=PROJECT, env=environment, **pipes) for _ in "ab"]
-    said = [process.communicate(timeout=240) for process in both]
+    said = [process.communicate(timeout=4 * DEADLINE_SECONDS) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert [err for _, err in said] == ["", ""]
     (waited,) = [out for out, _ in said if "Another migrate is at work on this database (database session " in out]
@@ -90,7 +90,7 @@ def served_once(environment: dict[str, str]) -> tuple[str, str, int]:
     with subprocess.Popen(command, cwd=PROJECT, env=environment, **pipes) as server:
         first = server.stdout.readline()
         server.terminate()
-        return first, server.communicate(timeout=60)[1], server.returncode
+        return first, server.communicate(timeout=DEADLINE_SECONDS)[1], server.returncode
 
 
 def test_serve_makes_the_tables_of_an_empty_embedded_database(data_dir):
@@ -153,7 +153,7 @@ def test_unreachable_server_is_one_line_and_status_1(tmp_path, free_port):
 def debian_url() -> Iterator[str]:
     """``DATABASE_URL`` of a server of Debian's programs."""
     if not DEBIAN:
-        pytest.skip("Debian's package postgresql is not installed")
+        pytest.skip("no PostgreSQL of the machine here: Debian's package postgresql")
     with tempfile.TemporaryDirectory(prefix="debian-") as name:
         Path(name).chmod(0o755)
         folder = Path(name) / "data"

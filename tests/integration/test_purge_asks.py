@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import pty
@@ -10,12 +11,17 @@ import subprocess
 import time
 
 import pytest
+from django.db import connection, transaction
 
-from events.models import Event, Room
+from events.models import Event, FeedEntry, Room
 from pipeline.jobs.run import queue_job, run_job
-from pipeline.models import Job
+from pipeline.models import Job, ServerStatistics
+from pipeline.statistics.update import Figures, add_figures
+from streams.catalog.models import CacheInvalidation
+from streams.maintenance.subjects import subjects
 from tests.integration.test_purging import middle, talked_room
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OWN_WRITER = {"REPLSITE_INSTANCE": "purge-{n}"}
@@ -39,9 +45,9 @@ def at_terminal(start_manage, tmp_path):
         os.close(theirs)
         try:
             if answer is not None:
-                wait_until(lambda: b"[y/N]" in said.read_bytes() or process.poll() is not None, 60)
+                wait_until(lambda: b"[y/N]" in said.read_bytes() or process.poll() is not None)
                 os.write(ours, answer)
-            return process.wait(60), said.read_text()
+            return process.wait(DEADLINE_SECONDS), said.read_text()
         finally:
             os.close(ours)
 
@@ -82,6 +88,48 @@ def test_a_room_is_asked_about(cut, at_terminal):
     assert status == 1 and "events: would be deleted; no archive" in said and Room.objects.exists()
 
 
+def rows_of_all():
+    counted = (Event, FeedEntry, ServerStatistics, CacheInvalidation)
+    return {model.__name__: model.objects.count() for model in counted}
+
+
+@pytest.fixture
+def something_of_all(cut):
+    """Something for each of these subjects to delete."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        add_figures(
+            cursor, Figures([3_600_000], [cut[0]], [1], [1], [0], [0], [0], [0], [9], [1], [1], ["@a:site"]), "site"
+        )
+    FeedEntry.objects.create(user_id="@ann:site", stream_ordering=5)
+    append(3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["retention"], "events would be deleted"),
+        (["orphans"], "of their rows would be deleted"),
+        (["feeds"], "entries would be deleted"),
+        (["statistics"], "rows of statistics would be deleted"),
+        (["stream", "caches", "--keep", "0", "--horizon", "0s"], "rows would be deleted"),
+    ],
+)
+def test_each_purge_asks(something_of_all, at_terminal, arguments, words):
+    before = rows_of_all()
+    status, said = at_terminal(b"n\n", "purge", *arguments)
+    assert status == 1 and words in said and "Nothing was deleted." in said
+    assert rows_of_all() == before
+
+
+def test_no_purge_is_without_the_option():
+    without = []
+    for what, subject in subjects("purge").items():
+        parser = argparse.ArgumentParser()
+        subject.add_arguments(parser)
+        without += [what] if "--yes" not in parser.format_help() else []
+    assert without == [] and len(subjects("purge")) >= 8
+
+
 def test_an_interrupt_at_the_question_deletes_nothing(cut, start_manage, tmp_path):
     room_id, options = cut
     ours, theirs = pty.openpty()
@@ -90,9 +138,9 @@ def test_an_interrupt_at_the_question_deletes_nothing(cut, start_manage, tmp_pat
         process = start_manage(
             "purge", "history", room_id, *options, stdin=theirs, stdout=subprocess.DEVNULL, stderr=file
         )
-    wait_until(lambda: b"[y/N]" in said.read_bytes(), 60)
+    wait_until(lambda: b"[y/N]" in said.read_bytes())
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) != 0
+    assert process.wait(DEADLINE_SECONDS) != 0
     os.close(ours)
     os.close(theirs)
     assert {job.arguments["dry_run"] for job in Job.objects.all()} == {True}

@@ -72,7 +72,7 @@ from tests.support.reading_rooms import readable_room
 from tests.support.room_data import ROOM_NAMES
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import ids, only, since
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]
@@ -553,7 +553,7 @@ def test_kill_nine_within_a_transaction(run_manage):
     cut = made.events[-1].depth
     foreseen = purge(made.room_id, cut, "--dry-run")
     environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
-    killed = run_manage("-c", _KILLED, made.room_id, f"t{cut}-0", env=environment, timeout=120)
+    killed = run_manage("-c", _KILLED, made.room_id, f"t{cut}-0", env=environment, timeout=2 * DEADLINE_SECONDS)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     outliers = Event.objects.filter(outlier=True).count()
     assert (outliers, room_figures(made.room_id, "default")["events_event"]) == (4, len(made.events) - 2)
@@ -589,7 +589,7 @@ def test_beside_a_live_writer(monkeypatch):
     writer = threading.Thread(target=write)
     writer.start()
     outcome = purge(made.room_id, cut)
-    writer.join(120)
+    writer.join(2 * DEADLINE_SECONDS)
     assert errors == []
     assert outcome["deleted"] == 29
     assert current_state(made.room_id) == replayed_state(made.room_id) == made.state_after(new[-1].event_id)
@@ -614,7 +614,7 @@ def test_a_dry_run_beside_a_live_writer_contradicts_itself_nowhere(monkeypatch):
         def call(*arguments):
             writer = threading.Thread(target=write)
             writer.start()
-            writer.join(60)
+            writer.join(DEADLINE_SECONDS)
             meanwhile.append(name)
             return real(*arguments)
 

@@ -19,7 +19,7 @@ from streams.core.tokens import VectorToken
 from streams.errors import BadLimit, EpochChanged, ForeignFact, InTransaction, ResyncNeeded, TokenError
 from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.writing import lease
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
     cut,
@@ -278,7 +278,7 @@ def test_close_from_another_thread_ends_the_loop():
     number = append()[0]
     wait_until(lambda: found)
     listener.close()
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
     assert [one.stream_id for one in found] == [number]
 
@@ -311,7 +311,7 @@ def test_lost_connections_lose_no_fact_and_double_none():
             others = {pid for pid, name in sessions().items() if not name.startswith("replsite writer")}
             terminate(*others - {server_process()})
     stop.set()
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     asyncio.run(sync_to_async(connections.close_all)())  # that of asgiref's thread was cut, too
     assert found == expected
 
@@ -352,7 +352,7 @@ async def test_many_async_listeners_share_reads_and_need_no_threads(monkeypatch)
     for _ in range(3):
         expected += await stream().aappend(cache_name="next", keys=[])
         await asyncio.sleep(0.1)
-    await asyncio.wait_for(asyncio.gather(*tasks), 60)
+    await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_SECONDS)
     assert all(one == expected for one in found)
     assert len(reads) < 50
     assert threads < 30
@@ -408,10 +408,10 @@ def test_several_writers_and_listeners_see_the_same_facts_in_the_same_order():
     readers.append(in_thread(lambda: asyncio.run(alisten())))
     writers = [in_thread(lambda seed=seed: write(seed)) for seed in range(4)]
     for thread in writers:
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     done.set()
     for thread in readers:
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     assert found[0] == found[1] == found[2] == ids()
 
 

@@ -32,7 +32,7 @@ from streams.reading.reader_table import forget_readers
 from streams.testing import forget_writers
 from tests.integration.test_snapshot import Held
 from tests.support.effects import Running, effects_table, running, take
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, ids, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -342,7 +342,7 @@ def test_a_reader_that_runs_when_its_stream_is_set_back_ends():
     runs.wait_for_positions()
     wait_until(lambda: StoredCursor.objects.get(reader="r").base == ids()[-1])
     set_back(ids()[1])
-    runs.thread.join(60)
+    runs.thread.join(DEADLINE_SECONDS)
     runs.reader.stop()
     assert isinstance(runs.error, EpochChanged)
     assert status().word == "failed"

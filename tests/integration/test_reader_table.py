@@ -7,7 +7,7 @@ from django.db import connection
 
 from streams.models import Reader
 from streams.reading import reader_table
-from streams.reading.reader_table import beat_reader, close_reader, forget_readers, store_readers
+from streams.reading.reader_table import forget_readers, store_readers
 
 pytestmark = pytest.mark.django_db
 
@@ -69,25 +69,6 @@ def test_one_that_comes_back_has_connected_anew(closed, process_id):
 
 def test_a_nul_in_a_name_is_replaced():
     assert store(name="a\0b").name == "a\ufffdb"
-
-
-def test_a_beat_moves_nothing_but_the_time():
-    store(bytes_in=3)
-    before = age(heartbeat_at="1 minute")
-    with connection.cursor() as cursor:
-        beat_reader(cursor, "k")
-    after = Reader.objects.get()
-    assert after.heartbeat_at > before.heartbeat_at
-    assert (after.bytes_in, after.positions) == (3, before.positions)
-
-
-def test_closing_leaves_the_reason():
-    store()
-    with connection.cursor() as cursor:
-        close_reader(cursor, "k", "stopped")
-    row = Reader.objects.get()
-    assert row.closed_at is not None
-    assert row.close_reason == "stopped"
 
 
 @pytest.mark.parametrize("kind", ["connection", "follower", "spark"])

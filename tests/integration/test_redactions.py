@@ -17,6 +17,7 @@ from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.ranges import stored_ranges
 from tests.support.room_results import room_history
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -273,7 +274,7 @@ def test_writers_that_store_targets_and_redactions_at_once_miss_none():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(2 * DEADLINE_SECONDS)
     assert errors == []
     assert flags(*messages) == [redaction.event_id for redaction in redactions]
 

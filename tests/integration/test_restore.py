@@ -57,7 +57,7 @@ from tests.support.ranges import stored_ranges
 from tests.support.signed_events import event_is_signed
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import ids, only, since
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOMS = ["v10_gap", "v10_rejected", "v11_redactions", "v12_power_fork"]
@@ -430,7 +430,7 @@ def test_kill_nine_while_archiving_and_while_restoring(tmp_path, run_manage, mon
 
 def kill(run_manage, kind, room_id, folder):
     environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
-    killed = run_manage("-c", _KILLED, kind, room_id, str(folder), env=environment, timeout=120)
+    killed = run_manage("-c", _KILLED, kind, room_id, str(folder), env=environment, timeout=2 * DEADLINE_SECONDS)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     wait_until(lambda: killed_jobs("default"))
 

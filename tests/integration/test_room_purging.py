@@ -23,6 +23,7 @@ from tests.integration.test_purging import check_groups, states, talked_room
 from tests.integration.test_restore import assert_same, everything, found_wrong, restore, stored
 from tests.support.made_rooms import BOB, MadeRoom
 from tests.support.persisted_rooms import current_state, incoming, persist, persist_all
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 _COLUMNS = """
@@ -171,7 +172,7 @@ run_job("purge room", {"room": sys.argv[1]})
 def test_killed_and_run_again(run_manage, tmp_path):
     made = talked_room(15)
     environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
-    killed = run_manage("-c", _KILLED, made.room_id, env=environment, timeout=120)
+    killed = run_manage("-c", _KILLED, made.room_id, env=environment, timeout=2 * DEADLINE_SECONDS)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 0 < Event.objects.count() < len(made.events) and not Room.objects.exists()
     refused = persist([incoming(event) for event in made.events]).refused

@@ -24,7 +24,7 @@ from tests.integration.test_purging import purge
 from tests.support.asked_process import AskedProcess, asked_process
 from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,7 +68,7 @@ def test_message_drops_nothing(made):
     assert topic_of(made.room_id) == "first"
     hits = topic_of.store.counts.hits
     position = put(made.message()).stream_ordering
-    registry.get("events").wait_for(position, 30.0)
+    registry.get("events").wait_for(position, DEADLINE_SECONDS)
     assert topic_of(made.room_id) == "first"
     assert topic_of.store.counts.hits == hits + 1
 
@@ -240,7 +240,9 @@ def test_writing_process_drops_what_another_one_changed(made, run_manage):
         "found = persist([Incoming(sys.stdin.buffer.read())], verified=True);"
         "print(found.stored[0].stream_ordering); retire_all()"
     )
-    done = run_manage("-c", code, env={"REPLSITE_INSTANCE": "afar"}, input=events.json.decode(), timeout=120)
+    done = run_manage(
+        "-c", code, env={"REPLSITE_INSTANCE": "afar"}, input=events.json.decode(), timeout=2 * DEADLINE_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     position = int(done.stdout)
     tracker = current_writer().tracker(registry.get("events"))

@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from streams.epochs import current_epoch
 from streams.models import Reader
 from tests.support.full_disk import FULL, needs_full_disk
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports, start_replication
 from tests.support.writing import append, fact, session, stream
 
@@ -36,7 +36,7 @@ def test_serve_offers_pages_and_replication_in_one_process(start_manage):
     ports = ready_ports(start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
     assert list(ports) == ["http", "replication"]
     with positioned(ports["replication"]) as client:
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/admin/login/", timeout=60) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/admin/login/", timeout=DEADLINE_SECONDS) as page:
             assert page.status == 200
         append()
         client.read_until("RDATA caches")
@@ -47,7 +47,7 @@ def test_serve_offers_pages_and_replication_in_one_process(start_manage):
 )
 def test_a_request_of_any_size_is_not_kept_in_memory(start_manage, head):
     ports = ready_ports(start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
-    with socket.create_connection(("127.0.0.1", ports["http"]), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", ports["http"]), timeout=DEADLINE_SECONDS) as client:
         client.sendall(b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\n" + head)
         client.sendall(b"x" * 4_200_000)
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
@@ -69,7 +69,7 @@ def test_an_orderly_stop_says_so_and_waits_for_nobody(start_manage, number):
     with positioned(ready_ports(process)["replication"], "last") as client:
         process.send_signal(number)
         assert client.read_to_end()[-1] == "ERROR server stopping"
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_SECONDS) == 0
     assert set(Reader.objects.filter(name="last").values_list("close_reason", flat=True)) == {"stopping"}
 
 
@@ -79,7 +79,7 @@ def test_stop_does_not_wait_for_a_client_that_reads_nothing(start_manage):
         for _ in range(8):
             stream().append(*(fact("x" * 10_000) for _ in range(100)))
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_SECONDS) == 0
 
 
 def test_a_taken_port_is_refused_with_its_holder(run_manage):
@@ -111,14 +111,14 @@ def test_a_database_that_is_down_is_one_clear_error(run_manage, free_port):
     assert done.stdout == ""
 
 
-@pytest.mark.skipif(shutil.which("nc") is None, reason="netcat is not installed (netcat-openbsd)")
+@pytest.mark.skipif(shutil.which("nc") is None, reason="no nc here: Debian's package netcat-openbsd")
 def test_it_can_be_driven_by_hand_with_netcat(port):
     done = subprocess.run(
         ["nc", "-N", "127.0.0.1", str(port)],
         input="NAME by-hand\n\nREPLICATE\n",
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=DEADLINE_SECONDS,
         check=False,
     )
     lines = done.stdout.splitlines()
@@ -236,7 +236,7 @@ def test_unusable_arguments_are_refused_with_status_two(arguments, capfd):
 def test_unusable_arguments_end_the_process_with_status_two(run_manage):
     timeouts = [("tcp://127.0.0.1:1", f"--timeout={seconds}") for seconds in ("nan", "inf", "0", "-1")]
     for arguments in (("tcp://127.0.0.1:1", "--view", "sideways"), ("127.0.0.1:1",), *timeouts):
-        done = run_manage("follow", *arguments, timeout=20)
+        done = run_manage("follow", *arguments, timeout=DEADLINE_SECONDS)
         assert (done.returncode, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr
 
@@ -256,7 +256,7 @@ def test_follow_ends_cleanly_when_told_to(port, start_manage, number):
     row = Reader.objects.filter(kind="follower", name="told", positions__caches__master=last)
     wait_until(row.exists)
     process.send_signal(number)
-    assert process.wait(60) == 0
+    assert process.wait(DEADLINE_SECONDS) == 0
     assert Reader.objects.get(kind="follower", name="told").closed_at is not None
 
 
@@ -278,6 +278,6 @@ def test_follow_ends_quietly_when_nobody_reads_its_output(port, start_manage):
     wait_until(lambda: Reader.objects.filter(name="unread", kind="follower", positions__has_key="caches").exists())
     process.stdout.close()
     append(3)
-    assert process.wait(60) == 0
+    assert process.wait(DEADLINE_SECONDS) == 0
     reader.join()
     assert not [line for line in errors if "Traceback" in line or "Exception" in line]

@@ -9,19 +9,27 @@ from contextlib import closing
 import pytest
 from django.db import connection, transaction
 from django.db.backends.postgresql.base import Database
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from events.models import Event
 from events.models.summaries import RoomSummary
+from pipeline.connections import connect
+from pipeline.source import read_rows
+from pipeline.source.offsets import pieces
+from pipeline.source.read_rows import ReadParameters, read_piece
 from streams.catalog.models import CacheInvalidation
+from streams.checks import check_session
 from streams.db import driver
+from streams.db.session_settings import RELIED_ON
 from streams.testing import forget_writers
+from streams.writing.process import current_writer
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import restore, stored
 from tests.support.impatient_server import impatient
 from tests.support.made_rooms import public_room
 from tests.support.persisted_rooms import persist_all
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
 from tests.support.writing import append, ids, linear, stream
 
@@ -29,9 +37,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 TEXT = "a\\b \\u0041 \\' \" é \n"
 FORMS = {
-    "array_nulls": "off", "IntervalStyle": "iso_8601", "DateStyle": "German",
-    "bytea_output": "escape", "extra_float_digits": "-15", "TimeZone": "Asia/Kathmandu", "transform_null_equals": "on",
-}  # fmt: skip
+    "array_nulls": "off",
+    "IntervalStyle": "iso_8601",
+    "DateStyle": "German",
+    "bytea_output": "escape",
+    "extra_float_digits": "-15",
+    "TimeZone": "Asia/Kathmandu",
+    "transform_null_equals": "on",
+    "quote_all_identifiers": "on",
+    "client_encoding": "LATIN1",
+    "lc_numeric": "C",
+}
+#: What a literal is.
+STRINGS = {"standard_conforming_strings": "off", "backslash_quote": "off"}  # fmt: skip
 LIMITS = {
     "statement_timeout": "2s", "lock_timeout": "500ms", "idle_in_transaction_session_timeout": "2s",
     "synchronous_commit": "off",
@@ -39,7 +57,9 @@ LIMITS = {
 LEVELS = [{"default_transaction_isolation": level} for level in ("repeatable read", "serializable")]
 
 
-@pytest.fixture(params=[FORMS, LIMITS, *LEVELS], ids=["forms", "limits", "repeatable read", "serializable"])
+@pytest.fixture(
+    params=[FORMS, STRINGS, LIMITS, *LEVELS], ids=["forms", "strings", "limits", "repeatable read", "serializable"]
+)
 def settings_of_role(request):
     with impatient(**request.param):
         forget_writers()
@@ -53,7 +73,7 @@ def test_appends_are_stored_read_and_followed(settings_of_role, start_manage):
         (first,) = stream().append(fact)
         with transaction.atomic():
             last = append(2)[-1]
-        client.read_until(f"RDATA caches master {last} ", 20)
+        client.read_until(f"RDATA caches master {last} ")
         assert len(client.of("RDATA caches master")) == 3
     fact.refresh_from_db()
     assert (fact.cache_name, fact.keys) == (TEXT, [TEXT, None])
@@ -84,18 +104,38 @@ def test_rooms_are_stored(settings_of_role):
     assert RoomSummary.objects.get().name == TEXT + "\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_text_stays_one_whatever_backslashes_are(start_manage, run_manage):
-    """The driver reads the setting once, when it connects: to change it in the session would let a text end its literal."""
-    with impatient(standard_conforming_strings="off"):
-        forget_writers()
-        for text in (TEXT, "\\", "\\'; DROP TABLE streams_cacheinvalidation; --"):
-            fact = CacheInvalidation(cache_name=text, keys=[text])
-            stream().append(fact)
-            fact.refresh_from_db()
-            assert (fact.cache_name, fact.keys) == (text, [text])
-        done = run_manage("migrate", timeout=60)
-        assert done.returncode == 2 and "streams.E033" in done.stderr and "set by: database" in done.stderr
-        forget_writers()
+def test_a_text_stays_one_whatever_backslashes_are(settings_of_role):
+    """psycopg2 reads the setting once, when it connects: to change it in the session alone would let a text end its literal."""
+    texts = [TEXT, "\\", "\\'; DROP TABLE streams_cacheinvalidation; --"]
+    for text in texts:
+        fact = CacheInvalidation(cache_name=text, keys=[text])
+        stream().append(fact)
+        fact.refresh_from_db()
+        assert (fact.cache_name, fact.keys) == (text, [text])
+    with (
+        closing(driver.direct_connection(application_name="test")) as direct,
+        closing(connect(driver.dsn(), "test")) as raw,
+    ):
+        for own in (direct, raw):
+            with own.cursor() as cursor:
+                cursor.execute(r"SELECT %s::text[], '\\'", [texts])
+                assert cursor.fetchone() == (texts, "\\\\")
+
+
+def test_a_pooler_that_lends_sessions_with_other_settings_is_found(monkeypatch):
+    """What a session sets for itself does not hold for the next transaction, which has another one."""
+
+    def found() -> list[str]:
+        return [message.msg for message in check_session(None, ["default"]) if message.id == "streams.E033"]
+
+    with impatient(**(FORMS | STRINGS | {"extra_float_digits": "3"})):
+        assert found() == []
+        monkeypatch.setitem(connection.settings_dict, "DIRECT", {"PORT": connection.settings_dict["PORT"]})
+        connection.settings_dict["OPTIONS"].pop("options", None)
+        connection.close()
+        wrong = {name for name in RELIED_ON if any(f" {name} = " in text for text in found())}
+        assert wrong == {*RELIED_ON} - {"extra_float_digits", *([] if is_psycopg3 else ["standard_conforming_strings"])}
+    assert found() == []
 
 
 def test_durations_and_floats_are_read(settings_of_role):
@@ -113,12 +153,30 @@ def test_an_archive_is_restored(settings_of_role, tmp_path):
     assert Event.objects.count() == before
 
 
+def test_spark_reads(settings_of_role):
+    text = "Grüße \\ '"
+    found = stream().append(CacheInvalidation(cache_name=text, keys=[text, None]))
+    parameters = ReadParameters(driver.dsn(), "caches", ("cache_name", "keys"))
+    (piece,) = pieces({current_writer("default").name: (found[0] - 1, found[0])}, [])
+    try:
+        rows = [row for batch in read_piece(parameters, piece) for row in batch.to_pylist()]
+    finally:
+        for _, one in read_rows._kept:
+            one.close()
+        read_rows._kept.clear()
+    assert rows == [{"cache_name": text, "keys": [text, None]}]
+
+
 def test_migrations_can_be_applied(settings_of_role, database_url, run_manage):
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA anew")
     try:
         done = run_manage(
-            "migrate", "-v", "0", timeout=120, env={"DATABASE_URL": f"{database_url}?options=-csearch_path%3Danew"}
+            "migrate",
+            "-v",
+            "0",
+            timeout=2 * DEADLINE_SECONDS,
+            env={"DATABASE_URL": f"{database_url}?options=-csearch_path%3Danew"},
         )
         assert done.returncode == 0, done.stderr
     finally:
@@ -128,11 +186,11 @@ def test_migrations_can_be_applied(settings_of_role, database_url, run_manage):
 
 def test_a_schema_in_which_everybody_may_make_functions_is_found(run_manage):
     """So it is in a database that was made before PostgreSQL 15."""
-    assert "streams.W018" not in run_manage("check", "--database", "default", timeout=60).stderr
+    assert "streams.W018" not in run_manage("check", "--database", "default", timeout=DEADLINE_SECONDS).stderr
     with connection.cursor() as cursor:
         cursor.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     try:
-        done = run_manage("check", "--database", "default", timeout=60)
+        done = run_manage("check", "--database", "default", timeout=DEADLINE_SECONDS)
         assert "streams.W018" in done.stderr and "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in done.stderr
     finally:
         with connection.cursor() as cursor:

@@ -24,6 +24,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.models import Instance, Reader, Sample, StreamPosition
 from streams.writing.process import retire_all
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import ids
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -62,7 +63,7 @@ class Held:
         self.reserved, self.done = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.hold)
         self.thread.start()
-        assert self.reserved.wait(60)
+        assert self.reserved.wait(DEADLINE_SECONDS)
         return self
 
     def hold(self):
@@ -70,7 +71,7 @@ class Held:
             with transaction.atomic():
                 self.ids = append(2)
                 self.reserved.set()
-                self.done.wait(60)
+                self.done.wait(DEADLINE_SECONDS)
         finally:
             connection.close()
 

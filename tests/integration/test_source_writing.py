@@ -25,7 +25,7 @@ from streams.catalog.models import CacheInvalidation, Receipt
 from streams.db.driver import dsn
 from streams.models import StreamPosition
 from tests.support.session import PROJECT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -118,9 +118,9 @@ def test_an_appending_process_that_is_killed_leaves_the_work_to_the_next(writer)
         process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         process.stdin.write(work)
         process.stdin.close()
-        wait_until(waiting_sessions, 60)
+        wait_until(waiting_sessions)
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(DEADLINE_SECONDS)
         process.stderr.close()
     blocking.close()
     assert stored() == []

@@ -15,7 +15,7 @@ from pipeline.source.append_staged import Appended, StagedWrite, append_staged, 
 from pipeline.source.write import staging_name
 from streams import registry
 from streams.catalog.models import CacheInvalidation, Presence
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 COLUMNS = ("cache_name", "keys")
@@ -162,16 +162,16 @@ def test_a_table_that_a_task_writes_to_is_not_swept(staging):
         with connections["default"].cursor() as cursor:
             cursor.execute(f"BEGIN; INSERT INTO {old} (attempt, place) VALUES (1, 1)")
             written.set()
-            done.wait(60)
+            done.wait(DEADLINE_SECONDS)
             cursor.execute("COMMIT")
         connections.close_all()
 
     task = threading.Thread(target=late_task)
     task.start()
     try:
-        assert written.wait(60)
+        assert written.wait(DEADLINE_SECONDS)
         assert sweep("default") == []
     finally:
         done.set()
-        task.join(60)
+        task.join(DEADLINE_SECONDS)
     wait_until(lambda: sweep("default") == [old])

@@ -17,7 +17,7 @@ from pipeline.importing.staging_tables import BROKEN, RESULT_TABLES, WORKING, ta
 from pipeline.importing.work_out_rooms import RoomWork, stage_rooms
 from streams.db.driver import dsn
 from tests.support.room_data import ROOMS
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -128,7 +128,9 @@ stage_rooms.stage_rooms(stage_rooms.RoomWork(int(job), dsn, False, 20), [(int(nu
 
 def test_a_worker_killed_in_the_middle_of_a_large_room_leaves_nothing_but_its_progress(planned, rows):
     arguments = [*map(str, planned[0]), str(JOB), dsn("default")]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=PROJECT, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], cwd=PROJECT, check=False, timeout=2 * DEADLINE_SECONDS
+    )
     assert done.returncode == -9
     wait_until(lambda: not sessions("replsite spark staging"))
     assert rows(f"SELECT count(*) FROM {table_name(JOB, 'result_event')}") == [(0,)]

@@ -20,7 +20,7 @@ from streams.testing import forget_writers
 from streams.writing import side_effects
 from streams.writing.process import current_writer
 from tests.integration.cached_words import set_word, store_quietly, word
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import fact_of_north, in_thread, session, store_position
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("words")]
@@ -153,7 +153,7 @@ def test_a_commit_whose_answer_was_lost():
             with session() as cursor:
                 cursor.execute("UPDATE streams_streamposition SET position = %s WHERE stream = 'caches'", [token])
                 position_notifications.notify_position(cursor, "caches", "master")
-            registry.get("caches").wait_for(token, 20.0)
+            registry.get("caches").wait_for(token, DEADLINE_SECONDS)
             seen: list[str | None] = []
             in_thread(lambda: seen.append(word("a"))).join()
         assert seen == ["1"]
@@ -282,7 +282,7 @@ def test_no_value_is_older_than_a_position_that_showed(elsewhere):
         while time.monotonic() < end:
             if done:
                 key, token, _ = done[-1]
-                caches.wait_for(token, 20.0)
+                caches.wait_for(token, DEADLINE_SECONDS)
                 seen.append((key, token, int(word(key) or 0)))
 
     def handle(chunk: Chunk) -> None:
@@ -295,12 +295,12 @@ def test_no_value_is_older_than_a_position_that_showed(elsewhere):
     threads += [in_thread(partial(look, n)) for n in (3, 4)]
     follows = in_thread(reader.run)
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     reader.stop()
-    follows.join(60)
+    follows.join(DEADLINE_SECONDS)
     assert len(done) > 20 and len(seen) > 100
     check(done, seen)
-    caches.wait_for(max(token for _, token, _ in done), 20.0)
+    caches.wait_for(max(token for _, token, _ in done), DEADLINE_SECONDS)
     assert {key: word(key) for key in KEYS} == {key: read_word(key) for key in KEYS}
 
 

@@ -92,3 +92,15 @@ def test_rooms_have_the_time_of_their_figures():
 def test_it_takes_a_handful_of_queries(groups, django_assert_max_num_queries):
     with django_assert_max_num_queries(5):
         storage()
+
+
+def test_slots_of_standbys_are_told_and_not_those_of_a_backup_that_runs():
+    with connection.cursor() as cursor:
+        for name, temporary in (("slot_of_a_test", False), ("slot_of_a_backup", True)):
+            cursor.execute("SELECT pg_create_physical_replication_slot(%s, true, %s)", [name, temporary])
+        try:
+            assert dict(storage().standbys).items() >= {("slot_of_a_test", False)}
+            assert "slot_of_a_backup" not in dict(storage().standbys)
+        finally:
+            for name in ("slot_of_a_test", "slot_of_a_backup"):
+                cursor.execute("SELECT pg_drop_replication_slot(%s)", [name])

@@ -13,6 +13,7 @@ import pytest
 from django.db import connection
 
 from tests.support.shop_settings import SHOP_SETTINGS
+from tests.support.waiting import DEADLINE_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 HEAD = "from django.db import models\nfrom streams import Fact, stream, upcast\n\n"
@@ -73,7 +74,7 @@ class Shop:
 
         done = subprocess.run(
             [sys.executable, "-c", RUNNER, json.dumps(commands)],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=240, check=False,
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=4 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr if status else done.stdout

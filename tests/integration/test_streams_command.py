@@ -18,6 +18,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.db.sequences import move_forward
 from streams.models import Instance, Reader, StoredCursor, StreamPosition, WriterResolution
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,7 +71,7 @@ def test_watch_repeats_until_interrupted(start_manage):
     process = start_manage("streams", "--json", "--watch")
     first, second = (json.loads(process.stdout.readline()) for _ in range(2))
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(DEADLINE_SECONDS) == 0
     assert second["as_of"] > first["as_of"]
 
 
@@ -183,7 +184,7 @@ def test_tables_that_are_not_there_are_told_in_one_line(database_url):
     environment = {**os.environ, "DATABASE_URL": empty, "DJANGO_SETTINGS_MODULE": "replsite.settings"}
     done = subprocess.run(
         [sys.executable, "-m", "django", "streams"],
-        cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60, check=False,
+        cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr

@@ -32,7 +32,7 @@ from streams.writing.new_life import begin_generation
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS, chatter, talkers
 from tests.support.sync_client import SyncClient, check_matches
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import in_thread, session
 
 T = TypeVar("T")
@@ -380,7 +380,7 @@ def test_a_mark_wakes_who_waits(room):
     waiting = in_thread(lambda: client.sync(20.0))
     wait_until(lambda: notifier.waiting() == 1)
     resync_user(ALICE)
-    waiting.join(60)
+    waiting.join(DEADLINE_SECONDS)
     assert not waiting.is_alive()
     assert client.rooms.keys() == {room.room_id}
 
@@ -441,7 +441,7 @@ def test_a_local_commit_wakes_at_once(room):
     waiting = in_thread(lambda: client.sync(30.0))
     wait_until(lambda: notifier.waiting() == 1)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
-    waiting.join(60)
+    waiting.join(DEADLINE_SECONDS)
     assert client.events[-1] == sent.event_id
 
 
@@ -462,7 +462,7 @@ def test_what_concerns_others_wakes_nobody(room, other):
     assert sum(looks) == 0
     assert not done
     other.do("send", room.room_id, ALICE)
-    waiting.join(60)
+    waiting.join(DEADLINE_SECONDS)
     assert done and done[0]
 
 

@@ -11,7 +11,7 @@ from events.sending.send import LocalRoom, create_room
 from events.sync.events_since import events_since
 from events.sync.rooms import rooms_since
 from events.tokens.positions import events_token
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -46,7 +46,7 @@ class Talkers:
 
     def __exit__(self, *_):
         for thread in self._threads:
-            thread.join(60)
+            thread.join(DEADLINE_SECONDS)
 
     @property
     def done(self):
@@ -68,7 +68,7 @@ def test_events_since_gives_each_event_once(rooms):
         return done and not page.events and len(found) >= ROOMS * MESSAGES
 
     with Talkers(rooms) as talkers:
-        wait_until(read, 60)
+        wait_until(read)
     assert sorted(event.event_id for event in found) == talkers.all()
     for room, said in talkers.said.items():
         assert [event.event_id for event in found if event.room_id == room] == said
@@ -87,5 +87,5 @@ def test_rooms_since_gives_each_event_once(rooms):
         return done and not moved and len(found) >= ROOMS * MESSAGES
 
     with Talkers(rooms) as talkers:
-        wait_until(read, 60)
+        wait_until(read)
     assert sorted(event.event_id for event in found) == talkers.all()

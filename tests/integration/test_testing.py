@@ -16,6 +16,7 @@ from streams.errors import InTransaction, UnknownReader, WaitTimedOut
 from streams.follow import handlers as declared
 from streams.follow import handles
 from streams.writing.process import current_writer
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append, fact, stream
 
 SEEN: list[object] = []
@@ -171,7 +172,7 @@ class TestOpen:
         task = asyncio.create_task(consume())
         async with testing.handled("mailer"):
             (other,) = await stream().aappend(cache_name="b", keys=[])
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, DEADLINE_SECONDS)
         assert found == [number, other]
         assert [other] == SEEN
         await stream().await_for(other, 1)

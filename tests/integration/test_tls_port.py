@@ -11,7 +11,7 @@ from streams.homeserver.append import push_rules_changed
 from streams.models import Reader, SyncingUser, WireCount
 from streams.replication.transport.tls import TlsFiles, client_context
 from tests.support.certificates import Authority
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, ready_ports, start_replication
 from tests.support.writing import append
 
@@ -37,7 +37,7 @@ def port(start_manage, server_files) -> int:
 def secure(port: int, authority: Authority, hello: str = "", name: str = "worker") -> WireClient:
     context = client_context(TlsFiles(*authority.sign(name), str(authority.file)))
     client = WireClient(port)
-    client.socket.settimeout(20)
+    client.socket.settimeout(DEADLINE_SECONDS)
     client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
     if hello:
         client.say(hello)
@@ -117,7 +117,7 @@ def test_openssl_gets_in_with_its_certificate(port, authority):
     done = subprocess.run(
         ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", "-quiet", "-cert", certificate, "-key", key,
          "-CAfile", str(authority.file), "-verify_return_error"],
-        input="REPLICATE\nBOGUS\n", capture_output=True, text=True, timeout=30, check=False,
+        input="REPLICATE\nBOGUS\n", capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert done.stdout.startswith("SERVER localhost\nPING "), done.stderr
 
@@ -134,7 +134,7 @@ def test_an_orderly_stop_is_told_through_tls(start_manage, server_files, authori
         client.read_until("POSITION caches")
         process.terminate()
         assert client.read_to_end()[-1] == "ERROR server stopping"
-    assert process.wait(60) == 0
+    assert process.wait(DEADLINE_SECONDS) == 0
 
 
 def test_new_certificates_are_taken_without_a_restart(port, authority):
@@ -205,7 +205,7 @@ def test_a_certificate_gets_only_its_streams(strict_port, authority):
 def test_a_certificate_without_rights_learns_it(strict_port, authority, tmp_path):
     with secure(strict_port, authority, name="stranger") as client:
         assert client.read_to_end()[-1] == "ERROR this certificate has no rights here"
-    wait_until(lambda: rights_of("stranger")["refusal"] == "this certificate has no rights here", 20)
+    wait_until(lambda: rights_of("stranger")["refusal"] == "this certificate has no rights here")
 
 
 def rights_of(certificate: str) -> dict:
@@ -216,20 +216,20 @@ def rights_of(certificate: str) -> dict:
 
 def test_the_row_of_a_connection_says_what_it_may_and_what_was_refused(strict_port, authority):
     with secure(strict_port, authority, "NAME worker\nREPLICATE\nFEDERATION_ACK other 1") as client:
-        client.read_until("POSITION caches", 20)
+        client.read_until("POSITION caches")
         allowed = {"certificate": "worker", "names": ["worker"], "streams": ["caches"], "reports": ["FEDERATION_ACK"]}
         refused = {"refused": 1, "refusal": "it may not acknowledge for other"}
-        wait_until(lambda: rights_of("worker") == allowed | refused, 20)
+        wait_until(lambda: rights_of("worker") == allowed | refused)
         client.say("USER_SYNC i @u:x start 1")
         client.read_to_end()
     refused = {"refused": 2, "refusal": "this certificate may not send USER_SYNC"}
-    wait_until(lambda: rights_of("worker") == allowed | refused, 20)
+    wait_until(lambda: rights_of("worker") == allowed | refused)
 
 
 def test_a_connection_that_no_rule_limits_has_no_rights_in_its_row(port, authority):
     with secure(port, authority, "NAME worker\nREPLICATE") as client:
-        client.read_until("POSITION caches", 20)
-        wait_until(lambda: Reader.objects.filter(name="worker", rights__isnull=True).exists(), 20)
+        client.read_until("POSITION caches")
+        wait_until(lambda: Reader.objects.filter(name="worker", rights__isnull=True).exists())
 
 
 @pytest.fixture
@@ -246,14 +246,14 @@ def test_a_certificate_cannot_report_the_users_of_anothers_worker_process(crowde
         return sorted(SyncingUser.objects.values_list("user_id", flat=True))
 
     with secure(crowded_port, authority, "NAME worker1\nUSER_SYNC abc @ann:x start 1", "worker1") as first:
-        first.read_until("SERVER", 20)
-        wait_until(lambda: syncing() == ["@ann:x"], 20)
+        first.read_until("SERVER")
+        wait_until(lambda: syncing() == ["@ann:x"])
         with secure(crowded_port, authority, f"NAME worker2\n{said}", "worker2") as second:
             why = "this certificate may not report users of worker process abc, which is another's"
             assert second.read_to_end()[-1] == f"ERROR {why}"
         assert syncing() == ["@ann:x"]
         with secure(crowded_port, authority, "NAME worker1\nUSER_SYNC abc @ben:x start 1", "worker1"):
-            wait_until(lambda: syncing() == ["@ben:x"], 20)  # the same process over a new connection
+            wait_until(lambda: syncing() == ["@ben:x"])  # the same process over a new connection
 
 
 @pytest.fixture
@@ -266,8 +266,8 @@ def open_port(start_manage, server_files) -> int:
 def test_a_certificate_without_a_name_cannot_report_them_either(open_port, authority, owner):
     """It may be any certificate without a name, so not even another one counts as the same."""
     with secure(open_port, authority, "NAME x\nUSER_SYNC abc @ann:x start 1", owner) as first:
-        first.read_until("SERVER", 20)
-        wait_until(lambda: SyncingUser.objects.filter(user_id="@ann:x").exists(), 20)
+        first.read_until("SERVER")
+        wait_until(lambda: SyncingUser.objects.filter(user_id="@ann:x").exists())
         with secure(open_port, authority, "NAME y\nUSER_SYNC own @ben:x start 1\nCLEAR_USER_SYNC abc", "") as second:
             why = "this certificate may not report users of worker process abc, which is another's"
             assert second.read_to_end()[-1] == f"ERROR {why}"

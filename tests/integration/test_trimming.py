@@ -24,10 +24,10 @@ from streams.maintenance.trim import Keep, TrimRequest, plan_trim, reader_limit,
 from streams.models import LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.reading.rows import existing_rows, rows_between
-from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server.broadcaster import Broadcaster
 from streams.stream_object import Stream
 from streams.testing import as_instance, forget_writers
+from tests.support.memory_client import MemoryClient
 from tests.support.waiting import wait_until
 from tests.support.wire_client import start_replication
 from tests.support.writing import append, ids, linear, session, stored, stream, wait_for_linear
@@ -361,14 +361,14 @@ def test_a_server_that_was_away_for_long_tells_its_clients_of_no_hole_as_of_noth
     broadcaster = Broadcaster(stream_settings())
     wanted = written(1)
     broadcaster._announcer.start(broadcaster._backlog.snapshot())
-    peer = ChannelClient("here", "localhost")
+    peer = MemoryClient()
     broadcaster.join(peer)
     wanted += written(5)
     trimmed(Keep(facts=2 if is_behind else 5))
     broadcaster._backlog._current_at = -math.inf
     broadcaster._take_over(broadcaster._backlog.round())
     broadcaster._backlog.close()
-    lines = [line for line in b"".join(peer.waiting.chunk()).splitlines() if b" caches " in line]
+    lines = [line for line in peer.take_lines() if b" caches " in line]
     if is_behind:
         assert lines == [b"POSITION caches master %d %d" % (wanted[-1], wanted[-1])]
     else:

@@ -17,6 +17,7 @@ from pipeline.statistics.history import take_figures
 from replsite.snapshot.storage import read_storage
 from streams.db import driver
 from streams.db.schema_mark import SCHEMA_MARK
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import WireClient, positioned, start_replication
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,7 +52,7 @@ def sites(database_url, run_manage) -> Iterator[list[Site]]:
         for site in made:
             with connection.cursor() as cursor:
                 cursor.execute(f'CREATE SCHEMA "{site.schema}"')
-            done = run_manage("migrate", "-v", "0", timeout=120, env=site.environment)
+            done = run_manage("migrate", "-v", "0", timeout=2 * DEADLINE_SECONDS, env=site.environment)
             assert done.returncode == 0, done.stderr
         yield made
     finally:
@@ -71,7 +72,7 @@ def test_both_are_busy_and_followers_of_each_get_all_of_its_facts_and_no_other(s
         append = ("append", "caches", "--count", str(FACTS), "--threads", "2", "--instance", "master")
         writers = [start_manage(*append, env=site.environment) for site in sites]
         for writer in writers:
-            assert writer.wait(60) == 0
+            assert writer.wait(DEADLINE_SECONDS) == 0
         for site, client in zip(sites, clients, strict=True):
             ids = site.ids()
             assert len(ids) == FACTS

@@ -19,7 +19,7 @@ from streams.reading.position_notifications import notify_position
 from streams.waiting import wait
 from streams.writing import lease
 from streams.writing.process import current_writer, retire_all
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, cut, give_out, ids, in_thread, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,13 +47,13 @@ def test_reached_already_returns_where_the_stream_is():
 
 def test_own_fact_is_there_soon_after_the_commit():
     number = append()[0]
-    assert stream().wait_for(number, 60).base >= number
+    assert stream().wait_for(number, DEADLINE_SECONDS).base >= number
 
 
 def test_process_that_writes_nothing_sees_what_another_wrote(north):
     assert not current_writer().has_lock
     waited = []
-    thread = in_thread(lambda: waited.append(stream().wait_for(7, 20)))
+    thread = in_thread(lambda: waited.append(stream().wait_for(7, DEADLINE_SECONDS)))
     wait_until(wait.waiting)
     assert not waited
     north(7)
@@ -68,20 +68,20 @@ def test_it_does_not_return_before_the_commit(north):
         with pytest.raises(WaitTimedOut, match=f"a transaction of this process has {number} open"):
             stream().wait_for(number, 0.3)
     north(number)
-    stream().wait_for(number, 60)
+    stream().wait_for(number, DEADLINE_SECONDS)
     assert number in ids()
 
 
 def test_it_knows_a_writer_that_has_just_entered(monkeypatch):
     """Its notification has not come yet: the own fact above its open one is not there, for ``wait_for`` as for ``read``."""
     last = append()[0]
-    stream().wait_for(last, 60)
+    stream().wait_for(last, DEADLINE_SECONDS)
     slow, arrives = threading.Event(), threading.Event()
     receive = driver.ListeningConnection.receive
 
     def receive_late(listening: driver.ListeningConnection) -> list[tuple[int, str]]:
         if slow.is_set():
-            arrives.wait(60)
+            arrives.wait(DEADLINE_SECONDS)
         return receive(listening)
 
     monkeypatch.setattr(driver.ListeningConnection, "receive", receive_late)
@@ -102,13 +102,13 @@ def test_it_knows_a_writer_that_has_just_entered(monkeypatch):
             arrives.set()
         entering.execute("UPDATE streams_streamposition SET position = %s WHERE instance_name = 'north'", [number])
         notify_position(entering, "caches", "north", number)
-        assert stream().wait_for(number, 60).base >= number
+        assert stream().wait_for(number, DEADLINE_SECONDS).base >= number
 
 
 def test_vector_token_waits_for_each_writers_entry(north):
     number = append()[0]
     token = VectorToken(1, {"master": number})
-    assert stream().wait_for(token, 60).position_of("master") >= number
+    assert stream().wait_for(token, DEADLINE_SECONDS).position_of("master") >= number
     with pytest.raises(WaitTimedOut, match="writer 'north' is at 1, wanted 50"):
         stream().wait_for(VectorToken(1, {"north": 50}), 0.2)
 
@@ -143,7 +143,7 @@ def test_text_token_with_and_without_its_epoch():
     with session() as cursor:
         word = epochs.current_epoch(cursor)
     for text in (str(number), f"m1~{key}.{number}", f"{number}@{word}"):
-        assert stream().wait_for(text, 60).position_of("master") >= number
+        assert stream().wait_for(text, DEADLINE_SECONDS).position_of("master") >= number
 
 
 def test_token_of_an_old_epoch_is_refused_at_once():
@@ -152,7 +152,7 @@ def test_token_of_an_old_epoch_is_refused_at_once():
         old = epochs.current_epoch(cursor)
         epochs.begin_epoch(cursor, "put back")
     with pytest.raises(EpochChanged, match=f"Token 2@{old} of stream caches"):
-        stream().wait_for(f"2@{old}", 60)
+        stream().wait_for(f"2@{old}", DEADLINE_SECONDS)
 
 
 def test_async_waits_without_a_thread_for_each(north):
@@ -203,14 +203,14 @@ def test_local_commit_wakes_without_any_notification(monkeypatch):
     """Its own vector entry is known in the process before anything is announced."""
     append()
     number = append()[0]
-    stream().wait_for(number, 60)
+    stream().wait_for(number, DEADLINE_SECONDS)
     monkeypatch.setattr(current_writer()._background, "wake", lambda: None)
     done = []
     token = VectorToken(number, {"master": number + 1})
-    thread = in_thread(lambda: done.append(stream().wait_for(token, 20)))
+    thread = in_thread(lambda: done.append(stream().wait_for(token, DEADLINE_SECONDS)))
     wait_until(wait.waiting)
     append()
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     assert done
 
 
@@ -218,7 +218,7 @@ def test_woken_after_the_connection_was_lost(north):
     give_out(9)
     stream().wait_for(1)
     done = []
-    thread = in_thread(lambda: done.append(stream().wait_for(9, 30)))
+    thread = in_thread(lambda: done.append(stream().wait_for(9, DEADLINE_SECONDS)))
     wait_until(wait.waiting)
     cut("replsite notifications positions")
     north(9)
@@ -232,7 +232,7 @@ def test_what_was_seen_before_a_restore_is_not_there(north):
     with session() as cursor:
         epochs.current_epoch(cursor)
     north(9)
-    stream().wait_for(9, 60)
+    stream().wait_for(9, DEADLINE_SECONDS)
     with session() as cursor:
         epochs.begin_epoch(cursor, "test")
         cursor.execute("UPDATE streams_streamposition SET position = 5 WHERE instance_name = 'north'")
@@ -241,13 +241,13 @@ def test_what_was_seen_before_a_restore_is_not_there(north):
     with pytest.raises(WaitTimedOut):
         stream().wait_for(9, 0.3)
     north(9)
-    assert stream().wait_for(9, 60).base == 9
+    assert stream().wait_for(9, DEADLINE_SECONDS).base == 9
 
 
 def test_writer_that_joins_is_not_passed(north):
     """Its row tells its place before it reserves; from then on the linear position waits for it."""
     north(5)
-    stream().wait_for(5, 60)
+    stream().wait_for(5, DEADLINE_SECONDS)
     with session() as cursor:
         lease.take(cursor, "south", lease.Identity("far", 2, "x"), 1.0)
         lease.store_entry(cursor, stream(), "south", 5)
@@ -255,7 +255,7 @@ def test_writer_that_joins_is_not_passed(north):
         with pytest.raises(WaitTimedOut, match="slowest writer is 'south' at 5"):
             stream().wait_for(8, 0.5)
         cursor.execute("SELECT pg_notify('replsite_streams', 'caches south 8')")
-        stream().wait_for(8, 60)
+        stream().wait_for(8, DEADLINE_SECONDS)
 
 
 def test_child_of_a_fork_waits_by_itself(north):
@@ -297,7 +297,7 @@ def test_vector_of_current_goes_to_wait_for(north):
     append()
     north(30)
     token = stream().current().token()
-    assert stream().wait_for(token, 60).base >= token.base
+    assert stream().wait_for(token, DEADLINE_SECONDS).base >= token.base
 
 
 # --- streams in memory ------------------------------------------------------------------------------------------------
@@ -309,10 +309,10 @@ def test_stream_that_starts_anew_is_waited_for_anew():
     one = lambda: typing.append(typing.models[0](**typing.sample(1, 1)))[0]  # noqa: E731
     for _ in range(5):
         before = one()
-    assert typing.wait_for(before, 60).base >= before
+    assert typing.wait_for(before, DEADLINE_SECONDS).base >= before
     retire_all()
     after = one()
     assert after < before
-    wait_until(lambda: typing.wait_for(after, 60).base < before)  # its notification has been heard
+    wait_until(lambda: typing.wait_for(after, DEADLINE_SECONDS).base < before)  # its notification has been heard
     with pytest.raises(WaitTimedOut):
         typing.wait_for(before, 0.3)

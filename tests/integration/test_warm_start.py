@@ -13,6 +13,7 @@ from django.db.backends.postgresql.base import Database
 
 from streams.catalog.models import CacheInvalidation
 from tests.support import warm_start
+from tests.support.waiting import DEADLINE_SECONDS
 
 fork = warm_start._Forking.fork
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,7 +48,7 @@ def test_it_is_a_child_of_the_test_in_a_session_of_its_own(start_manage):
     number = int(process.stdout.readline().split()[1])
     assert number == process.pid and psutil.Process(number).ppid() == os.getpid()
     process.stdin.close()
-    assert process.wait(60) == 1
+    assert process.wait(DEADLINE_SECONDS) == 1
 
 
 def test_it_has_no_descriptor_but_its_own(run_manage):
@@ -65,7 +66,7 @@ def test_a_signal_ends_it_as_it_ends_a_cold_start(start_manage, sent):
     for process in both:
         assert process.stdout.readline() == "1\n"
         process.send_signal(sent)
-    assert both[0].wait(60) == both[1].wait(60) != 0
+    assert both[0].wait(DEADLINE_SECONDS) == both[1].wait(DEADLINE_SECONDS) != 0
 
 
 def test_every_environment_has_settings_of_its_own(run_manage, monkeypatch):
@@ -84,7 +85,7 @@ def test_what_is_asked_for_once_is_forked_too_and_has_settings_of_its_own(run_ma
         forked = run_manage("shell", "-v", "0", "-c", code, env=env).stdout
         cold = warm_start.cold_start(
             ("shell", "-v", "0", "-c", code), {**os.environ, **env, "DATABASE_URL": database_url}, stdout=subprocess.PIPE
-        ).communicate(timeout=60)[0]  # fmt: skip
+        ).communicate(timeout=DEADLINE_SECONDS)[0]  # fmt: skip
         assert forked.startswith(f"{name} [") and forked == cold
     assert len(made) == 2 and set(made) == {warm_start._LIBRARIES._forking}
 
@@ -101,7 +102,7 @@ def test_what_reads_the_settings_is_loaded_in_the_process_that_is_forked(run_man
     process = warm_start.WARM.popen(
         ("-c", code), {**os.environ, "REPLSITE_METRICS_HOST": str(uuid4())}, stdout=subprocess.PIPE
     )
-    loaded = process.communicate(timeout=60)[0].split()
+    loaded = process.communicate(timeout=DEADLINE_SECONDS)[0].split()
     assert {"django.db.models", Database.__name__, "streams.core.tracker"} <= set(loaded)
     assert not {"replsite.settings", "streams.models", "django.contrib.auth.models", "twisted.internet.reactor"} & set(
         loaded
@@ -121,13 +122,13 @@ def test_settings_of_streams_are_read_late_and_are_those_of_a_cold_start(run_man
     made = []
     monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: made.append(given[0]) or fork(*given))
     code = "from django.conf import settings as s; from streams.conf import stream_settings as t; print(t(), s.REPLSITE_INSTANCE)"
-    given = {"REPLSITE_INSTANCE": "here", "REPLSITE_REPLICATION_HOSTS": "a.b,c.d", "REPLSITE_WRITERS": '{"caches": ["x"]}',
+    given = {"REPLSITE_INSTANCE": "here", "REPLSITE_PLAIN_NETWORKS": "10.0.0.0/8", "REPLSITE_WRITERS": '{"caches": ["x"]}',
              "REPLSITE_HTTP_HEAD_LIMIT_SECONDS": "1.5", "REPLSITE_CONNECTION_LIMIT": "7"}  # fmt: skip
     for env in (given, {}, {"REPLSITE_CONNECTION_LIMIT": "8"}):
         warm = run_manage("shell", "-v", "0", "-c", code, env=env)
         cold = run_manage("shell", "-v", "0", "-c", code, env={**env, "UNUSED": str(uuid4())})
         assert (warm.stdout, warm.stderr) == (cold.stdout, cold.stderr)
-        assert all(repr(name) in warm.stdout for name in env.get("REPLSITE_REPLICATION_HOSTS", "").split(",") if name)
+        assert all(repr(name) in warm.stdout for name in env.get("REPLSITE_PLAIN_NETWORKS", "").split(",") if name)
     assert len(made) == 3 and len(set(made)) == 1
 
 
@@ -142,4 +143,4 @@ def test_a_module_and_a_script_are_forked_too_and_end_like_cold_ones():
     ):
         for begin in (warm_start.WARM.popen, warm_start.cold_start):
             process = begin(arguments, os.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-            assert (process.communicate(timeout=60)[0], process.returncode) == (said, status)
+            assert (process.communicate(timeout=DEADLINE_SECONDS)[0], process.returncode) == (said, status)

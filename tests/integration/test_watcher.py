@@ -19,7 +19,7 @@ from streams.reading.watcher import Found, NotifiedPosition, Rank, Subscriber, S
 from streams.waiting import wait
 from streams.writing import lease
 from tests.integration.cached_words import store_quietly, word
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, cut, give_out, in_thread, session, sessions, stream
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("words")]
@@ -156,7 +156,7 @@ def test_child_of_a_fork_has_one_of_its_own():
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert stream().wait_for(append()[0], 60)
+    assert stream().wait_for(append()[0], DEADLINE_SECONDS)
 
 
 def test_one_that_comes_while_the_database_is_away_is_refused_at_once(monkeypatch):
@@ -165,7 +165,7 @@ def test_one_that_comes_while_the_database_is_away_is_refused_at_once(monkeypatc
     with pytest.raises(Exception, match="does not answer"):
         stream().wait_for(0, 0.1)
     monkeypatch.undo()
-    assert stream().wait_for(0, 60)
+    assert stream().wait_for(0, DEADLINE_SECONDS)
 
 
 # --- in order -------------------------------------------------------------------------------------------------------
@@ -187,18 +187,18 @@ def test_nobody_is_woken_before_values_are_dropped(north, monkeypatch):
     def slow(self: cache_feed.CacheFeed, cursor: Any, found: Found, *, everything: bool) -> None:
         if Recorder.north(found) == 5:
             applies.set()
-            may_end.wait(60)
+            may_end.wait(DEADLINE_SECONDS)
         real(self, cursor, found, everything=everything)
 
     monkeypatch.setattr(cache_feed.CacheFeed, "before", slow)
     done: list[object] = []
-    thread = in_thread(lambda: done.append(stream().wait_for(5, 20)))
+    thread = in_thread(lambda: done.append(stream().wait_for(5, DEADLINE_SECONDS)))
     wait_until(wait.waiting)
     north(5)
-    assert applies.wait(60)
+    assert applies.wait(DEADLINE_SECONDS)
     assert not done
     may_end.set()
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     assert done
 
 
@@ -287,7 +287,7 @@ def test_what_others_did_while_a_connection_was_lost_comes_to_all(elsewhere, nam
     for turn in range(1, 6):
         cut(name)
         token = int(elsewhere.ask("set", "a", str(turn)))
-        stream().wait_for(token, 20)
+        stream().wait_for(token, DEADLINE_SECONDS)
         assert word("a") == str(turn)
         wait_until(lambda: (now := notifier.now("caches")) and now.covers("other", token))  # noqa: B023 - this round
     assert notifier.now("caches") != before
@@ -301,18 +301,18 @@ def test_nothing_waits_while_the_notifier_fills_its_memory(elsewhere, monkeypatc
 
     def slow(self: NotifierFeed, *given: Any) -> Any:
         fills.set()
-        may_end.wait(60)
+        may_end.wait(DEADLINE_SECONDS)
         return real(self, *given)
 
     monkeypatch.setattr(NotifierFeed, "_begun_stream", slow)
     cut("replsite notifications positions")
-    assert fills.wait(60)
+    assert fills.wait(DEADLINE_SECONDS)
     try:
         wait_until(cache_feed.is_hearing)
         token = int(elsewhere.ask("set", "a", "1"))
-        stream().wait_for(token, 20)
+        stream().wait_for(token, DEADLINE_SECONDS)
         assert word("a") == "1"
-        assert stream().wait_for(append()[0], 20)
+        assert stream().wait_for(append()[0], DEADLINE_SECONDS)
         assert notifier.now("caches") is None
     finally:
         may_end.set()

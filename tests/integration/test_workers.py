@@ -12,7 +12,7 @@ from streams.homeserver import federation_queue
 from streams.models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
 from streams.replication.common import worker_sql
 from streams.replication.errors import UnsendableCommand
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports, start_replication
 from tests.support.writing import linear, session
 
@@ -27,6 +27,15 @@ def port(start_manage) -> int:
 
 def syncing(*users: str) -> None:
     wait_until(lambda: workers.users_syncing() == set(users), what=f"syncing: {users}")
+
+
+def test_a_command_that_gets_too_long_in_ascii_is_dropped_and_its_client_stays(port):
+    with WireClient(port, "REPLICATE") as client:
+        client.read_until("POSITION caches")
+        client.say('LOCK_RELEASED ["a", "b", "{}"]'.format("\u00e4" * 8_000))
+        client.say("REPLICATE")
+        client.read_until(lambda _: len(client.of("POSITION caches")) == 2)
+    wait_until(lambda: WireCount.objects.filter(kind="dropped", name="LOCK_RELEASED", total=1).exists())
 
 
 # --- who syncs ----------------------------------------------------------------------------------------------------
@@ -88,7 +97,7 @@ def test_users_of_a_stopped_server_are_forgotten(start_manage):
     with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
         syncing("@a:b")
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_SECONDS) == 0
     assert not SyncingUser.objects.exists()
 
 
@@ -97,7 +106,7 @@ def test_users_of_a_killed_server_are_no_longer_syncing_after_the_silence(start_
     with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
         syncing("@a:b")
         process.kill()
-        process.wait(60)
+        process.wait(DEADLINE_SECONDS)
     settings.REPLSITE_WORKER_SILENCE_SECONDS = 0.5
     syncing()
 
@@ -113,7 +122,7 @@ def test_a_server_forgets_connections_without_news(start_manage):
             "INSERT INTO streams_syncinguser (connection_key, worker, user_id, last_sync_at) VALUES ('dead', 'w', '@a:b', now())"
         )
     with WireClient(port, "PING 1"):
-        wait_until(lambda: not SyncingUser.objects.exists(), 60)
+        wait_until(lambda: not SyncingUser.objects.exists())
 
 
 # --- acknowledgements and addresses -------------------------------------------------------------------------------
@@ -232,7 +241,7 @@ def two_servers(start_manage):
         yield a, b, c
 
 
-@pytest.mark.parametrize("name", ["remote.example", "", "a" * 16_000, "nul\0 and \u00fcmlaut"])
+@pytest.mark.parametrize("name", ["remote.example", "", "a" * 255, "nul\0 and \u00fcmlaut"])
 def test_remote_server_up_reaches_clients_of_all_servers_but_not_the_sender(two_servers, name):
     sender, neighbour, far = two_servers
     sender.say(f"REMOTE_SERVER_UP {name}")

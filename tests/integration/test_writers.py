@@ -29,7 +29,7 @@ from streams.writing import dead_writers
 from streams.writing.control_loop import ControlLoop
 from streams.writing.process import current_writer, retire_all, use_instance
 from streams.writing.writer import Condition, WriterProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
     fact,
@@ -325,12 +325,12 @@ def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
 
     def held_up(tracker: PositionTracker, *given: object) -> object:
         passed.set()
-        drained.wait(60)
+        drained.wait(DEADLINE_SECONDS)
         return begin(tracker, *given)
 
     def drain(timeout_seconds: float) -> bool:
         drained.set()
-        return started.wait(60)
+        return started.wait(DEADLINE_SECONDS)
 
     monkeypatch.setattr(PositionTracker, "begin_fetch", held_up)
     monkeypatch.setattr(writer._background, "drain", drain)
@@ -339,10 +339,10 @@ def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
         with transaction.atomic():
             append()
             started.set()
-            go_on.wait(60)
+            go_on.wait(DEADLINE_SECONDS)
 
     thread = in_thread(late)
-    assert passed.wait(60)
+    assert passed.wait(DEADLINE_SECONDS)
     threading.Timer(0.2, go_on.set).start()
     assert writer.retire()
     thread.join()
@@ -448,10 +448,10 @@ def test_naive_reading_by_id_loses_what_ours_does_not():
         with transaction.atomic():
             stream().append(fact("slow"))
             opened.set()
-            close.wait(60)
+            close.wait(DEADLINE_SECONDS)
 
     thread = in_thread(slow)
-    opened.wait(60)
+    opened.wait(DEADLINE_SECONDS)
     fast = append()[0]
     look()
     close.set()

@@ -32,7 +32,7 @@ from streams.writing.transaction import OpenTransaction
 from streams.writing.writer import WriterProcess
 from tests.integration.test_catalog import _sequences_as_after_migrate
 from tests.support.impatient_server import impatient
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
     ids,
@@ -99,7 +99,7 @@ def test_a_new_life_does_not_wait_for_ever_for_a_transaction_that_waits_for_it(m
                 generator("typing", 0).append(1)
 
     thread = in_thread(type_on)
-    thread.join(60)
+    thread.join(DEADLINE_SECONDS)
     is_stuck = thread.is_alive()
     if is_stuck:
         terminate(*waiting_sessions())
@@ -177,10 +177,12 @@ def lazy_disk(transactional_db: None) -> Iterator[None]:
         cursor.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
         cursor.execute("ALTER SYSTEM SET wal_writer_flush_after = '2GB'")
         cursor.execute("SELECT pg_reload_conf()")
-        yield
-        cursor.execute("ALTER SYSTEM RESET wal_writer_delay")
-        cursor.execute("ALTER SYSTEM RESET wal_writer_flush_after")
-        cursor.execute("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            cursor.execute("ALTER SYSTEM RESET wal_writer_delay")
+            cursor.execute("ALTER SYSTEM RESET wal_writer_flush_after")
+            cursor.execute("SELECT pg_reload_conf()")
 
 
 @pytest.mark.usefixtures("lazy_disk")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 HIDDEN = ("DJANGO_", "REPLSITE_", "DATABASE_URL")
@@ -81,7 +81,7 @@ class KilledQuery:
                 one.kill()
             except psutil.NoSuchProcess:  # ended by itself meanwhile
                 continue
-        self._process.wait(60)
+        self._process.wait(DEADLINE_SECONDS)
         self._process.stdout.close()
         self._process = None
 

@@ -19,10 +19,10 @@ from tests.support.emptying import empty_tables
 from tests.support.room_data import ROOMS
 from tests.support.session import PROJECT
 from tests.support.spark_cluster import spark_cluster
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import sessions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.scenario]
 STAGING = "replsite spark staging"
 EVENTS_OF_MADE_ROOM = 2_000
 
@@ -105,7 +105,7 @@ def expected(spark, own_writer, files):
 def hear(process) -> object:
     """The next line of JSON; the time-out of the test is the deadline."""
     line = process.stdout.readline()
-    assert line, f"the driver ended with {process.wait(60)}"
+    assert line, f"the driver ended with {process.wait(DEADLINE_SECONDS)}"
     return json.loads(line)
 
 
@@ -134,7 +134,7 @@ def test_import_and_source_on_a_cluster_that_loses_an_executor_do_what_they_do_h
     driver = start_script(_DRIVER, cluster.master, dsn(), str(tmp_path), *map(str, files))
     for _ in cluster.workers:
         check_executor(hear(driver), cluster.folder)
-    wait_until(lambda: tasks_are_at_work() or driver.poll() is not None, 300)
+    wait_until(lambda: tasks_are_at_work() or driver.poll() is not None, 4 * DEADLINE_SECONDS)
     assert cluster.kill_executor(0), "no executor of the first worker was at work"
     summary = hear(driver)
     assert summary["read"] == summary["imported"] == len(expected["events"])
@@ -148,4 +148,4 @@ def test_import_and_source_on_a_cluster_that_loses_an_executor_do_what_they_do_h
     tokens = follow(driver)
     assert len(tokens) == len(set(tokens)) == dropped + 150
     driver.stdin.close()
-    assert driver.wait(100) == 0
+    assert driver.wait(2 * DEADLINE_SECONDS) == 0

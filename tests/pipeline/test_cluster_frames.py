@@ -22,7 +22,7 @@ from tests.support.room_data import ROOMS
 from tests.support.session import PROJECT
 from tests.support.spark_cluster import spark_cluster
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.scenario]
 EVENTS_OF_MADE_ROOM = 600
 _DRIVER = """
     import json, sys

@@ -11,7 +11,7 @@ from pipeline.errors import ClusterUnfit
 from pipeline.spark import cluster_check
 from pipeline.spark.cluster_check import check_executors
 from streams.db.driver import dsn
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -79,10 +79,10 @@ def test_a_cluster_without_free_cores_is_given_up_in_time(spark, tmp_path):
     thread = threading.Thread(target=count)
     thread.start()
     try:
-        wait_until(lambda: len(list(busy.iterdir())) == cores, 60)
+        wait_until(lambda: len(list(busy.iterdir())) == cores)
         with pytest.raises(ClusterUnfit, match=r"No executor .* took a task for 1 s.*spark\.cores\.max"):
             check_executors(spark, seconds=1.0)
     finally:
         free.touch()
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     check_executors(spark)

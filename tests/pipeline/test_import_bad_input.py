@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from datetime import UTC, datetime
 
 import pytest
 
+from events.integrity.repair import check_room
 from events.models import Event, PurgedRoom, Room
-from pipeline.models import QuarantinedLine
+from events.sending.finish import finish_event
+from pipeline.errors import UnusableSource
+from pipeline.models import Job, QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.room_data import event_lines, stored_events
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
@@ -115,6 +120,56 @@ def test_history_goes_to_the_backward_stream_in_the_given_order(tmp_path, rows):
     ]
 
 
+def test_byte_order_marks_are_ignored_wherever_files_were_joined(tmp_path):
+    mark, lines = b"\xef\xbb\xbf", event_lines("v11_gap")
+    outcome = run_import(write_lines(tmp_path / "in", mark + lines[0], *lines[1:5], mark + lines[5], *lines[6:], mark))
+    assert (outcome.imported, outcome.quarantined) == (len(lines), 0)
+
+
+def test_a_file_of_another_form_is_refused_before_anything_begins(tmp_path):
+    with pytest.raises(UnusableSource, match="is a JSON array"):
+        run_import(write_lines(tmp_path / "in", b"[" + b",".join(event_lines("v11_gap")) + b"]"))
+    assert not Job.objects.exists()
+
+
 def test_a_file_without_events_is_no_error(tmp_path):
     outcome = run_import(write_lines(tmp_path / "in"))
     assert (outcome.read, outcome.imported, outcome.rooms) == (0, 0, 0)
+
+
+def rejected_room(version, about, told=None):
+    """Lines of a room whose create event the rules refuse (``about`` changes it), or the source (``told``)."""
+    made = MadeRoom(version, f"!r{next(_NUMBERS)}:a.test", ruled=True)
+    create = json.loads(made.create.json) | about
+    bare = {key: value for key, value in create.items() if key not in ("hashes", "signatures")}
+    first = finish_event(bare, version)
+    member = made.send({**_MEMBER, "room_id": first.room_id}, prev=[first])
+    return [
+        {"json": json.loads(first.json), "room_version": version, **(told or {})},
+        *[{"json": json.loads(event.json), "room_version": version} for event in (member, made.message())],
+    ]
+
+
+_NUMBERS = itertools.count()
+_MEMBER = {"type": "m.room.member", "state_key": ALICE, "content": {"membership": "join"}}
+
+
+def test_a_room_whose_create_event_is_rejected_is_as_its_check_expects(tmp_path):
+    content = {"content": {"room_version": "77", "creator": ALICE}}
+    rooms = [
+        rejected_room(version, about, told)
+        for version in ("4", "10", "11")
+        for about, told in (
+            ({"sender": BOB}, None),
+            (content, None),
+            ({}, {"rejected_reason": "no"}),
+            ({}, {"rejected_reason": "no", "soft_failed": True}),
+            ({}, {"rejected_reason": "no", "outlier": True}),
+        )
+    ]
+    alone = [lines[:1] for lines in (rejected_room("10", {"sender": BOB}), rejected_room("10", {}, {"outlier": True}))]
+    lines = [line for room in (*rooms, *alone) for line in room]
+    assert run_import(write_lines(tmp_path / "in", *lines)).imported == len(lines)
+    reports = [check_room(room_id) for room_id in Room.objects.values_list("room_id", flat=True)]
+    assert len(reports) == len(rooms) + len(alone)
+    assert [report.differences for report in reports if not report.clean] == []

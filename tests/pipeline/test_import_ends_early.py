@@ -42,7 +42,7 @@ def small_disk(rows):
             (version,) = (path.name for path in folder.iterdir())
             mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
             if subprocess.run(mount, check=False, capture_output=True).returncode:
-                pytest.skip("making a small file system needs the right to mount one")
+                pytest.skip("no right to mount a small file system here")
             try:
                 (folder / version).mkdir()
                 for path in (folder, folder / version):

@@ -11,6 +11,7 @@ from django.core.management import CommandError, call_command
 from pipeline.models import Job
 from tests.pipeline.imports import write_lines
 from tests.support.room_data import ROOMS, event_lines
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 KEYS = ["read", "imported", "duplicates", "rejected", "quarantined", "rooms", "seconds"]
@@ -78,7 +79,7 @@ def test_a_path_that_cannot_be_read_is_status_2_before_anything_starts(tmp_path,
 
 def test_a_process_of_its_own_prints_the_summary_last(run_manage, tmp_path):
     path = write_lines(tmp_path / "in", *event_lines("v9_restricted"), b"oops")
-    done = run_manage("import_events", str(path), timeout=120)
+    done = run_manage("import_events", str(path), timeout=2 * DEADLINE_SECONDS)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["quarantined"] == 1
     assert "read: 38 of 38 lines" in done.stderr

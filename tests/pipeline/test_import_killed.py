@@ -11,6 +11,7 @@ from pipeline.errors import SourceChanged
 from pipeline.models import ImportedRoom, Job
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.support.emptying import empty_tables
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
 
@@ -48,7 +49,7 @@ import_history(options, io.StringIO())
 @pytest.fixture
 def killed_import(run_script):
     def kill(step):
-        done = run_script(KILLED, step, *map(str, SMALL_ROOMS), timeout=240)
+        done = run_script(KILLED, step, *map(str, SMALL_ROOMS), timeout=4 * DEADLINE_SECONDS)
         assert done.returncode == -signal.SIGKILL, done.stderr
         return done
 

@@ -21,6 +21,7 @@ from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.support.emptying import empty_tables
 from tests.support.made_rooms import ALICE, public_room
 from tests.support.room_data import ROOMS
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,7 +59,7 @@ def test_loaded_rooms_drop_what_was_cached_of_them(spark, own_writer, tmp_path):
     lines = [{"json": json.loads(event.json), "room_version": "10"} for room in rooms for event in room.events]
     run_import(write_lines(tmp_path / "rooms.jsonl", *lines))
     position = Event.objects.filter(stream_ordering__gt=0).latest("stream_ordering").stream_ordering
-    registry.get("events").wait_for(position, 30.0)
+    registry.get("events").wait_for(position, DEADLINE_SECONDS)
     assert [topic_of(room.room_id) for room in rooms] == ["imported", None]
     assert membership_of(rooms[0].room_id, ALICE) == "join"
     keys = CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", "keys")

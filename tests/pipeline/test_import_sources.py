@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -17,6 +18,9 @@ from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.support.emptying import empty_tables
 from tests.support.room_data import ROOMS, event_lines
 from tests.support.synapse_database import postgresql_database, sqlite_file
+
+#: Roles belong to the whole server.
+READS_SYNAPSE = f"reads_synapse_{os.getpid()}"
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
 
@@ -110,13 +114,13 @@ def test_a_broken_row_is_put_aside_with_its_row_and_event(tmp_path):
 def test_a_reading_role_is_enough_and_its_password_is_written_nowhere(database_url, rows):
     with postgresql_database(database_url, ["v9_restricted"]) as url:
         server = urlsplit(url)
-        rows("CREATE ROLE reads_synapse LOGIN PASSWORD 's3cret' IN ROLE pg_read_all_data; SELECT 1")
+        rows(f"CREATE ROLE {READS_SYNAPSE} LOGIN PASSWORD 's3cret' IN ROLE pg_read_all_data; SELECT 1")
         try:
-            run_import(f"postgresql://reads_synapse:s3cret@{server.hostname}:{server.port}{server.path}")
+            run_import(f"postgresql://{READS_SYNAPSE}:s3cret@{server.hostname}:{server.port}{server.path}")
         finally:
-            rows("DROP ROLE reads_synapse; SELECT 1")
+            rows(f"DROP ROLE {READS_SYNAPSE}; SELECT 1")
     stored = json.dumps([Job.objects.get().arguments, ImportSource.objects.get().name])
-    assert "reads_synapse" in stored and "s3cret" not in stored
+    assert READS_SYNAPSE in stored and "s3cret" not in stored
 
 
 def test_the_jobs_row_tells_what_was_before_and_after(tmp_path):

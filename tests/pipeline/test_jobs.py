@@ -31,7 +31,7 @@ from pipeline.jobs.run import JobKind, queue_job, run_job
 from pipeline.jobs.view import job_views
 from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError, direct_connection
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import cut, server_process, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -208,7 +208,7 @@ def test_a_queued_job_begins_at_once_where_somebody_waits(kind):
         wait_until(lambda: Job.objects.get(pk=job.pk).state == JobState.DONE)
     finally:
         server.stop()
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
 
 
@@ -236,7 +236,7 @@ def test_two_servers_carry_out_each_job_once(kind):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     assert sum(server.done for server in servers) == len(steps.taken) == 6
 
 
@@ -335,7 +335,7 @@ def test_no_process_takes_a_job_over_while_it_is_being_cancelled():
     with transaction.atomic():
         assert cancel_job(job.pk, "bob", "default") is CancelOutcome.CANCELLED
         resuming.start()
-        resuming.join(60)
+        resuming.join(DEADLINE_SECONDS)
         assert found == [None], "it found the job locked, and did not wait for its row"
     assert Job.objects.get().state == JobState.CANCELLED
 
@@ -465,7 +465,7 @@ def test_a_run_that_is_late_does_not_write_over_the_next_one(kind):
 def test_jobs_go_on_after_the_database_was_started_anew(kind):
     pids: list[int] = []
     went_on = threading.Event()
-    steps = kind(lambda step: pids.append(server_process()) or went_on.wait(60))
+    steps = kind(lambda step: pids.append(server_process()) or went_on.wait(DEADLINE_SECONDS))
     server = JobServer("default", io.StringIO(), lambda text: None)
     thread = threading.Thread(target=server.run, kwargs={"once": False})
     thread.start()
@@ -480,7 +480,7 @@ def test_jobs_go_on_after_the_database_was_started_anew(kind):
     finally:
         went_on.set()
         server.stop()
-        thread.join(60)
+        thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
     assert Job.objects.get().attempts == 2
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.own_server import run_on_own_server
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.scenario]
 
 _SCRIPT = """
 import json, os, signal, threading

@@ -25,7 +25,7 @@ from tests.pipeline.imports import bare_room, content
 from tests.pipeline.loads import bundles_of, pack_of, work_of
 from tests.support.emptying import empty_tables
 from tests.support.room_data import event_lines
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import in_thread, linear, session
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
@@ -253,7 +253,9 @@ def start_driver(run_script):
 
     def start(job, step):
         ended = []
-        begun = threading.Thread(target=lambda: ended.append(run_script(DRIVER, str(job), step, timeout=240)))
+        begun = threading.Thread(
+            target=lambda: ended.append(run_script(DRIVER, str(job), step, timeout=4 * DEADLINE_SECONDS))
+        )
         begun.start()
         started.append(begun)
         wait_until(lambda: ended or _holder() is not None, what="the process to hold its name")

@@ -143,7 +143,7 @@ def test_a_task_that_is_killed_leaves_rooms_mended_or_as_they_were(own_writer, d
         cursor.execute("SELECT FROM events_room WHERE room_id = %s FOR UPDATE", [rooms[1]])
         task = subprocess.Popen([sys.executable, "-c", KILLED, database_url, *rooms], cwd=PROJECT)
         try:
-            wait_until(MendedRoom.objects.exists, 60.0)
+            wait_until(MendedRoom.objects.exists)
         finally:
             task.kill()
             task.wait()

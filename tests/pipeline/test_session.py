@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyspark
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
@@ -151,6 +154,80 @@ def test_java_of_the_project_is_found_when_there_is_no_other(tmp_path, monkeypat
     (tmp_path / ".java" / "bin").mkdir(parents=True)
     Path(tmp_path / ".java" / "bin" / "java").touch()
     assert find_java(tmp_path) == str(tmp_path / ".java")
+
+
+def test_a_java_that_is_gone_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(JavaMissing, match=f"JAVA_HOME is {tmp_path}/gone, and there is no bin/java in it"):
+        find_java(tmp_path)
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+@pytest.mark.parametrize(
+    ("version", "shown"), [("1.8.0_292", "Java 8"), ("11.0.2", "Java 11"), ("17.0.1", None), ("25", None)]
+)
+def test_a_java_that_is_too_old_is_named(tmp_path, monkeypatch, version, shown, on_path):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(0o755)
+    (tmp_path / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    if on_path:
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        monkeypatch.setenv("PATH", str(java.parent))
+    else:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaMissing, match=f"needs Java 17 or newer, and .* is {shown} in") if shown else nullcontext():
+        find_java(tmp_path)
+
+
+STARTED = """
+import sys
+from pathlib import Path
+from pipeline.errors import PipelineError
+from pipeline.spark.session import spark_session
+
+def work(batches):
+    import pyarrow
+    for _ in batches:
+        yield pyarrow.RecordBatch.from_pydict({"answer": [sys.executable]})
+
+try:
+    with spark_session("started", folder=Path(sys.argv[1]), master="local[1]") as spark:
+        print(spark.range(0, 1, 1, 1).mapInArrow(work, "answer string").collect()[0]["answer"], spark.version)
+except PipelineError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def start(folder, **environment):
+    command = [sys.executable, "-c", STARTED, str(folder)]
+    given = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, env=given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_another_spark_and_another_python_are_ignored(tmp_path):
+    other = tmp_path / "other"
+    for script in ("bin/spark-submit", "conf/spark-env.sh", "python3"):
+        (other / script).parent.mkdir(parents=True, exist_ok=True)
+        (other / script).write_text("#!/bin/sh\nexit 3\n")
+        (other / script).chmod(0o755)
+    (other / "jars").mkdir()
+    (other / "conf" / "spark-defaults.conf").write_text("spark.driver.defaultJavaOptions -XX:+NoSuchOption\n")
+    variables = {
+        "SPARK_CONF_DIR": str(other / "conf"), "SPARK_REMOTE": "sc://nowhere.test",
+        "PYSPARK_PYTHON": str(other / "python3"), "PYSPARK_DRIVER_PYTHON": "jupyter", "MASTER": "mesos://nowhere",
+    }  # fmt: skip
+    expected = f"{sys.executable} {pyspark.__version__}"
+    for home in (other, tmp_path / "gone"):
+        assert start(tmp_path, **variables, SPARK_HOME=str(home)) == expected
+
+
+def test_a_jvm_that_does_not_start_is_one_clear_error(tmp_path):
+    said = start(tmp_path, JAVA_TOOL_OPTIONS="-XX:+NoSuchOption")
+    assert said.startswith("SparkNotStarted Spark did not start: ")
+    assert "and are set: " in said and "JAVA_TOOL_OPTIONS" in said and "\n" not in said
 
 
 PAGE = """

@@ -12,9 +12,14 @@ from streams.db.driver import dsn
 from streams.writing import process
 from tests.pipeline.killed_query import KilledQuery
 from tests.pipeline.query_driver import facts_to_parquet
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("own_writer"),
+    pytest.mark.slow,
+    pytest.mark.scenario,
+]
 
 
 @pytest.fixture
@@ -32,11 +37,11 @@ def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spar
     process.use_instance("first")
     ids = append(25)
     query.start()
-    wait_until(lambda: len(query.numbers("commits")) >= 3, 240)
+    wait_until(lambda: len(query.numbers("commits")) >= 3, 4 * DEADLINE_SECONDS)
     with psycopg2.connect(dsn()) as blocking, blocking.cursor() as cursor:
         cursor.execute("LOCK TABLE streams_lowwatermark")  # executors look at it when they have read their rows
         ids += append(25)
-        wait_until(query.is_in_a_batch, 240)
+        wait_until(query.is_in_a_batch, 4 * DEADLINE_SECONDS)
         query.kill()
     blocking.close()
     process.retire_all()

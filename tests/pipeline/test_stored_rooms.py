@@ -26,6 +26,7 @@ from tests.pipeline.imports import ALL_ROOMS, run_import
 from tests.support.persisted_rooms import persist_all
 from tests.support.room_data import event_lines
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db
 
@@ -227,7 +228,7 @@ def test_a_program_without_django_or_settings(imported, tmp_path):
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), imported],
-        cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False,
+        cwd=PROJECT, capture_output=True, text=True, timeout=4 * DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert done.stdout == f"{Room.objects.count()} False\n", done.stderr
 

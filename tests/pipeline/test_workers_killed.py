@@ -20,7 +20,7 @@ from streams.db.driver import direct_connection
 from tests.integration import test_room_repair as damage
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.pipeline.test_many_rooms import LOCAL, made_room, plant
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import waiting_sessions
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
@@ -51,7 +51,7 @@ def workers_are_killed(lock: str, *values: object):
 
     def kill() -> None:
         try:
-            wait_until(lambda: waiting_sessions("replsite spark%"), 60.0, "a task that waits for the lock")
+            wait_until(lambda: waiting_sessions("replsite spark%"), what="a task that waits for the lock")
             for worker in workers():
                 os.kill(worker.pid, signal.SIGKILL)
                 killed.append(worker.pid)
@@ -63,7 +63,7 @@ def workers_are_killed(lock: str, *values: object):
     try:
         yield killed
     finally:
-        thread.join(120)
+        thread.join(2 * DEADLINE_SECONDS)
 
 
 def test_a_resync_whose_worker_is_killed_mends_every_room():

@@ -12,22 +12,21 @@ from streams.replication.protocol.ordering import LinearView
 from tests.fuzz import run
 from tests.fuzz.conversation import Broken
 from tests.fuzz.following import check_history, check_linear_view
+from tests.support.effort import SEED
 
 
 def test_no_input_breaks_a_rule():
-    seed = random.randrange(10**6)
-    done = run.fuzz(seed, 10**9, seconds=4.0)
+    done = run.fuzz(SEED, 10**9, seconds=4.0)
     assert done.keys() == run.KINDS.keys()
 
 
 @pytest.mark.parametrize("kind", ["history", "lies", "linear view"])
 def test_followers_rules(kind):
-    seed = random.randrange(10**6)
     for number in range(100):
         try:
-            run.KINDS[kind][0](random.Random(f"{seed} {number}"))
+            run.KINDS[kind][0](random.Random(f"{SEED} {number}"))
         except Exception as error:
-            raise AssertionError(f"{kind}: random.Random('{seed} {number}')") from error
+            raise AssertionError(f"{kind}: random.Random('{SEED} {number}')") from error
 
 
 def first_broken(check, tries: int) -> str:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.warm_start import WARM
 
 __all__ = ["AskedProcess", "asked_process"]
@@ -55,7 +56,7 @@ def asked_process(module: str, database_url: str | None, instance: str, **env: s
     try:
         yield AskedProcess(process)
         process.stdin.close()
-        process.wait(60)
+        process.wait(DEADLINE_SECONDS)
     finally:
         process.kill()
         process.wait()

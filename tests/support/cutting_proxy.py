@@ -9,6 +9,8 @@ import socket
 import threading
 from enum import Enum, auto
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 COMMIT = b"COMMIT\x00"
 
 
@@ -39,7 +41,7 @@ class CuttingProxy:
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(60)
+        self._thread.join(DEADLINE_SECONDS)
 
     def drop_all(self) -> None:
         """Cut all connections now, on the client's side only: the server goes on with what it was asked."""

@@ -1,17 +1,24 @@
-"""Which tests of a parallel run stay in one process: those of a file, and all that share a Spark session."""
+"""Which tests of a parallel run stay in one process: those of a file, and folders whose tests must not run side by side."""
 
 from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["FilesAndSpark"]
+__all__ = ["FilesAndFolders"]
 
-#: A session takes ten seconds of CPU to start, and the JVM some more to compile what it runs.
-_OF_SPARK = "tests/pipeline"
+#: One Spark session, which takes ten seconds of CPU to start; one Chromium at a time, and no torture beside it; one
+#: deployment at a time, whose tests copy, restart and fail over the server of their process.
+_TOGETHER = {
+    "tests/pipeline": "Spark",
+    "tests/acceptance": "browsers and torture",
+    "tests/torture": "browsers and torture",
+    "tests/deployment": "deployment",
+}
 
 
-class FilesAndSpark(LoadFileScheduling):  # type: ignore[misc]
-    """``--dist loadfile``, with the tests on Spark as one unit. It is the first one, so that no process is left alone with it."""
+class FilesAndFolders(LoadFileScheduling):  # type: ignore[misc]
+    """``--dist loadfile``, with some folders as one unit. These come first, so that no process is left alone with one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _OF_SPARK if nodeid.startswith(f"{_OF_SPARK}/") else str(super()._split_scope(nodeid))
+        folder = "/".join(nodeid.split("/", 2)[:2])
+        return _TOGETHER.get(folder) or str(super()._split_scope(nodeid))

@@ -10,8 +10,7 @@ from django.db import connection
 
 from streams.follow import Chunk, Reader
 from streams.follow.handlers import Handler
-from streams.replication.client.connection import Connector
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import session
 
 TABLE = "test_effects"
@@ -47,8 +46,8 @@ def effects(reader: str = "r") -> list[int]:
 class Running:
     """A reader in a thread."""
 
-    def __init__(self, *handlers: Handler, name: str = "r", server: Connector | None = None) -> None:
-        self.reader = Reader(name, handlers, server)
+    def __init__(self, *handlers: Handler, name: str = "r") -> None:
+        self.reader = Reader(name, handlers)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
 
@@ -64,14 +63,14 @@ class Running:
 
 
 @contextmanager
-def running(*handlers: Handler, name: str = "r", server: Connector | None = None) -> Iterator[Running]:
+def running(*handlers: Handler, name: str = "r") -> Iterator[Running]:
     """A reader that follows inside the block, from a known place on."""
-    runs = Running(*handlers, name=name, server=server)
+    runs = Running(*handlers, name=name)
     runs.thread.start()
     try:
         runs.wait_for_positions()
         yield runs
     finally:
         runs.reader.stop()
-        runs.thread.join(60)
+        runs.thread.join(DEADLINE_SECONDS)
         assert not runs.thread.is_alive()

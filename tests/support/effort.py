@@ -1,6 +1,9 @@
-"""How many examples Hypothesis tries: few in the suite, many on request.
+"""How many examples Hypothesis tries, and with which seed: few and the same in the gate, others and many on request.
 
     script/test tests/properties tests/unit --hypothesis-profile long
+
+``REPLSITE_TEST_SEED`` is a number, for other examples, fuzzing and torture than the gate's; ``script/test --all`` chooses one and
+says it. In the gate a find of chance would stop a change that has nothing to do with it.
 
 A test that wants more or fewer than others says ``settings(max_examples=examples(300))``, so that the profile counts there, too.
 Times are no subject of these tests: a busy machine breaks none.
@@ -8,9 +11,14 @@ Times are no subject of these tests: a busy machine breaks none.
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
 
-__all__ = ["examples"]
+__all__ = ["SEED", "examples"]
+
+#: The number to begin from; what fails says it.
+SEED = int(os.environ.get("REPLSITE_TEST_SEED", "1"))
 
 _SUITE, _LONG = 50, 2_000
 
@@ -18,7 +26,13 @@ _SUITE, _LONG = 50, 2_000
 def load_profiles() -> None:
     """Before any test is imported."""
     for name, count in (("suite", _SUITE), ("long", _LONG)):
-        settings.register_profile(name, max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.register_profile(
+            name,
+            max_examples=count,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+            derandomize="REPLSITE_TEST_SEED" not in os.environ,
+        )
     settings.load_profile("suite")
 
 

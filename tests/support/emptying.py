@@ -103,7 +103,7 @@ def _run(most: int) -> None:
 @cache
 def _names() -> str:
     names = sorted(set(connection.introspection.django_table_names()) - set(_KEPT))
-    return ", ".join(f"'{name}'" for name in names)
+    return ", ".join("'" + name.replace("'", "''") + "'" for name in names)
 
 
 def forget_tables() -> None:

@@ -23,6 +23,8 @@ from streams.facts import Fact
 from tests.support import emptying
 
 NAME = "every_kind"
+#: A name that needs quotes in SQL, as some columns have, too.
+TABLE = "Test {every} kind of Order"
 
 
 class Size(models.TextChoices):
@@ -65,16 +67,16 @@ def declared(blocker: Any) -> Iterator[tuple[type[Any], type[Any]]]:
 
     @stream(NAME)
     class EveryKind(Fact):
-        word = models.TextField(null=True)
+        word = models.TextField(null=True, db_column="select")
         short = models.CharField(max_length=9, null=True)
         slug = models.SlugField(null=True)
-        number = models.BigIntegerField(null=True)
+        number = models.BigIntegerField(null=True, db_column="Große Zahl, (netto)")
         small = models.IntegerField(null=True)
         smaller = models.SmallIntegerField(null=True)
         flag = models.BooleanField(null=True)
-        thing = models.JSONField(null=True)
+        thing = models.JSONField(null=True, db_column="It's {a} thing")
         sets = models.JSONField(null=True, encoder=Encoder, decoder=Decoder)
-        words = ArrayField(models.TextField(null=True), null=True)
+        words = ArrayField(models.TextField(null=True), null=True, db_column="Words")
         numbers = ArrayField(models.BigIntegerField(null=True), null=True)
         grid = ArrayField(ArrayField(models.IntegerField()), null=True)
         prices = ArrayField(models.DecimalField(max_digits=12, decimal_places=2, null=True), null=True)
@@ -96,7 +98,7 @@ def declared(blocker: Any) -> Iterator[tuple[type[Any], type[Any]]]:
 
         class Meta:
             app_label = "streams"
-            db_table = "test_every_kind"
+            db_table = TABLE
 
     class EveryShop(models.Model):  # noqa: DJ008
         code = models.UUIDField(primary_key=True)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 __all__ = ["Probe", "connect", "drain", "head", "memory", "status_of", "statuses"]
 
 STATIC = "/static/unfold/css/styles.css"
@@ -31,7 +33,7 @@ def head(path: str = "/health/live", more: str = "", method: str = "GET") -> byt
 def connect(port: int, said: bytes = b"", *, address: str = "127.0.0.1", takes: int = 0) -> socket.socket:
     """A connection that said something; ``takes``: its receive buffer."""
     made = socket.socket()
-    made.settimeout(60)
+    made.settimeout(DEADLINE_SECONDS)
     if takes:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes)
     made.bind((address, 0))

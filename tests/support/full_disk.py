@@ -22,7 +22,7 @@ def small_file_system(folder: Path, megabytes: int) -> Iterator[None]:
     folder.chmod(0o711)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", "tmpfs", str(folder)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("making a small file system needs the right to mount one")
+        pytest.skip("no right to mount a small file system here")
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ from tests.support.made_rooms import BOB, MadeRoom
 from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist, replayed_state
 from tests.support.ranges import stored_ranges
 from tests.support.stored_rooms import store_room
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.warm_start import WARM
 
 Work = tuple[str, str, dict[str, Any]]
@@ -117,7 +117,7 @@ class Live(threading.Thread):
     def end(self) -> None:
         """End, and say what went wrong."""
         self._ended.set()
-        self.join(60)
+        self.join(DEADLINE_SECONDS)
         assert (self.error, self.refused) == (None, []) and self.acknowledged
 
 
@@ -129,7 +129,7 @@ def run_job(victim: str, at: int, work: Work, env: Mapping[str, str]) -> tuple[i
         "REPLSITE_INSTANCE": "killed", **env,
     }  # fmt: skip
     with WARM.popen(words, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        return process.wait(120), process.stdout.read()
+        return process.wait(2 * DEADLINE_SECONDS), process.stdout.read()
 
 
 def start_over() -> None:
@@ -181,7 +181,7 @@ def killed_and_repeated(name: str, victim: str, at: int, clean: Mapping[str, Any
     try:
         status, said = run_job(victim, at, work, env)
         assert status == (-signal.SIGKILL if victim == "process" else 1), said
-        wait_until(is_free, 60, "the locks of the killed process are gone")
+        wait_until(is_free, what="the locks of the killed process are gone")
         status, said = run_job("process", 0, work, env)
         assert status == 0, said
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ class LeftOpen:
         self._last = count
         if not is_last_of_module:
             return ""
+        if count - len(self._began) > MOST_LEFT_OPEN:
+            gc.collect()  # what waits in cycles is not left open
         now = _open()
         left = sorted(what for number, what in now.items() if self._began.get(number) != what)
         grown, growth = len(now) - len(self._began), sorted(self._growth.items(), key=lambda one: -one[1])

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from streams.conf import stream_settings
-from streams.replication.client.connection import TcpConnector
-from streams.replication.transport.addresses import Address
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class LyingServer:
@@ -20,7 +19,7 @@ class LyingServer:
         self.connects = 0
         self._clients: list[socket.socket] = []
         self.listening = socket.create_server(("127.0.0.1", 0))
-        self.connector = TcpConnector(Address("127.0.0.1", self.listening.getsockname()[1]), "follower")
+        self.port: int = self.listening.getsockname()[1]
 
     def serve(self) -> None:
         """Runs until the listening socket is closed."""
@@ -51,4 +50,4 @@ def lying_server(said: str) -> Iterator[LyingServer]:
         yield server
     finally:
         server.close()
-        thread.join(10)
+        thread.join(DEADLINE_SECONDS)

@@ -10,7 +10,7 @@ import psutil
 
 from replsite.postgres.folder import Folder
 from tests.conftest import end_processes
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.warm_start import WARM
 from tests.support.wire_client import ready_ports
 
@@ -54,7 +54,7 @@ class OwnFolder:
     def run(self, *arguments: str) -> str:
         """Runs ``manage.py`` to its successful end; what it printed."""
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=4 * DEADLINE_SECONDS)
         assert process.returncode == 0, output
         return output
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from django.db import connection
 
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 __all__ = ["OwnProject", "made_project", "made_schema", "tables_of"]
 
@@ -68,7 +69,7 @@ class OwnProject:
     def python(self, *arguments: str, status: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + (done.stderr if status else "")

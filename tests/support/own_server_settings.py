@@ -31,7 +31,7 @@ def restart() -> None:
     connection.close()
     before = _server_process()
     os.kill(int(before), signal.SIGINT)
-    wait_until(lambda: _answers() and _server_process() != before, 60)
+    wait_until(lambda: _answers() and _server_process() != before)
 
 
 def _server_process() -> str:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 
 class Proxy:
     """Forwards to a port of this machine. All methods may be called from any thread."""
@@ -54,11 +56,11 @@ class Proxy:
     def stop(self) -> None:
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(DEADLINE_SECONDS)
         self._loop.close()
 
     def _call(self, work) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_SECONDS)
 
     async def _start(self) -> None:
         self._flowing.set()

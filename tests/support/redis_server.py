@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 
 def program() -> str:
@@ -77,7 +77,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_SECONDS) as client:
                 client.sendall(b"PING\r\n")
                 return client.recv(100)[:1] in (b"+", b"-")
         except OSError:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 
 class ScriptedHttp:
     """``answers`` are given one after another, the last one again and again: (status, body)."""
@@ -50,4 +52,4 @@ def scripted_http(*answers: tuple[int, bytes]) -> Iterator[ScriptedHttp]:
     finally:
         scripted.server.shutdown()
         scripted.server.server_close()
-        scripted._thread.join(60)
+        scripted._thread.join(DEADLINE_SECONDS)

@@ -1,6 +1,7 @@
 """The folder that one test session lives in: its embedded server, its temporary files, and what is left of them.
 
-Without ``DATABASE_URL`` the session has a PostgreSQL of its own, started when the first test asks for a database.
+Without ``DATABASE_URL`` each process of the session has a PostgreSQL of its own, started when its first test asks for a database:
+roles, settings, checkpoints, tablespaces and locks belong to the whole server, so tests beside one another must not share one.
 Workers of pytest-xdist share the folder of their controller, which removes it at the end. Folders of sessions that were
 killed are removed by the next one.
 """
@@ -16,6 +17,8 @@ import time
 from pathlib import Path
 
 import psutil
+
+from tests.support.waiting import DEADLINE_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER_VARIABLE = "REPLSITE_TEST_SESSION"
@@ -38,14 +41,15 @@ def enter() -> Path:
         _sweep()
         folder = Path(tempfile.mkdtemp(prefix=_NAME.format(pid=os.getpid())))
         folder.chmod(0o755)
-    temporary = folder / f"tmp-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    process = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    temporary = folder / f"tmp-{process}"
     temporary.mkdir(exist_ok=True)
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's tmp_path outlives the session
     os.environ.update(
         {
             FOLDER_VARIABLE: str(folder),
             "TMPDIR": str(temporary),
-            "REPLSITE_DATA_DIR": str(folder / "data"),
+            "REPLSITE_DATA_DIR": str(folder / f"data-{process}"),
             "REPLSITE_POSTGRES_FSYNC": "off",
             "REPLSITE_LOG_LEVEL": os.environ.get("REPLSITE_LOG_LEVEL", "WARNING"),
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -87,19 +91,20 @@ def class_archive_options() -> str:
 
 
 def leave(folder: Path) -> None:
-    """Let go of the server, wait until its keeper has stopped it, and remove the folder. The controller's last act."""
+    """Let go of the servers, wait until their keepers have stopped them, and remove the folder. The controller's last act."""
     from replsite.postgres.folder import Folder
     from replsite.postgres.launcher import release
 
-    release(folder / "data")
-    server = Folder(folder / "data" / "postgres")
-    deadline = time.monotonic() + 30
-    while server.path.exists() and server.has_keeper() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    for data in folder.glob("data-*"):
+        release(data)
+        server = Folder(data / "postgres")
+        while server.path.exists() and server.has_keeper() and time.monotonic() < deadline:
+            time.sleep(0.05)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def left_behind(seconds: float = 5.0) -> tuple[list[str], list[str]]:
+def left_behind(seconds: float = DEADLINE_SECONDS) -> tuple[list[str], list[str]]:
     """Living children and files, once there are none or the time is up.
 
     A process that was told to end may need a moment. One whose parent has ended is nobody's child any more, and may still

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 __all__ = ["Shop"]
 
@@ -62,7 +63,7 @@ class Shop:
     def run(self, *command: str) -> str:
         done = subprocess.run(
             [sys.executable, *command],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=280, check=False,
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=4 * DEADLINE_SECONDS, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr

@@ -19,7 +19,7 @@ import psutil
 import pyspark
 
 from tests.support.session import class_archive_options
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 __all__ = ["Cluster", "spark_cluster"]
 
@@ -121,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """A worker ends its executors when it is asked to; whatever is left of its group goes with it."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(60)
+        process.wait(DEADLINE_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -11,7 +11,7 @@ import psutil
 from django.db import connections
 
 from streams.models import Reader
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.websocket_client import WebSocketClient
 
 __all__ = ["Figures", "watch"]
@@ -94,7 +94,9 @@ async def watch(server: Server, websockets: int, links: int, seconds: float) -> 
 def _until_all_are_on_the_page(number: int) -> None:
     """A connection is a row of the database, written after a while, and then takes its part of every snapshot."""
     try:
-        wait_until(lambda: Reader.objects.filter(kind="connection", closed_at=None).count() >= number, 300)
+        wait_until(
+            lambda: Reader.objects.filter(kind="connection", closed_at=None).count() >= number, 4 * DEADLINE_SECONDS
+        )
     finally:
         connections.close_all()  # those of this thread
 

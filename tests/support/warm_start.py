@@ -37,6 +37,8 @@ from pathlib import Path
 from runpy import run_module
 from typing import Any
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 __all__ = ["WARM", "WarmStarts", "close_all", "cold_start"]
 
 _DJANGO, _NO_SETTINGS = "Django", "no settings"  # what a process that forks has loaded
@@ -193,7 +195,7 @@ class _Forking:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(60)
+        self._process.wait(DEADLINE_SECONDS)
 
 
 class _Forked(subprocess.Popen):  # type: ignore[type-arg]

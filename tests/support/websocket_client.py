@@ -11,6 +11,8 @@ import struct
 import zlib
 from typing import Any
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 __all__ = ["WebSocketClient", "session_cookie"]
 
 _TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
@@ -38,7 +40,7 @@ class WebSocketClient:
         await asyncio.get_running_loop().sock_connect(wire, ("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=wire, limit=1024 if receive_bytes else 64 * 1024)
         writer.write(_handshake(port, cookie, origin or f"http://127.0.0.1:{port}"))
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_SECONDS)
         status = int(head.split(b" ", 2)[1])
         if status != 101:
             writer.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy, proxy_to
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.chaos import Chaos
 from tests.torture.follower import FollowerOrders
 from tests.torture.logs import lines_of, seen_in
@@ -231,7 +231,7 @@ class Torture:
         if self._is_noticed():
             return
         self._progress.tell(self.report.facts, "coming to rest", at_once=True)
-        wait_until(self.site.is_up, 60, "PostgreSQL to come back")
+        wait_until(self.site.is_up, what="PostgreSQL to come back")
         head = dict(self._first)
         for stream, number in self.site.facts(self._first):
             head[stream] = max(head[stream], number)
@@ -277,13 +277,13 @@ class Torture:
     def _kill_all(self) -> None:
         for place in self._places:
             place.running.send(signal.SIGKILL)
-            place.running.wait(10)
+            place.running.wait(DEADLINE_SECONDS)
             place.running.close()
 
     # --- judge ----------------------------------------------------------------------------------------------------
 
     def _judge(self, *, is_over: bool) -> None:
-        wait_until(self.site.is_up, 60, "PostgreSQL to come back")
+        wait_until(self.site.is_up, what="PostgreSQL to come back")
         table, commits = self.site.facts(self._first), Commits()
         for path in sorted(self.folder.glob("writer-*.log")):
             read_writer_lines(lines_of(path), commits)

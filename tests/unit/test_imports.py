@@ -21,7 +21,6 @@ INSIDE_FUNCTIONS = {
     "pipeline.management.commands.pipeline": "Spark",
     "replsite.checks": "Spark",
     "streams.management.commands.follow": "Redis",
-    "streams.replication.serve": "Redis",
     # The process has to be set up before: Django's apps, a forked worker of Spark, an event loop of another kind.
     "events.sync.sync": "Django's apps are loaded later",
     "streams.caching": "Django's apps are loaded later",

@@ -9,6 +9,7 @@ HERE = PROJECT / "tests" / "unit"
 OF_SEVERAL_MODULES = {
     "streams/core/test_worked_examples.py": "the tracker and the rules of recovery, step by step",
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
+    "test_downloads.py": "the shell functions of script/_environment that load something",
     "test_imports.py": "all modules",
     "test_interpreters.py": "the shell functions of script/_environment",
     "test_mirror.py": "this folder",

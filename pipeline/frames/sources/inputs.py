@@ -141,7 +141,9 @@ def _identity(path: Path, form: Form) -> dict[str, Any]:
     identity = _at_rest(path, form)
     if form is Form.PARQUET:
         parquet.check_file(path)
-    if form is Form.SQLITE:
+    elif form is not Form.SQLITE:
+        lines.check_text(path, form)
+    else:
         schema, bounds = synapse_db.inspect(form, str(path), str(path))
         identity |= {"schema": schema, "bounds": [list(part) for part in bounds]}
     return identity

@@ -3,33 +3,64 @@
 A plain file is read in byte ranges, a compressed file as a whole. A line that is too long becomes a ``BrokenLine``. If
 a compressed file cannot be read to its end, the rest of the file becomes one ``BrokenLine``. In both cases no exception
 is raised. Blank lines are counted in the numbers of lines, and otherwise ignored. Memory is bounded by the largest
-allowed size of a line.
+allowed size of a line. Before that, ``check_text`` refuses a file whose content is no lines at all, such as a JSON array.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.frames.sources.expansion import REASON, ExpandsTooMuch, Expansion
+from events.format.foreign_forms import BYTE_ORDER_MARK, what_it_is
+from pipeline.errors import UnusableSource
+from pipeline.frames.sources.expansion import FREE_BYTES, MOST_FOR_ONE, REASON, ExpandsTooMuch, Expansion
 from pipeline.frames.sources.parts import HEAD_BYTES, BrokenLine, Form, Line, Part, PassedLines
 
-__all__ = ["announcing_lines", "compression_of", "parts_of", "read_lines"]
+__all__ = ["announcing_lines", "check_text", "compression_of", "parts_of", "read_lines"]
 
 _CHUNK_BYTES = 1024 * 1024
 #: Chunk size after the end of a part, where only the rest of its last line is needed.
 _BEHIND_BYTES = 64 * 1024
-_MAGIC = {b"\x1f\x8b": Form.GZIP, b"\x28\xb5\x2f\xfd": Form.ZSTD}
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAGIC = {b"\x1f\x8b": Form.GZIP, _ZSTD_MAGIC: Form.ZSTD}
 #: A Zstandard file may also begin with a skippable frame, which holds no data.
 _SKIPPABLE_ZSTD = (b"\x2a\x4d\x18", range(0x50, 0x60))
 #: Sizes of reads. If a read fails, Zstandard's reader returns none of its bytes. So after an error the file is read again in
 #: smaller pieces, to get all content before the error.
 _ZSTD_PIECES = (64 * 1024, 1024, 1)
-Broken = tuple[str, Exception]
+_LONGEST_ZSTD_HEADER = 18
+#: The binary logarithm of the largest window that Zstandard writes.
+_LARGEST_ZSTD_WINDOW = 31
+#: First bytes of files that are no lines, whatever their names say.
+_OTHER_FORMS = {
+    b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"PK\x03\x04": "ZIP", b"\x04\x22\x4d\x18": "LZ4", b"7z\xbc\xaf\x27\x1c": "7-Zip",
+    b"\xff\x06\0\0sNaPpY": "Snappy", b"\x1f\x9d": "compress", b"ARROW1": "Arrow", b"Obj\x01": "Avro", b"ORC": "ORC",
+    b"PARE": "encrypted Parquet", b"PAR1": "Parquet", b"SQLite format 3\0": "SQLite",
+}  # fmt: skip
+_TAR, _TAR_AT = b"ustar", 257
+#: Bytes of the content that show what it is.
+_SHOWN_BYTES = 64 * 1024
+#: Zstandard's reader needs memory for the window of a frame, and takes at most so much.
+_WINDOW_TOO_LARGE = (
+    "a frame needs more than 128 MB of memory to be read (its window, or its whole content): zstd -d --long=31 FILE, and "
+    "import what was in it"
+)
+#: What Zstandard says of a file that is whole, and that the reader cannot read: (its words, reason, what to do).
+_WHOLE_ZSTD = (
+    ("too much memory", "window-too-large", _WINDOW_TOO_LARGE),
+    (
+        "ictionary",
+        "unsupported-zstd",
+        "a frame needs a dictionary: zstd -d -D DICTIONARY FILE, and import what was in it",
+    ),
+    ("nsupported", "unsupported-zstd", "a frame is of a later form than this reader knows: unpack it, and import that"),
+)
+Broken = tuple[str, Exception | str]
 
 
 def compression_of(head: bytes) -> Form:
@@ -37,6 +68,38 @@ def compression_of(head: bytes) -> Form:
     if head[1:4] == _SKIPPABLE_ZSTD[0] and head[0] in _SKIPPABLE_ZSTD[1]:
         return Form.ZSTD
     return next((form for magic, form in _MAGIC.items() if head.startswith(magic)), Form.LINES)
+
+
+def check_text(path: Path, form: Form) -> None:
+    """Raises ``UnusableSource`` if the content of a file, once unpacked, is no text with a line for each event.
+
+    A file that cannot be unpacked is not refused here: its lines before the damage are read.
+    """
+    begin = b"".join(_begin(path, form))
+    if form is not Form.LINES and (inner := compression_of(begin)) is not Form.LINES:
+        raise UnusableSource(f"{path} is packed twice, with {inner} inside. Unpack it once.")
+    known = next((name for magic, name in _OTHER_FORMS.items() if begin.startswith(magic)), None)
+    if begin[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR and b"\0" in begin[:_TAR_AT]:
+        known = "tar"
+    if known is not None:
+        raise UnusableSource(
+            f"{path} {'is' if form is Form.LINES else 'holds'} a file of the form {known}. Read are JSON Lines, which may be "
+            "packed with gzip or Zstandard, Parquet, and SQLite files of Synapse. Unpack it, or write it anew."
+        )
+    if (what := what_it_is(begin)) is not None:
+        raise UnusableSource(f"{path} is {what}")
+
+
+def _begin(path: Path, form: Form) -> Iterator[bytes]:
+    """Yields the first bytes of the file's content, as far as they can be read."""
+    left = _SHOWN_BYTES
+    with path.open("rb") as raw:
+        packed = {Form.GZIP: _gzip_chunks, Form.ZSTD: lambda _: _zstd_chunks(str(path))}
+        for chunk in packed[form](raw) if form in packed else _chunks(raw.read, left):
+            if isinstance(chunk, tuple) or left <= 0:
+                return
+            yield chunk[:left]
+            left -= len(chunk)
 
 
 def parts_of(file: int, path: Path, part_bytes: int) -> list[Part]:
@@ -142,7 +205,32 @@ def _zstd_chunks(path: str) -> Iterator[bytes | Broken]:
         else:
             return
     if broken is not None:
-        yield "truncated-zstd" if "runcated" in str(broken) else "corrupt-zstd", broken
+        yield _why_zstd(path, broken)
+
+
+def _why_zstd(path: str, error: Exception) -> Broken:
+    for words, reason, what_to_do in _WHOLE_ZSTD:
+        if words in str(error) and not _claims_nonsense(path):
+            return reason, f"{error}: {what_to_do}"
+    return "truncated-zstd" if "runcated" in str(error) else "corrupt-zstd", error
+
+
+def _claims_nonsense(path: str) -> bool:
+    """Returns true if the header of the first frame is damaged: no program writes such a window, or such a size.
+
+    The header is described in RFC 8878, 3.1.1.1.
+    """
+    with Path(path).open("rb") as file:
+        header = file.read(_LONGEST_ZSTD_HEADER)
+        size = file.seek(0, os.SEEK_END)
+    if not header.startswith(_ZSTD_MAGIC) or len(header) <= len(_ZSTD_MAGIC) + 1:  # a frame to be skipped comes first
+        return False
+    descriptor = header[4]
+    if not descriptor & 0x20:
+        return (header[5] >> 3) + 10 > _LARGEST_ZSTD_WINDOW
+    at, length = 5 + (0, 1, 2, 4)[descriptor & 3], 1 << (descriptor >> 6)
+    content = int.from_bytes(header[at : at + length], "little")
+    return content > FREE_BYTES + MOST_FOR_ONE * size
 
 
 def _zstd(path: str) -> tuple[Any, Callable[[int], bytes]]:
@@ -235,9 +323,9 @@ class _Cutter:
         if size > self._limit:
             detail = f"{size} bytes, the limit is {self._limit}"
             return BrokenLine(number, "line-too-long", detail, content[: min(self._limit + 1, HEAD_BYTES)])
-        return None if not content or content.isspace() else Line(number, content)
+        return None if not content or content.isspace() or content == BYTE_ORDER_MARK else Line(number, content)
 
-    def _broken_off(self, reason: str, error: Exception) -> BrokenLine:
+    def _broken_off(self, reason: str, error: Exception | str) -> BrokenLine:
         """Returns the ``BrokenLine`` for the rest of a compressed file that cannot be read."""
         number = self._number
         self._number += 1

@@ -12,7 +12,7 @@ rows is compared with the size of the file (``pipeline.frames.sources.expansion`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -57,7 +57,8 @@ def parts_of(file: int, path: Path) -> list[Part]:
     with _inspected(path) as source:
         groups = [source.metadata.row_group(n) for n in range(source.metadata.num_row_groups)]
         sizes = [group.num_rows for group in groups]
-        _check_sizes(groups, path, path.stat().st_size - source.metadata.serialized_size)
+        columns = [group.column(n) for group in groups for n in _taken(source).values()]
+        _check_sizes(columns, path, path.stat().st_size - source.metadata.serialized_size)
     if sum(sizes) > _MOST_ROWS:
         raise UnusableSource(
             f"{path} claims to have {sum(sizes):,} rows; at most {_MOST_ROWS:,} are read of a file. Split it."
@@ -69,13 +70,12 @@ def parts_of(file: int, path: Path) -> list[Part]:
     ]
 
 
-def _check_sizes(groups: list[pq.RowGroupMetaData], path: Path, size: int) -> None:
-    """Raises ``UnusableSource`` if the row groups together claim to be larger than the file.
+def _check_sizes(columns: Iterable[pq.ColumnChunkMetaData], path: Path, size: int) -> None:
+    """Raises ``UnusableSource`` if the columns to read, of all row groups, claim to be larger than the file.
 
-    ``size`` is the number of bytes before the file's footer. If the row groups together claim more bytes, several row
-    groups use the same pages. A footer of some megabytes can name the same pages 100,000 times.
+    ``size`` is the number of bytes before the file's footer. If they claim more bytes, several row groups use the same
+    pages. A footer of some megabytes can name the same pages 100,000 times.
     """
-    columns = (group.column(n) for group in groups for n in range(group.num_columns))
     sizes = [column.total_compressed_size for column in columns]
     if min(sizes, default=0) < 0 or sum(sizes) > size:
         raise UnusableSource(
@@ -109,10 +109,12 @@ def check_columns(schema: pa.Schema, name: str) -> None:
             f"{name} has no column {_JSON!r} with the events; its columns are {', '.join(schema.names)[:300]}. "
             f"Taken are {_JSON} and, if they are there, {', '.join(TOLD)}."
         )
-    for field in schema:
-        if schema.names.count(field.name) > 1 and field.name in wanted:
-            raise UnusableSource(f"{name} has several columns {field.name!r}. Leave one.")
-        if field.name in wanted and not wanted[field.name][0](_plain(field.type)):
+    for taken in wanted:
+        places = schema.get_all_field_indices(taken)
+        if len(places) > 1:
+            raise UnusableSource(f"{name} has several columns {taken!r}. Leave one.")
+        field = schema.field(places[0]) if places else None
+        if field is not None and not wanted[taken][0](_plain(field.type)):
             raise UnusableSource(
                 f"{name}: column {field.name!r} is of type {field.type} and must be {wanted[field.name][1]}. "
                 "Cast it, or leave the column out."
@@ -176,7 +178,7 @@ def announcing_rows(part: Part) -> Iterator[Line | BrokenLine]:
     """Yields all rows of each row group that may have a row without a room version. Skips the other row groups."""
     with _opened(part.path, part.parts) as source:
         for group in _groups(part):
-            if not _has_all_versions(source.metadata.row_group(group)):
+            if not source.has_all_versions(group):
                 yield from source.rows_or_why(group, 0)
 
 
@@ -184,10 +186,12 @@ def _groups(part: Part) -> range:
     return range(part.start, part.start if part.end is None else part.end)
 
 
-def _has_all_versions(group: pq.RowGroupMetaData) -> bool:
-    columns = (group.column(n) for n in range(group.num_columns))
-    found = [column.statistics for column in columns if column.path_in_schema == "room_version"]
-    return bool(found and found[0] is not None and found[0].has_null_count and found[0].null_count == 0)
+def _taken(file: pq.ParquetFile) -> dict[str, int]:
+    """Returns the columns to read, as name -> number in a row group. Others cost nothing, however many there are."""
+    wanted, schema = {_JSON, *TOLD}, file.schema
+    found = ((name, number) for number, name in enumerate(schema.names) if name in wanted)
+    # A field of a structure has such a name, too, and another path.
+    return {name: number for name, number in found if schema.column(number).path == name}
 
 
 @contextmanager
@@ -206,9 +210,17 @@ class _Source:
     def __init__(self, raw: IO[bytes], file: pq.ParquetFile, parts: int) -> None:
         self._raw, self._file = raw, file
         self.metadata = file.metadata
-        self._taken = [name for name in (_JSON, *TOLD) if name in file.schema_arrow.names]
+        self._numbers = _taken(file)
+        self._taken = [name for name in (_JSON, *TOLD) if name in self._numbers]
         self._given = expansion.Expansion(parts)
         self._packed = 0
+
+    def has_all_versions(self, group: int) -> bool:
+        """Returns true if each row of the row group has a room version, as far as the statistics say."""
+        if (number := self._numbers.get("room_version")) is None:
+            return False
+        found = self.metadata.row_group(group).column(number).statistics
+        return bool(found is not None and found.has_null_count and found.null_count == 0)
 
     def rows_or_why(self, group: int, before: int) -> Iterator[Line | BrokenLine]:
         """Yields the rows of the row group with number ``group``. The rows are numbered from ``before`` + 1.
@@ -225,8 +237,12 @@ class _Source:
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            if isinstance(error, pa.ArrowNotImplementedError):  # such as the codec LZO
+                reason = "unsupported-parquet"
             why = f"{_first_line(error)} The rest of the row group is left out."
         except (BadPage, _TooLarge) as error:
+            if isinstance(error, _TooLarge):
+                reason = "page-too-large"
             why = f"{error}. The row group is left out."
         except expansion.ExpandsTooMuch as error:
             reason, why = expansion.REASON, str(error)
@@ -250,9 +266,7 @@ class _Source:
         """
         of_row = 0
         about = self.metadata.row_group(group)
-        for column in map(about.column, range(about.num_columns)):
-            if column.path_in_schema not in self._taken:
-                continue
+        for column in map(about.column, self._numbers.values()):
             self._packed += column.total_compressed_size
             of_row += max((_of_row(page, column.path_in_schema) for page in self._pages(column)), default=0)
         return min(max(_BATCH_BYTES // max(of_row, 1), 1), _ROWS_PER_BATCH)

@@ -14,7 +14,7 @@ from django.db.utils import DatabaseError
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.replication.errors import BadAddress, BadCertificate, BadRights, ReplicationError
-from streams.replication.transport.addresses import Address, missing_redis_hint, parse_redis
+from streams.replication.transport.addresses import Address
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
 
@@ -34,7 +34,6 @@ class Command(SiteCommand):
     examples = (
         ("serve", "pages on port 8000, replication on 9092; an empty embedded database gets its tables"),
         ("serve --http 127.0.0.1:0 --replication 127.0.0.1:0", "free ports; 'ready …' names them"),
-        ("serve --redis redis://127.0.0.1:6379", "the same lines on Redis, too"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -43,9 +42,6 @@ class Command(SiteCommand):
             ("--replication", "127.0.0.1:9092", "the replication protocol"),
         ):
             parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)")
-        parser.add_argument(
-            "--redis", metavar="URL", help="publish the lines on this Redis too: redis://HOST:PORT[/DB][?channel=NAME]"
-        )
         add_server_arguments(parser)
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
@@ -54,19 +50,15 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
         from replsite.history.sampler import Sampler  # noqa: PLC0415
+        from replsite.http.request_places import request_threads_end  # noqa: PLC0415
         from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
 
-        if options["redis"] and missing_redis_hint():
-            raise CommandError(f"--redis: {missing_redis_hint()}", returncode=2)
         self._sampler = Sampler()
         try:
-            wanted = Endpoints(
-                http=Address.parse(options["http"]),
-                replication=Address.parse(options["replication"]),
-                publish_to=parse_redis(options["redis"]) if options["redis"] else None,
-            )
+            wanted = Endpoints(http=Address.parse(options["http"]), replication=Address.parse(options["replication"]))
             self._make_tables(stream_settings().database)
-            serve(application, wanted, self._announce_ready, TlsFiles.of_server(stream_settings(), options))
+            tls = TlsFiles.of_server(stream_settings(), options)
+            serve(application, wanted, self._announce_ready, tls, when_cancelled=request_threads_end)
         except (BadAddress, BadCertificate, BadRights) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:

@@ -12,15 +12,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError as DjangoDatabaseError
 
-from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError, UnknownReader
 from streams.follow import Reader, readers
-from streams.follow.handlers import handlers_of, load_handlers
-from streams.replication.client.connection import Connector, TcpConnector
-from streams.replication.errors import BadAddress
-from streams.replication.protocol.connection import Limits
-from streams.replication.transport.addresses import Address
+from streams.follow.handlers import load_handlers
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
@@ -37,17 +32,12 @@ class Command(SiteCommand):
 
     examples = (
         ("runhandlers", "all readers that have handlers"),
-        ("runhandlers billing --server tcp://127.0.0.1:9092", "one, fed by a replication server"),
+        ("runhandlers billing", "one"),
         ("runhandlers --once", "what is there now, then end"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("readers", nargs="*", metavar="READER", help="run these (default: all that have handlers)")
-        parser.add_argument(
-            "--server",
-            metavar="tcp://HOST:PORT",
-            help="receive new facts from this replication server; catch up from the table",
-        )
         parser.add_argument("--once", action="store_true", help="handle what is there now, then end")
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
@@ -67,8 +57,8 @@ class Command(SiteCommand):
                 returncode=2,
             )
         try:
-            running = [Reader(name, server=_server(options["server"], name)) for name in dict.fromkeys(names)]
-        except (BadAddress, UnknownReader) as error:
+            running = [Reader(name) for name in dict.fromkeys(names)]
+        except UnknownReader as error:
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
@@ -124,15 +114,6 @@ def _beginning(reader: str, stream: str) -> str:
         f"{reader}: reads {stream} for the first time, and begins now: it gets the facts that are appended from now on. To "
         f"begin at the first fact, stop it, then: {command} (or declare the handler with begin=Begin.OLDEST)"
     )
-
-
-def _server(text: str | None, reader: str) -> Connector | None:
-    if text is None:
-        return None
-    given = stream_settings()
-    limits = Limits(given.ping_interval_seconds, given.ping_timeout_seconds, line_bytes=given.line_limit_bytes)
-    streams = {handler.stream for handler in handlers_of(reader)}
-    return TcpConnector(Address.parse(text, scheme="tcp"), reader, given.server_name, limits, streams=streams)
 
 
 def _words(error: Exception) -> str:

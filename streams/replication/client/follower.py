@@ -27,13 +27,13 @@ from streams.replication.common.command_counts import received_rdata
 from streams.replication.common.command_hooks import dispatch
 from streams.replication.errors import BadAddress, CatchUpError, WrongRemote
 from streams.replication.protocol.client_state import ClientState
-from streams.replication.protocol.commands import Command, Error, Position, RData, Server, printable
+from streams.replication.protocol.commands import ID_LIMIT, Command, Error, Position, RData, Server, overlong, printable
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.protocol.cursors import Cursors, Event, Fact, MissingRange, Moved, Reset
 from streams.replication.protocol.ordering import FollowedRow, LinearView, Range, View
 from streams.replication.protocol.reconnect import Backoff, Outcome
 from streams.replication.transport.addresses import Address
-from streams.runtime.logs import Condition, get_logger
+from streams.runtime.logs import Condition, LineBound, get_logger
 from streams.runtime.text import OTHER
 
 __all__ = ["Follower", "FollowerOptions", "Handler"]
@@ -44,6 +44,8 @@ Handler = Callable[[Sequence[FollowedRow]], Awaitable[None] | None]
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
 ROWS_PER_FETCH = 10_000
+#: The most log lines about ignored commands within ``IGNORED_SECONDS``.
+IGNORED_LINES, IGNORED_SECONDS = 10, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Follower:
         self.connects = self.facts_missed_ranges = 0
         self.connector = options.way()
         self.link: Link | None = None
+        self._lines = LineBound(IGNORED_LINES, IGNORED_SECONDS)
         self._not_connected = Condition(
             log,
             "follower.connection_failed",
@@ -258,10 +261,16 @@ class Follower:
                     log.warning("follower.server_error", server=str(self.connector), text=printable(text[:500]))
                 case _:
                     self._cursors.end_run()
-                    dispatch(command)
+                    self._dispatch(command)
         self._touched |= self._cursors.settled()
         await self._hand_out_linear()
         await self._hand_out()
+
+    def _dispatch(self, command: Command) -> None:
+        if not (found := overlong(command)):
+            dispatch(command)
+        elif self._lines.has_room():
+            log.warning("follower.command_ignored", server=str(self.connector), error=found)
 
     async def _check_tokens(self, commands: Iterable[Command]) -> None:
         """Raises ``ConnectionError`` if a command has a token that the stream's sequence did not give out.
@@ -289,6 +298,7 @@ class Follower:
     def _check_server(self, name: str) -> None:
         wanted = self.options.server_name
         if wanted is not None and name != wanted:
+            name = name[:ID_LIMIT]
             raise WrongRemote(
                 f"The server at {self.connector} calls itself {name!r}, not {wanted!r}. Correct the address, or follow "
                 f"that server by its name: --server-name {printable(name)}."

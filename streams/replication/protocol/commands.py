@@ -11,8 +11,8 @@ every command: a new command is one more entry. Assumes that a line comes withou
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
@@ -23,6 +23,7 @@ from streams.replication.errors import MalformedCommand, UnknownCommand, Unsenda
 
 __all__ = [
     "COMMANDS",
+    "ID_LIMIT",
     "LATER_WORDS",
     "LINE_LIMIT_BYTES",
     "CancelTask",
@@ -45,6 +46,7 @@ __all__ = [
     "UserSync",
     "format_line",
     "is_name",
+    "overlong",
     "parse_line",
     "printable",
 ]
@@ -54,6 +56,10 @@ LINE_LIMIT_BYTES = 16_384
 #: The most characters of a stream's or a writer's name. An index of a table has both names, and a character takes up to
 #: four bytes.
 NAME_LIMIT = 255
+
+#: The most characters of an ID or a server name that a server passes on to all clients. The Matrix specification allows
+#: no user, room or server name that is longer. The key of a lock may be made of several IDs.
+ID_LIMIT, LOCK_KEY_LIMIT = 255, 1_024
 
 #: The word in place of the token in all rows of a fact but the last.
 _BATCH = "batch"
@@ -214,12 +220,17 @@ class CancelTask(Command, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The grammar of one command: the functions that parse and format its arguments, and the sides that may send it."""
+    """The grammar of one command: the functions that parse and format its arguments, and the sides that may send it.
+
+    ``longest`` has the most characters of arguments. A received command with a longer argument is dropped (`overlong`),
+    and does not end the connection: a user may choose the name that a worker reports.
+    """
 
     kind: type[Command]
     read: Callable[[str], Command]
     write: Callable[[Any], bytes]
     senders: frozenset[Side]
+    longest: Mapping[str, int] = field(default_factory=dict)
 
 
 def parse_line(line: str) -> Command:
@@ -240,6 +251,8 @@ def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
     A blank follows the command word even if there are no arguments. Raises `UnsendableCommand` if the line is longer
     than ``limit`` bytes (line feed not counted), or if a field cannot be written.
     """
+    if found := overlong(command):
+        raise UnsendableCommand(found)
     try:
         arguments = COMMANDS[command.WORD].write(command)
     except BadJson as error:
@@ -250,6 +263,14 @@ def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
     if len(line) > limit:
         raise UnsendableCommand(f"{command.WORD} is {len(line)} bytes long, a line holds {limit}")
     return line + b"\n"
+
+
+def overlong(command: Command) -> str:
+    """Returns a description of the argument that has more characters than its limit, or an empty text if there is none."""
+    for name, most in COMMANDS[command.WORD].longest.items():
+        if len(text := getattr(command, name)) > most:
+            return f"{command.WORD}: {name} {_short(text)} has more than {most} characters"
+    return ""
 
 
 def printable(text: str) -> str:
@@ -312,16 +333,16 @@ def _check_name(text: str, field: str) -> None:
 
 def _read_rdata(arguments: str) -> RData:
     stream, instance, token, row = _fields(arguments, "stream instance token row")
-    for name, field in ((stream, "stream"), (instance, "instance")):
-        _check_name(name, field)
+    for name, what in ((stream, "stream"), (instance, "instance")):
+        _check_name(name, what)
     number = None if token == _BATCH else _token(token, "token")
     return RData(stream, instance, number, decode_json(row))
 
 
 def _read_position(arguments: str) -> Position:
     stream, instance, previous, new = _fields(arguments, "stream instance prev new")
-    for name, field in ((stream, "stream"), (instance, "instance")):
-        _check_name(name, field)
+    for name, what in ((stream, "stream"), (instance, "instance")):
+        _check_name(name, what)
     return Position(stream, instance, _token(previous, "prev"), _token(new, "new"))
 
 
@@ -427,16 +448,22 @@ COMMANDS: dict[str, Grammar] = {
         Grammar(Position, _read_position, lambda c: _place(c.stream, c.instance, c.previous, c.new), _SERVER_ONLY),
         Grammar(Error, Error, lambda c: _text(c.text), _BOTH),
         Grammar(Ping, Ping, lambda c: _text(c.text), _BOTH),
-        Grammar(RemoteServerUp, RemoteServerUp, lambda c: _text(c.server_name), _BOTH),
+        Grammar(RemoteServerUp, RemoteServerUp, lambda c: _text(c.server_name), _BOTH, {"server_name": ID_LIMIT}),
         Grammar(Name, Name, lambda c: _text(c.name), _CLIENT_ONLY),
         Grammar(Replicate, _read_replicate, lambda c: _words(",".join(c.streams)), _CLIENT_ONLY),
         Grammar(UserSync, _read_user_sync, _write_user_sync, _CLIENT_ONLY),
         Grammar(ClearUserSync, ClearUserSync, lambda c: _text(c.instance_id), _CLIENT_ONLY),
         Grammar(FederationAck, _read_federation_ack, lambda c: _words(c.instance, c.token), _CLIENT_ONLY),
         Grammar(UserIP, _read_user_ip, _write_user_ip, _CLIENT_ONLY),
-        Grammar(LockReleased, _read_lock_released, lambda c: encode_json(msgspec.structs.astuple(c)), _BOTH),
-        Grammar(NewActiveTask, NewActiveTask, lambda c: _text(c.task_id), _BOTH),
-        Grammar(CancelTask, CancelTask, lambda c: _text(c.task_id), _BOTH),
+        Grammar(
+            LockReleased,
+            _read_lock_released,
+            lambda c: encode_json(msgspec.structs.astuple(c)),
+            _BOTH,
+            {"instance": ID_LIMIT, "lock_name": ID_LIMIT, "lock_key": LOCK_KEY_LIMIT},
+        ),
+        Grammar(NewActiveTask, NewActiveTask, lambda c: _text(c.task_id), _BOTH, {"task_id": ID_LIMIT}),
+        Grammar(CancelTask, CancelTask, lambda c: _text(c.task_id), _BOTH, {"task_id": ID_LIMIT}),
     )
 }
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.declaration import FactTable, StreamDeclaration, quoted
 from streams.core.queries import bounds_sql, order_sql, token_sql
 from streams.core.row_format import row_sql
 from streams.replication.protocol.announcer import Lines, Read, position_line
@@ -128,7 +128,7 @@ def few_rows_sql(declaration: StreamDeclaration) -> str | None:
     if others or row is None:
         return None
     return (
-        f"SELECT {token_sql(declaration, table)} AS token, {row} AS json FROM {table.name} "
+        f"SELECT {token_sql(declaration, table)} AS token, {row} AS json FROM {quoted(table.name)} "
         f"WHERE {_condition(declaration, table)} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
     )
 
@@ -148,7 +148,7 @@ def few_lines(rows: Sequence[tuple[int, str]], prefix: str, upto: int) -> tuple[
 
 
 def _condition(declaration: StreamDeclaration, table: FactTable) -> str:
-    of_writer = "" if declaration.announced_as else f" AND {table.writer_column} = %(writer)s"
+    of_writer = "" if declaration.announced_as else f" AND {quoted(table.writer_column)} = %(writer)s"
     return f"{bounds_sql(declaration, table)}{of_writer}"
 
 
@@ -160,13 +160,13 @@ def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row:
     then leaves out this whole fact.
     """
     order = order_sql(declaration, table)
-    within = f"ORDER BY token, {table.then_by}" if table.then_by else ""
+    within = f"ORDER BY token, {quoted(table.then_by)}" if table.then_by else ""
     columns = f"{token_sql(declaration, table)} AS token, {row} AS json" + (
-        f", {table.then_by}" if table.then_by else ""
+        f", {quoted(table.then_by)}" if table.then_by else ""
     )
     return (
         f"SELECT token, {place} AS place, row_number() OVER ({within}) AS number, json FROM (SELECT {columns} "
-        f"FROM {table.name} WHERE {_condition(declaration, table)} ORDER BY {order} LIMIT %(limit)s) AS limited"
+        f"FROM {quoted(table.name)} WHERE {_condition(declaration, table)} ORDER BY {order} LIMIT %(limit)s) AS limited"
     )
 
 

@@ -1,1 +1,1 @@
-"""The protocol over Redis publish/subscribe, as current Synapse speaks it."""
+"""Following over Redis publish/subscribe, as current Synapse speaks the protocol."""

@@ -7,7 +7,6 @@ module a lost connection is an error, and the caller reconnects and asks for pos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from redis import exceptions
@@ -35,14 +34,9 @@ class RedisConnection:
         self._connection = connection
 
     async def send(self, *words: str | bytes) -> None:
-        """Sends one command. The caller must then read Redis's answer to the command."""
-        await self.send_all([words])
-
-    async def send_all(self, commands: Iterable[tuple[str | bytes, ...]]) -> None:
-        """Sends several commands in one write, and waits until the transport has accepted them."""
+        """Sends one command, and waits until the transport has accepted it. The caller must then read Redis's answer."""
         try:
-            packed = self._connection.pack_commands(commands)
-            await self._connection.send_packed_command(packed, check_health=False)
+            await self._connection.send_command(*words, check_health=False)
         except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
             raise ConnectionError(f"the connection to Redis is lost: {error}") from error
 

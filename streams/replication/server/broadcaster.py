@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
@@ -30,7 +30,7 @@ from streams.replication.common.command_counts import CommandCounts
 from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.announcer import Announcer, position_line
-from streams.replication.protocol.commands import Command, Position, RData, format_line
+from streams.replication.protocol.commands import Position, RData
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.protocol.rights import RightsTable
 from streams.replication.server.broadcast_reader import BroadcastReader, Piece, Round
@@ -38,7 +38,7 @@ from streams.replication.server.client import ReplicationClient
 from streams.replication.server.probed import be_probed
 from streams.runtime.logs import Condition, LineBound, get_logger
 
-__all__ = ["Broadcaster", "process_broadcaster"]
+__all__ = ["Broadcaster", "RelayedLine", "process_broadcaster"]
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -65,10 +65,21 @@ FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
 MOST_LOST = 100
 #: The most log lines about single clients within ``CLIENT_LINES_SECONDS``. Further clients are not logged.
 CLIENT_LINES, CLIENT_LINES_SECONDS = 100, 10.0
+#: The most choices of streams whose lines are joined before they are written. With more choices, the lines of each stream
+#: are written on their own, which takes more writes.
+MOST_CHOICES = 16
 #: While more than this number of bytes waits for every client, no further facts are read.
 PACE_BYTES = 1024 * 1024
 #: The server checks for slow clients once a second, and after each such number of written bytes.
 CHECK_EVERY_BYTES = 1024 * 1024
+
+
+class RelayedLine(NamedTuple):
+    """The line of a command that one client has sent for all others. ``sender`` is None if another server has received it."""
+
+    word: str
+    data: bytes
+    sender: ReplicationClient | None
 
 
 class FreeTime:
@@ -107,9 +118,6 @@ class Broadcaster:
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
-        #: The reason why nothing is published on Redis. It is empty while this server or another one publishes, and
-        #: None if Redis is not configured.
-        self.redis_trouble: str | None = None
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
         self._announcer = Announcer(
@@ -316,16 +324,14 @@ class Broadcaster:
             others_in = max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS)
             self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
-    def relay(
-        self,
-        commands: Sequence[Command],
-        sender: ReplicationClient | None,
-        wants: Callable[[ReplicationClient], bool] = lambda _: True,
-    ) -> None:
-        """Sends commands to all clients of this server for which ``wants`` returns true, except ``sender``."""
-        lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
-        others = [peer for peer in self.peers.values() if peer is not sender and wants(peer)]
-        self._write(b"".join(lines), Counter(command.WORD for command in commands), others)
+    def relay(self, lines: Sequence[RelayedLine], wants: Callable[[ReplicationClient], bool] = lambda _: True) -> None:
+        """Sends lines to all clients of this server for which ``wants`` returns true, but no line to its own sender."""
+        senders = {line.sender for line in lines}
+        wanting = [peer for peer in self.peers.values() if wants(peer)]
+        self._write_lines(lines, [peer for peer in wanting if peer not in senders])
+        for peer in wanting:
+            if peer in senders:
+                self._write_lines([line for line in lines if line.sender is not peer], [peer])
 
     def positions(self) -> dict[str, dict[str, int]]:
         """Returns the positions up to which all facts were sent, as ``{stream: {writer: position}}``."""
@@ -349,15 +355,31 @@ class Broadcaster:
             peer.answered = self._questions
 
     def _write_pieces(self, pieces: Sequence[Piece], peers: Sequence[ReplicationClient]) -> None:
-        """Sends each client the lines of the streams that it follows. Clients that follow the same streams share the bytes."""
-        groups: dict[frozenset[str] | None, list[ReplicationClient]] = {}
+        """Sends each client the lines of the streams that it follows. Clients that get the same lines share the bytes."""
+        by_stream: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            by_stream.setdefault(piece.stream, []).append(piece)
+        groups: dict[frozenset[str], list[ReplicationClient]] = {}
         for peer in peers:
-            groups.setdefault(peer.follows, []).append(peer)
-        for streams, group in groups.items():
-            wanted = pieces if streams is None else [piece for piece in pieces if piece.stream in streams]
-            rows = sum(piece.rows for piece in wanted)
-            words = Counter({RData.WORD: rows, Position.WORD: sum(piece.lines for piece in wanted) - rows})
-            self._write(b"".join([piece.data for piece in wanted]), words, group)
+            streams = frozenset(by_stream) if peer.follows is None else peer.follows.intersection(by_stream)
+            groups.setdefault(streams, []).append(peer)
+        if len(groups) <= MOST_CHOICES:
+            for streams, group in groups.items():
+                self._write_joined([piece for piece in pieces if piece.stream in streams], group)
+            return
+        # With the bytes of each group, a thousand clients with different choices that read nothing would fill the memory
+        # with a thousand copies.
+        for stream, of_stream in by_stream.items():
+            takers = [peer for streams, group in groups.items() if stream in streams for peer in group]
+            self._write_joined(of_stream, takers)
+
+    def _write_joined(self, pieces: Sequence[Piece], peers: list[ReplicationClient]) -> None:
+        rows = sum(piece.rows for piece in pieces)
+        words = Counter({RData.WORD: rows, Position.WORD: sum(piece.lines for piece in pieces) - rows})
+        self._write(b"".join([piece.data for piece in pieces]), words, peers)
+
+    def _write_lines(self, lines: Sequence[RelayedLine], peers: list[ReplicationClient]) -> None:
+        self._write(b"".join([line.data for line in lines]), Counter(line.word for line in lines), peers)
 
     def _write(self, data: bytes, words: Counter[str], peers: list[ReplicationClient]) -> None:
         now, lines = time.monotonic(), words.total()

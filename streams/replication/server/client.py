@@ -11,6 +11,7 @@ import time
 import uuid
 from typing import Any, Protocol
 
+from streams.replication.common.second_total import SecondTotal
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.connection import CloseReason, Limits, ServerConnection
 from streams.replication.protocol.rights import EVERYTHING
@@ -58,14 +59,16 @@ class ReplicationClient:
         self.follows: frozenset[str] | None = None
         #: True if the client sent a command that 1.43 does not know, so that such commands may be sent to the client.
         self.knows_later_commands = False
-        #: The start of the present second (monotonic), and the weight of the client's commands that were relayed in it.
-        self.relay_second, self.relayed = -math.inf, 0
+        #: The weight of the client's commands that were relayed in the present second.
+        self.relayed = SecondTotal()
         #: ``answered``: number of the last REPLICATE, of any client, whose answer this client got. ``answered_at``:
         #: time of the last answer to a REPLICATE of this client.
         self.answered = 0
         self.answered_at = -math.inf
         #: True once the client's row was written to the table of readers, or the write was attempted.
         self.is_told = False
+        #: True while input of the client waits until other clients' input was handled.
+        self.waits_for_turn = False
         self._transport = transport
         self._timer: asyncio.Handle | None = None
         self._timer_due = math.inf
@@ -198,7 +201,9 @@ class ReplicationClient:
         if self.is_open:
             now = time.monotonic()
             if self.connection.deadline <= now:
-                self.connection.tick(now)
+                # Input that waits for its turn may have a PING. Without this, a crowd that keeps the server busy would
+                # make it close clients that are not silent.
+                self.connection.tick(now, reading=not self.waits_for_turn)
             self.flush()
         elif self.connection.deadline <= time.monotonic():
             self._transport.abort()  # closing, and the client has not taken its last bytes in time

@@ -17,6 +17,7 @@ from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 from structlog.contextvars import bind_contextvars
 
+from streams.replication.common.second_total import SecondTotal
 from streams.replication.protocol.commands import Command, Error, FederationAck, Name, Replicate, printable
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
@@ -51,8 +52,7 @@ class ReplicationConsumer(AsyncConsumer):
         self._peer: ReplicationClient | None = None
         self._has_said_error = False
         self._name: str | None = None
-        self._second = 0.0
-        self._bytes_in_second = 0
+        self._received = SecondTotal()
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
@@ -116,7 +116,9 @@ class ReplicationConsumer(AsyncConsumer):
                 self._broadcaster.free_time.spend(time.monotonic() - begun)
                 continue
             said_nothing = peer.connection.bytes_in < SLICE_BYTES
+            peer.waits_for_turn = True
             async with self._broadcaster.first_turn if said_nothing else self._broadcaster.turn:
+                peer.waits_for_turn = False
                 begun = time.monotonic()
                 self._take(peer, peer.receive(piece))
                 await asyncio.sleep(self._broadcaster.rest_after(time.monotonic() - begun))
@@ -130,10 +132,9 @@ class ReplicationConsumer(AsyncConsumer):
         limit, fifty clients that flood the server would get fifty slices of input handled in each iteration of the
         event loop.
         """
-        if now >= self._second + 1.0:
-            self._second, self._bytes_in_second = now, 0
-        self._bytes_in_second += size
-        return self._bytes_in_second <= FREE_BYTES
+        total = self._received.at(now) + size
+        self._received.add(size)
+        return total <= FREE_BYTES
 
     def _take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
         reported: list[Command] = []

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Probed", "be_probed", "redis_trouble", "silent_seconds"]
+__all__ = ["Probed", "be_probed", "silent_seconds"]
 
 
 class Probed(Protocol):
     """The part of a broadcaster's interface that health probes use."""
-
-    redis_trouble: str | None
 
     @property
     def silent_seconds(self) -> float | None: ...
@@ -28,11 +26,3 @@ def be_probed(broadcaster: Probed) -> None:
 def silent_seconds() -> float | None:
     """Returns `Broadcaster.silent_seconds` of this process's broadcaster; None if there is no broadcaster."""
     return None if _broadcaster is None else _broadcaster.silent_seconds
-
-
-def redis_trouble() -> str | None:
-    """Returns the reason why no lines are published on Redis.
-
-    Returns an empty text while this server or another server publishes, and None if this process does not use Redis.
-    """
-    return None if _broadcaster is None else _broadcaster.redis_trouble

@@ -19,15 +19,16 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streams.db import driver
 from streams.reading.notify import NotifyListener
 from streams.reading.trust import TrustedSessions
 from streams.replication.common.command_hooks import dispatch
+from streams.replication.common.second_total import SecondTotal
 from streams.replication.common.write_behind import BackgroundWriter
-from streams.replication.errors import CommandError
+from streams.replication.errors import CommandError, UnsendableCommand
 from streams.replication.protocol.commands import (
     LATER_WORDS,
     CancelTask,
@@ -38,7 +39,7 @@ from streams.replication.protocol.commands import (
     format_line,
     parse_line,
 )
-from streams.replication.server.broadcaster import Broadcaster
+from streams.replication.server.broadcaster import Broadcaster, RelayedLine
 from streams.replication.server.client import ReplicationClient
 from streams.runtime.logs import get_logger
 
@@ -50,10 +51,17 @@ CHANNEL = "replsite_relay"
 RELAYED = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 
 PART_BYTES = 7_000
+#: Most commands that are relayed in a second: of one client, of all clients together, and of all other servers together.
+#: One client gets at most as many as the other clients have not used of the second number. A command counts once for each
+#: ``RELAYED_BYTES`` of its line, so that long commands do not overload clients with a slow connection.
+RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
+RELAYED_BYTES = 64
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
 #: lines and parts are dropped and counted.
 WAITING_LIMIT_BYTES = 256 * 1024
-GAP_SECONDS = 0.05
+#: Commands that come within this time are sent together: to all other clients, and to all other servers. After a write to
+#: all clients there is a pause that is ``PAUSES`` times as long as the write.
+GAP_SECONDS, PAUSES = 0.05, 9
 #: The least time between two log lines about untrusted senders.
 TELL_SECONDS = 60.0
 #: Most parts of a message, and longest server name and message name.
@@ -138,6 +146,11 @@ class Relay:
         self.dropped: Counter[str] = Counter()
         self._broadcaster = broadcaster
         self._key = uuid.uuid4().hex
+        self._of_clients, self._of_servers = SecondTotal(), SecondTotal()
+        #: Lines for the clients of this server, and the time of the next write.
+        self._due: list[RelayedLine] = []
+        self._next_write = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[bytes, None] = {}
         self._waiting_bytes = 0
         self._unfinished: dict[tuple[str, str], list[str]] = {}
@@ -172,46 +185,93 @@ class Relay:
             await self._loop.run_in_executor(None, self._listener.stop)
 
     def pass_on(self, commands: Sequence[Command], sender: ReplicationClient) -> None:
-        """Sends a client's commands to all other clients, to the other servers, and to the command hooks of this process."""
+        """Sends a client's commands to all other clients, to the other servers, and to the command hooks of this process.
+
+        Drops and counts commands that exceed the limits per second, or that cannot be written as a line.
+        """
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
-        self._send_to_clients(commands, sender)
-        for command in self._only_relayed(commands):
-            self._wait(command)
+        now = time.monotonic()
+        of_client, of_all = sender.relayed.at(now), self._of_clients.at(now)
+        room = min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND - of_all) - of_client
+        lines = self._lines(commands, sender, room, (sender.relayed, self._of_clients))
+        self._send_to_clients(lines)
+        for line in lines:
+            self._wait(line)
         if self._flusher is not None:
             self._flusher.wake()
 
+    def _lines(
+        self,
+        commands: Sequence[Command],
+        sender: ReplicationClient | None,
+        room: int,
+        totals: Sequence[SecondTotal],
+    ) -> list[RelayedLine]:
+        """Returns the lines of the commands that may be relayed, and calls their hooks. Drops and counts the others.
+
+        ``room`` is the greatest weight of these lines. Their weight is added to ``totals``.
+        """
+        lines: list[RelayedLine] = []
+        for number, command in enumerate(commands):
+            if not isinstance(command, RELAYED):
+                self.dropped["relay"] += 1
+                continue
+            try:
+                data = format_line(command, self._broadcaster.settings.line_limit_bytes)
+            except UnsendableCommand:
+                # JSON in ASCII may be longer than the received JSON.
+                self.dropped[command.WORD] += 1
+                continue
+            weight = math.ceil(len(data) / RELAYED_BYTES)
+            if weight > room:
+                self.dropped.update(late.WORD for late in commands[number:])
+                break
+            room -= weight
+            for total in totals:
+                total.add(weight)
+            lines.append(RelayedLine(command.WORD, data, sender))
+            dispatch(command)
+        return lines
+
     # --- here -----------------------------------------------------------------------------------------------------
 
-    def _only_relayed(self, commands: Iterable[Command]) -> Iterator[Command]:
-        for command in commands:
-            if isinstance(command, RELAYED):
-                yield command
-            else:
-                self.dropped["relay"] += 1
+    def _send_to_clients(self, lines: Sequence[RelayedLine]) -> None:
+        """Sends lines to the clients of this server: at once, or with the lines of the next write.
 
-    def _send_to_clients(self, commands: Iterable[Command], sender: ReplicationClient | None) -> None:
-        known: list[Command] = []
-        later: list[Command] = []
-        for command in self._only_relayed(commands):
-            (later if command.WORD in LATER_WORDS else known).append(command)
-            dispatch(command)
+        A thousand clients may each send one command. If each command were written on its own, a thousand followers would
+        get a million writes.
+        """
+        self._due += lines
+        if not self._due or self._timer is not None:
+            return
+        wait = self._next_write - time.monotonic()
+        if wait > 0:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._write_due)
+        else:
+            self._write_due()
+
+    def _write_due(self) -> None:
+        begun = time.monotonic()
+        due, self._due, self._timer = self._due, [], None
+        known = [line for line in due if line.word not in LATER_WORDS]
+        later = [line for line in due if line.word in LATER_WORDS]
         if known:
-            self._broadcaster.relay(known, sender)
+            self._broadcaster.relay(known)
         if later:
-            self._broadcaster.relay(later, sender, lambda peer: peer.knows_later_commands)
+            self._broadcaster.relay(later, lambda peer: peer.knows_later_commands)
+        self._next_write = begun + max(GAP_SECONDS, (time.monotonic() - begun) * (PAUSES + 1))
 
     # --- to other servers -----------------------------------------------------------------------------------------
 
-    def _wait(self, command: Command) -> None:
-        line = format_line(command, self._broadcaster.settings.line_limit_bytes)
-        if line in self._waiting:
+    def _wait(self, line: RelayedLine) -> None:
+        if line.data in self._waiting:
             return  # equal hints that wait together are sent once
-        if self._waiting_bytes + len(line) > WAITING_LIMIT_BYTES:
-            self.dropped[command.WORD] += 1
+        if self._waiting_bytes + len(line.data) > WAITING_LIMIT_BYTES:
+            self.dropped[line.word] += 1
             return
-        self._waiting[line] = None
-        self._waiting_bytes += len(line)
+        self._waiting[line.data] = None
+        self._waiting_bytes += len(line.data)
 
     def _collect(self) -> bytes | None:
         data = b"".join(self._waiting)
@@ -255,8 +315,11 @@ class Relay:
         del self._unfinished[key]
         self._unfinished_bytes -= sum(map(len, pieces))
         try:
-            lines = base64.b64decode("".join(pieces), validate=True).decode("utf-8").split("\n")
-            self._send_to_clients([parse_line(line) for line in lines if line], None)
+            texts = base64.b64decode("".join(pieces), validate=True).decode("utf-8").split("\n")
+            commands = [parse_line(text) for text in texts if text]
         except (CommandError, binascii.Error, UnicodeDecodeError) as error:  # from another version or program
             self.dropped["relay"] += 1
             log.warning("relay.not_understood", error=str(error))
+            return
+        room = OTHERS_RELAYED_A_SECOND - self._of_servers.at(time.monotonic())
+        self._send_to_clients(self._lines(commands, None, room, [self._of_servers]))

@@ -10,7 +10,6 @@ loop.
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import time
 from collections import Counter
@@ -24,8 +23,7 @@ from streams.db import driver
 from streams.replication.common import worker_sql
 from streams.replication.common.command_counts import read_names
 from streams.replication.common.write_behind import BackgroundWriter
-from streams.replication.errors import UnsendableCommand
-from streams.replication.protocol.commands import ClearUserSync, Command, UserIP, UserSync, format_line
+from streams.replication.protocol.commands import ClearUserSync, Command, UserIP, UserSync
 from streams.replication.protocol.report_buffer import ReportBuffer, Reports, Sync
 from streams.replication.protocol.rights import EVERYTHING
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
@@ -38,11 +36,6 @@ __all__ = ["WorkerReports", "process_reports"]
 log = get_logger(__name__)
 _FULL = "REPLSITE_USER_ADDRESS_LIMIT addresses of users are stored. New ones are dropped until older ones are deleted"
 GAP_SECONDS = 0.1
-#: Most commands that are relayed in a second: of one client, and of all clients together. One client gets at most as many
-#: as the other clients have not used of the second number. A command counts once for each ``RELAYED_BYTES`` of its line,
-#: so that long commands do not overload clients with a slow connection.
-RELAYED_A_SECOND, ALL_RELAYED_A_SECOND = 1_000, 2_000
-RELAYED_BYTES = 64
 #: Least time between two writes of a connection's row, between two deletions of old rows, and between two writes of
 #: counts.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
@@ -85,7 +78,6 @@ class WorkerReports:
         self._told: dict[str, float] = {}
         self._counted: Counter[tuple[str, str]] = Counter()
         self._count_due = self._forget_due = 0.0
-        self._relay_second, self._relayed = -math.inf, 0
         self._connection = driver.KeptConnection(given.database, "replsite worker reports")
         self._flusher: BackgroundWriter[_Batch] | None = None
 
@@ -120,8 +112,7 @@ class WorkerReports:
 
     def take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
         """Relays a client's commands that are for other clients, and buffers its reports. Ignores all other commands."""
-        relayed = self._within_rate(peer, [command for command in commands if isinstance(command, RELAYED)])
-        if relayed:
+        if relayed := [command for command in commands if isinstance(command, RELAYED)]:
             self.relay.pass_on(relayed, peer)
         for command in commands:
             if self._buffer.take(peer.key, command):
@@ -151,39 +142,6 @@ class WorkerReports:
     def drop(self, command: Command) -> None:
         """Counts ``command``, a report, as dropped."""
         self._buffer.dropped[command.WORD] += 1
-
-    def _within_rate(self, peer: ReplicationClient, commands: list[Command]) -> list[Command]:
-        """Returns those of ``commands`` that may be relayed. Drops and counts the others.
-
-        A command is dropped if it exceeds the limits per second, or if it cannot be written as a line. The limits are
-        needed because a relayed command is written to every client.
-        """
-        if not commands:
-            return commands
-        now = time.monotonic()
-        if now >= peer.relay_second + 1.0:
-            peer.relay_second, peer.relayed = now, 0
-        if now >= self._relay_second + 1.0:
-            self._relay_second, self._relayed = now, 0
-        room = min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND - self._relayed) - peer.relayed
-        taken: list[Command] = []
-        for number, command in enumerate(commands):
-            try:
-                line = format_line(command, self._settings.line_limit_bytes)
-            except UnsendableCommand:
-                # A message on Redis may hold a line feed or be of any length, and JSON in ASCII may be longer than the
-                # received JSON.
-                self.relay.dropped[command.WORD] += 1
-                continue
-            weight = math.ceil(len(line) / RELAYED_BYTES)
-            if weight > room:
-                self.relay.dropped.update(late.WORD for late in commands[number:])
-                break
-            taken.append(command)
-            room -= weight
-            peer.relayed += weight
-            self._relayed += weight
-        return taken
 
     def gone(self, peer: ReplicationClient) -> None:
         """Records that a client's connection has ended, so that the users that it reported are deleted."""

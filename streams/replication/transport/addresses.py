@@ -22,6 +22,7 @@ from streams.replication.protocol.access import networks_of
 from streams.runtime.masking import masked, masked_command
 
 __all__ = [
+    "BACKLOG",
     "Address",
     "RedisAddress",
     "bind",
@@ -31,6 +32,10 @@ __all__ = [
     "parse_redis",
     "refuse_open_network",
 ]
+
+#: Connections that the kernel keeps until the process accepts them. Of a thousand followers that connect at once after a
+#: restart, those for which there is no room hear nothing for a minute. Linux allows at most ``net.core.somaxconn``.
+BACKLOG = 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def missing_redis_hint() -> str:
     return "" if find_spec("redis") else "Redis needs an extra: pip install 'replsite[redis]'."
 
 
-def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Address]:
+def bind(address: Address, *, backlog: int = BACKLOG) -> tuple[socket.socket, Address]:
     """Returns (listening non-blocking socket, address on which it listens). Port 0 selects a free port.
 
     Raises `PortTaken`, with the process that holds the port if it can be determined. Raises `BadAddress` for other errors.

@@ -44,6 +44,9 @@ INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 32 * 1024, 8 * 1024
 MESSAGE_BYTES = 256
 #: The transport's write buffer, in bytes. Further output waits in shared pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
+#: The most TCP connections that are accepted at a time, before other work of the event loop has its turn, and the pause
+#: after an error of accepting, such as too few file descriptors.
+ACCEPTED_AT_ONCE, ACCEPT_AGAIN_SECONDS = 16, 1.0
 #: The time, at an orderly end, in which handshakes that have begun are finished and their connections accepted.
 ACCEPT_SECONDS = 0.01
 #: The time, at an orderly end, for the request of a just accepted connection to arrive and for the last answer to leave.
@@ -258,7 +261,7 @@ class AsgiServer(DaphneServer):
     chosen port before the start. ``when_ready`` is awaited on the event loop before TCP connections are accepted. An
     orderly end first awaits ``when_stopping``, for at most `stop_within_seconds`. Then HTTP requests that have arrived
     are answered, for at most `finish_within_seconds`. Meanwhile no new connections are accepted, so that a reverse
-    proxy uses another server.
+    proxy uses another server. What is left is cancelled, and ``when_cancelled`` is awaited before the event loop ends.
     """
 
     stop_within_seconds = 1.5
@@ -292,12 +295,13 @@ class AsgiServer(DaphneServer):
         self.refusals: Counter[str] = Counter()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
         self.when_stopping: Callable[[], Awaitable[None]] | None = None
+        self.when_cancelled: Callable[[], Awaitable[None]] | None = None
         self.failure: BaseException | None = None
         self._access = access or Access(has_tls=certificates is not None)
         self._certificates = certificates
         self._tcp_sockets = tuple(tcp_sockets)
         self._places = TcpPlaces(self.limits.tcp_connections, self.limits.tcp_of_address)
-        self._tcp_listeners: list[asyncio.Server] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._http_ports: list[Any] = []
         self._starting: asyncio.Task[None] | None = None
         self._refusals_logged: dict[str, float] = {}
@@ -376,13 +380,33 @@ class AsgiServer(DaphneServer):
         try:
             if self.when_ready is not None:
                 await self.when_ready()
-            for one in self._tcp_sockets:
-                listener = await twisted_loop.create_server(self._gate, sock=one)
-                self._tcp_listeners.append(listener)
+            self._accepting = [asyncio.ensure_future(self._accept(one)) for one in self._tcp_sockets]
             self.announce()
         except Exception as error:  # noqa: BLE001 - any error: `run` raises it after the reactor has stopped
             self.failure = error
             self.stop()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Accepts TCP connections until it is cancelled, a few at a time.
+
+        The event loop's own server accepts all waiting connections in one iteration. So either a crowd of 2,000 clients
+        keeps all followers waiting for seconds, or the loop's call of ``listen`` makes the backlog too short for it.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                made = [(await loop.sock_accept(listener))[0]]
+                with contextlib.suppress(OSError):  # no more; or an error that the next turn meets, too
+                    while len(made) < ACCEPTED_AT_ONCE:
+                        made.append(listener.accept()[0])
+            except ConnectionAbortedError:  # that client is gone
+                continue
+            except OSError as error:
+                log.warning("listener.not_accepted", error=str(error))
+                await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
+                continue
+            begun = (loop.connect_accepted_socket(self._gate, one) for one in made)
+            await asyncio.gather(*begun, return_exceptions=True)  # the error of a client that is gone already
 
     def announce(self) -> None:
         """Called when all listeners accept connections. Does nothing here. A subclass may report this event."""
@@ -393,7 +417,10 @@ class AsgiServer(DaphneServer):
 
     async def _end(self) -> None:
         # TCP connections are not accepted any more. `when_stopping` and the last HTTP requests then run side by side.
-        for listener in self._tcp_listeners:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for listener in self._tcp_sockets:
             listener.close()
         await asyncio.gather(self._leave(), self._finish_requests())
         for connection in self._places:
@@ -402,6 +429,8 @@ class AsgiServer(DaphneServer):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        if self.when_cancelled is not None:
+            await self.when_cancelled()
 
     async def _leave(self) -> None:
         if self.when_stopping is not None:

@@ -87,7 +87,7 @@ class TcpCommunicator(ApplicationCommunicator):
         }
         super().__init__(application, scope)
 
-    async def connect(self, timeout: float = 1.0) -> None:  # noqa: ASYNC109 - as asgiref's own methods have it
+    async def connect(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109 - as asgiref's own methods have it
         """Connects the test client. Raises `AssertionError` if the application does not accept the connection."""
         await self.send_input({"type": "tcp.connect"})
         message = await self.receive_output(timeout)
@@ -98,7 +98,7 @@ class TcpCommunicator(ApplicationCommunicator):
         """Sends bytes from the client to the application."""
         await self.send_input({"type": "tcp.receive", "bytes": data})
 
-    async def receive_until(self, end: bytes, timeout: float = 1.0) -> bytes:  # noqa: ASYNC109
+    async def receive_until(self, end: bytes, timeout: float = 60.0) -> bytes:  # noqa: ASYNC109
         """Waits until the application's output contains ``end``, and returns all output so far. Raises `TimeoutError`.
 
         The limit of the wait is ``timeout`` seconds.

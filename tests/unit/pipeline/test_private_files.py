@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from pipeline.private_files import open_new, remove_folder
+from tests.support.waiting import DEADLINE_SECONDS
 
 # As late Spark tasks do: files in the folder, until it is gone.
 LATE_TASK = """
@@ -36,7 +37,7 @@ def test_a_folder_goes_while_others_still_write_in_it(tmp_path):
                 pass
             remove_folder(folder)
             assert not folder.exists()
-            assert int(late.communicate(timeout=60)[0]) >= 50
+            assert int(late.communicate(timeout=DEADLINE_SECONDS)[0]) >= 50
 
 
 def test_a_new_file_is_its_owners_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from script.demonstration import _end_rest, _folder
+from replsite.status.expected_writers import expected_writers, wrong_expectations
+from script.demonstration import Demo, _end_rest, _folder
 
 
 def test_the_next_demo_begins_in_an_empty_folder_although_a_server_still_writes_there(tmp_path: Path, monkeypatch):
@@ -34,6 +36,22 @@ def test_the_next_demo_begins_in_an_empty_folder_although_a_server_still_writes_
         folder = _folder(False, stack)
         assert (folder, list(folder.iterdir())) == (tmp_path / "demo", [])
     server.join()
+
+
+def test_the_writers_that_stay_are_expected_by_the_site(tmp_path: Path):
+    started = []
+
+    class Recorded(Demo):
+        def manage(self, *arguments: str, **more: object) -> None:
+            started.append((arguments[1], arguments[arguments.index("--instance") + 1]))
+
+    with ExitStack() as stack:
+        demo = Recorded(tmp_path, "", "", stack)
+        demo.go_on()
+        given = json.loads(demo.environment["REPLSITE_EXPECTED_WRITERS"])
+    assert list(wrong_expectations(given)) == []
+    expected = [(one.stream, one.writer) for found in expected_writers(given).values() for one in found]
+    assert sorted(expected) == sorted(started) and len(started) == 2
 
 
 def test_processes_that_parts_of_a_demo_left_have_ended_before_its_folder_is_removed(tmp_path: Path):

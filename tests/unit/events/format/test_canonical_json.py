@@ -38,6 +38,14 @@ def test_no_rules_let_infinities_through(number):
         encode(number, strict=False)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_have_as_many_digits_as_can_be_read_again(sign):
+    assert len(encode(sign * (10**4_300 - 1), strict=False)) >= 4_300
+    with pytest.raises(NotCanonical, match="digits") as caught:
+        encode(sign * 10**4_300, strict=False)
+    assert caught.value.reason == Reason.BAD_NUMBER
+
+
 def test_lone_surrogate_is_refused():
     with pytest.raises(NotCanonical) as caught:
         encode({"body": "\ud800"})

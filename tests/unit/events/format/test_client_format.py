@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from events.format.client_format import StoredForm, client_json, pruned_json
-from state.rules.room_versions import ROOM_VERSIONS
+from events.format.client_format import StoredForm, client_json, covered_json, pruned_json
+from events.format.hashes import NOT_COVERED, content_hash_matches, event_id
+from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.room_data import vectors
 
@@ -146,3 +147,43 @@ def test_pruned_form_is_that_of_the_vectors():
         assert json.loads(found) == wanted
         compared += 1
     assert compared > 100
+
+
+# --- for servers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ROOM_VERSIONS)
+def test_servers_get_nothing_that_no_hash_covers(version):
+    message = MadeRoom(version).message()
+    event, rules = json.loads(message.json), room_version(version)
+    foreign = {
+        "age_ts": 1,
+        "outlier": True,
+        "destinations": ["a"],
+        "unsigned": {"age": 5, "redacted_because": {}, "x": 1},
+    }
+    assert foreign.keys() == set(NOT_COVERED)
+    sent = json.loads(covered_json(json.dumps({**event, **foreign}, indent=1).encode()))
+    assert sent == {**event, "unsigned": {"age": 5}}
+    assert content_hash_matches(sent, rules) and event_id(sent, rules) == message.event_id
+
+
+@pytest.mark.parametrize(
+    "one", [{"age_ts": 1}, {"outlier": False}, {"destinations": None}, {"unsigned": []}, {"unsigned": {"x": 1}}]
+)
+def test_each_such_key_alone_is_left_out(one):
+    event = json.loads(MadeRoom().message().json)
+    sent = json.loads(covered_json(json.dumps({**event, **one}).encode()))
+    assert sent == ({**event, "unsigned": {}} if one == {"unsigned": {"x": 1}} else event)
+
+
+def test_what_servers_give_each_other_goes_byte_for_byte():
+    event = json.loads(MadeRoom("5").message().json)
+    unsigned = {"age": 1, "age_ts": 2, "replaces_state": "$x", "invite_room_state": [], "knock_room_state": []}
+    text = json.dumps({**event, "unsigned": unsigned, "content": {"n": 1.50, "m": 10**400}}, indent=3).encode()
+    assert covered_json(text) == text
+
+
+def test_damaged_json_is_no_error():
+    assert covered_json(b"once") == b"once" and pruned_json(b"once", "5") == b"{}"
+    assert client_json(StoredForm("$e", "!r", "5", b"once")) is None

@@ -190,6 +190,36 @@ def test_broken_text_has_its_reason(text, reason):
 
 
 @pytest.mark.parametrize(
+    ("text", "reason", "words"),
+    [
+        ('{"type":"m.x"}'.encode("utf-16"), Reason.NOT_JSON, "the line is UTF-16 text"),
+        ('{"type":"m.x"}'.encode("utf-16-le"), Reason.NOT_JSON, "the line is UTF-16 text"),
+        (b'[{"type":"m.x"}]', Reason.NOT_AN_OBJECT, "the line is a JSON array"),
+        (b'\x1e{"type":"m.x"}', Reason.NOT_JSON, "the line is a JSON text sequence"),
+        (b'{"type":"m.x"}\r{"type":"m.y"}', Reason.NOT_JSON, "carriage returns between the events"),
+        (b'\xff{"a":1}', Reason.NOT_JSON, "not UTF-8: invalid start byte at byte 0"),
+        (b'{"a":1}\xe9', Reason.NOT_JSON, "not UTF-8: unexpected end of data at byte 7"),
+        (b'{"a":"\xe9"}', Reason.BAD_UNICODE, "not UTF-8: invalid continuation byte at byte 6"),
+        (b'{"a":"\\udc00"}', Reason.BAD_UNICODE, "a lone surrogate escape"),
+    ],
+)
+def test_a_line_of_another_form_is_called_what_it_is(text, reason, words):
+    refused = refusal(text)
+    assert refused.reason == reason and words in refused.detail
+    assert reason == Reason.BAD_UNICODE or "surrogate" not in refused.detail
+
+
+def test_a_byte_order_mark_is_ignored_and_not_stored():
+    versions = {event()["room_id"]: "10"}
+    for text in (line(), json.dumps(event()).encode()):
+        marked = b"\xef\xbb\xbf" + text
+        assert parse_line(marked, versions) == parse_line(text, versions)
+        assert announced_version(marked) == announced_version(text)
+    raw = json.dumps(event()).encode()
+    assert parse_row(b"\xef\xbb\xbf" + raw, {"room_version": "10"}) == parse_row(raw, {"room_version": "10"})
+
+
+@pytest.mark.parametrize(
     "changes, reason",
     [
         ({"type": ...}, Reason.MISSING_KEY),

@@ -242,6 +242,7 @@ def test_event_given_twice_is_refused():
         room_history([*made.events, made.create])
 
 
+@pytest.mark.speed
 def test_many_forks_take_linear_time():
     def make(size):
         made = MadeRoom()
@@ -258,6 +259,7 @@ def test_many_forks_take_linear_time():
     assert growth(make, 150) < 10
 
 
+@pytest.mark.speed
 def test_many_leaves_of_different_states_are_resolved_once_in_the_end():
     """Resolving them after each leaf takes a time that grows with the square of their number."""
 

@@ -53,6 +53,7 @@ def test_a_cache_of_nothing_is_refused():
         LastChanges(0)
 
 
+@pytest.mark.speed
 def test_a_thousand_entities_are_asked_about_quickly():
     """It does not matter of how many entities changes are known."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from events.notifier.waiters import RoutedWaiter, RoutedWaiters
 from tests.support.growth import growth
 
@@ -66,6 +68,7 @@ def test_who_leaves_makes_room_and_may_leave_twice():
     assert waiters.add(waiter("@bob:x"))
 
 
+@pytest.mark.speed
 def test_a_change_of_a_room_is_cheap_among_thousands_in_thousands_of_rooms():
     """It does not matter in how many rooms they are."""
 

@@ -87,6 +87,7 @@ def test_event_on_top_of_a_rejected_one_looks_through_it():
     assert extremities_of(nodes[3], *nodes[:3]) == ["b"], "also when the events below come later"
 
 
+@pytest.mark.speed
 def test_many_events_on_one_long_rejected_branch_take_linear_time():
     def make(size):
         rejected = [Node("r0", rejected_reason="x")]

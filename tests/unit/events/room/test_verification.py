@@ -265,6 +265,12 @@ def test_keys_are_read_with_and_without_their_end():
     assert ring("b.test", {}) == {}
 
 
+def test_a_byte_order_mark_before_the_keys_is_ignored():
+    text = json.dumps({"a.test": {"ed25519:1": A.public}})
+    for marked in ("\ufeff" + text, b"\xef\xbb\xbf" + text.encode()):
+        assert KeyRing.from_json(marked)("a.test", {}) == {"ed25519:1": PublicKey(A.public)}
+
+
 @pytest.mark.parametrize("key", [f"{A.public}=", A.public.replace("/", "_").replace("+", "-")])
 def test_keys_are_padded_or_url_safe(key):
     assert KeyRing.from_json(json.dumps({"a.test": {"ed25519:1": key}}))("a.test", {}) == {"ed25519:1": PublicKey(key)}

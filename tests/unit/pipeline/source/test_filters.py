@@ -48,8 +48,8 @@ def sql(given, declaration=CACHES, table=0):
         (IsNull(("keys",)), '"keys" IS NULL'),
         (IsNotNull(("keys",)), '"keys" IS NOT NULL'),
         (LessThan(("invalidation_ts",), 5), '"invalidation_ts" < (5::bigint)'),
-        (GreaterThanOrEqual(("token",), 5), "stream_id >= (5::bigint)"),
-        (EqualTo(("writer",), "w"), "instance_name = 'w'"),
+        (GreaterThanOrEqual(("token",), 5), '"stream_id" >= (5::bigint)'),
+        (EqualTo(("writer",), "w"), "\"instance_name\" = 'w'"),
     ],
 )
 def test_a_filter_in_sql(given, text):
@@ -59,10 +59,10 @@ def test_a_filter_in_sql(given, text):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (GreaterThanOrEqual, "received_at >= '1970-01-01T00:00:01+00:00'::timestamptz"),
-        (GreaterThan, "received_at >= '1970-01-01T00:00:01.001000+00:00'::timestamptz"),
-        (LessThan, "received_at < '1970-01-01T00:00:01+00:00'::timestamptz"),
-        (LessThanOrEqual, "received_at < '1970-01-01T00:00:01.001000+00:00'::timestamptz"),
+        (GreaterThanOrEqual, "\"received_at\" >= '1970-01-01T00:00:01+00:00'::timestamptz"),
+        (GreaterThan, "\"received_at\" >= '1970-01-01T00:00:01.001000+00:00'::timestamptz"),
+        (LessThan, "\"received_at\" < '1970-01-01T00:00:01+00:00'::timestamptz"),
+        (LessThanOrEqual, "\"received_at\" < '1970-01-01T00:00:01.001000+00:00'::timestamptz"),
     ],
 )
 def test_a_time_in_milliseconds_is_a_stretch_of_stored_times(given, text):
@@ -105,7 +105,7 @@ def test_a_column_that_the_table_has_not_is_null():
 
 
 def test_tokens_of_a_backward_stream_are_positive():
-    assert sql(LessThan(("token",), 7), BACKFILL) == "-stream_ordering < (7::bigint)"
+    assert sql(LessThan(("token",), 7), BACKFILL) == '-"stream_ordering" < (7::bigint)'
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclar
 
 def test_rows_of_writers_between_their_own_bounds():
     assert rows_of_piece_sql(CACHES, CACHES.tables[0], PIECE, ["token", "fact_table", "keys"]) == (
-        'SELECT stream_id AS token, "keys" FROM streams_cacheinvalidation WHERE stream_id > 3 AND stream_id <= 9 AND '
-        "((instance_name IN ('late') AND stream_id > 5 AND stream_id <= 9) OR instance_name IN ('o''neil')) "
-        "ORDER BY stream_id ASC, id"
+        """SELECT "stream_id" AS token, "keys" FROM "streams_cacheinvalidation" WHERE "stream_id" > 3 AND "stream_id" <= 9 """
+        """AND (("instance_name" IN ('late') AND "stream_id" > 5 AND "stream_id" <= 9) OR "instance_name" IN ('o''neil')) """
+        'ORDER BY "stream_id" ASC, "id"'
     )
 
 
 def test_a_backward_stream_is_read_along_its_index():
     text = rows_of_piece_sql(BACKFILL, BACKFILL.tables[0], PIECE, ["token"])
-    assert "SELECT -stream_ordering AS token" in text
-    assert "stream_ordering < -(3) AND stream_ordering >= -(9)" in text
-    assert text.endswith("ORDER BY stream_ordering DESC")
+    assert 'SELECT -"stream_ordering" AS token' in text
+    assert '"stream_ordering" < -(3) AND "stream_ordering" >= -(9)' in text
+    assert text.endswith('ORDER BY "stream_ordering" DESC')
 
 
 def test_filters_are_part_of_the_condition():
@@ -44,7 +44,7 @@ def test_json_is_read_as_its_text():
 
 def test_rows_are_counted_over_all_tables_and_no_further_than_needed():
     text = cuts_sql(EVENTS, PIECE, 100, 250)
-    assert text.count("LIMIT 251") == text.count("FROM events_") == 2
+    assert text.count("LIMIT 251") == text.count('FROM "events_') == 2
     assert text.endswith("WHERE n % 100 = 0 OR n = 1 OR n = 251 ORDER BY n")
 
 

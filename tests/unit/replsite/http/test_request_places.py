@@ -8,12 +8,21 @@ import threading
 import time
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 
-from replsite.http.request_places import CAME, Busy, ClientLimit, PlacePool, RequestPlaces, _Place, _when_idle
+from replsite.http.request_places import (
+    CAME,
+    Busy,
+    ClientLimit,
+    PlacePool,
+    RequestPlaces,
+    _Place,
+    _when_idle,
+    request_threads_end,
+)
 from replsite.metrics.shared_rendering import SharedRendering
 from tests.support.async_waiting import wait_for
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 
 def scope(path: str = "/admin/", client: str = "192.0.2.1", kind: str = "http", method: str = "GET") -> dict:
@@ -150,7 +159,7 @@ async def test_the_next_place_is_for_the_client_that_has_fewest():
     assert first is None
     lane._at_work["crowd"] += 1  # it has another one
     lane.leave(place, "crowd")
-    assert await asyncio.wait_for(single, 60) is place
+    assert await asyncio.wait_for(single, DEADLINE_SECONDS) is place
     assert not any(one.done() for one in crowd)
     for one in crowd:
         one.cancel()
@@ -163,7 +172,7 @@ async def test_when_too_many_wait_the_client_that_has_most_is_sent_away():
     await asyncio.sleep(0)
     single = asyncio.ensure_future(lane.enter("single"))
     with pytest.raises(Busy):
-        await asyncio.wait_for(crowd[0], 60)
+        await asyncio.wait_for(crowd[0], DEADLINE_SECONDS)
     assert lane.refused == 1
     for _ in range(3):
         lane.leave(place, "crowd")
@@ -186,7 +195,7 @@ async def test_who_waits_too_long_is_sent_away_and_a_place_given_to_one_that_lef
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    assert await asyncio.wait_for(lane.enter("c"), 60) is place
+    assert await asyncio.wait_for(lane.enter("c"), DEADLINE_SECONDS) is place
 
 
 async def test_a_client_has_so_many_at_a_time_and_others_are_let_in():
@@ -209,7 +218,7 @@ async def test_a_place_is_free_when_its_thread_is():
 
     async def application(scope, receive, send) -> None:
         if scope["path"] == "/slow":
-            await sync_to_async(lambda: (begun.set(), may_end.wait(60)))()
+            await sync_to_async(lambda: (begun.set(), may_end.wait(DEADLINE_SECONDS)))()
         await sync_to_async(threading.get_ident)()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
@@ -220,7 +229,7 @@ async def test_a_place_is_free_when_its_thread_is():
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
-        assert await asyncio.wait_for(ask(places), 60) == 200
+        assert await asyncio.wait_for(ask(places), DEADLINE_SECONDS) == 200
         await wait_for(lambda: places._pages.at_work == 1)
     finally:
         may_end.set()
@@ -238,3 +247,27 @@ def test_a_thread_that_works_on_after_the_servers_end_logs_no_error(caplog):
     may_end.set()
     place.executor.shutdown()
     assert not caplog.records
+
+
+async def test_the_end_waits_for_threads_of_requests_that_were_cancelled():
+    """The thread calls the event loop, as Django's middleware does. When nothing waited, it never got its answer."""
+    works, may_call, called = threading.Event(), threading.Event(), []
+
+    async def view() -> None:
+        called.append(await sync_to_async(int)())
+
+    def middleware() -> None:
+        works.set()
+        may_call.wait()
+        async_to_sync(view)()
+
+    async def application(scope, receive, send) -> None:
+        await sync_to_async(middleware)()
+
+    request = asyncio.ensure_future(ask(RequestPlaces(application)))
+    await wait_for(works.is_set)
+    request.cancel()
+    await asyncio.wait([request])
+    asyncio.get_running_loop().call_soon(may_call.set)
+    await request_threads_end()
+    assert called == [0]

@@ -61,7 +61,10 @@ def read(collector):
 
 
 def _storage(unreferenced):
-    return StorageView(NOW, TableView("", 1, 2), state_groups=10, state_group_rows=20, unreferenced_groups=unreferenced)
+    return StorageView(
+        NOW, TableView("", 1, 2), state_groups=10, state_group_rows=20, unreferenced_groups=unreferenced,
+        standbys=(("standby1", True), ("standby2", False)),
+    )  # fmt: skip
 
 
 def value(found, metric, /, **labels):

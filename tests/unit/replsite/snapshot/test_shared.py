@@ -10,13 +10,14 @@ from django.db import OperationalError
 
 from replsite.snapshot.shared import SharedSnapshot
 from tests.support.snapshots import a_snapshot
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def test_callers_at_once_share_one_snapshot():
     taken, gate = [], threading.Event()
 
     def take(history):
-        gate.wait(60)
+        gate.wait(DEADLINE_SECONDS)
         taken.append(history)
         return a_snapshot()
 

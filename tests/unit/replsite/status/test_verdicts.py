@@ -343,6 +343,15 @@ def test_command_to_copy_is_in_the_sentence_word_for_word(verdict):
     assert verdict.command in verdict.sentence
 
 
+def test_a_reader_without_handlers_is_started_by_its_own_command():
+    named = NamedReader("sums", command="manage.py pipeline run", runs=False, unrun_seconds=99)
+    behind = reader(named=named, lag_facts=1, lag_seconds=99)
+    assert behind.word == ReaderWord.LEFT_BEHIND and behind.command == "manage.py pipeline run"
+    assert "Start it: manage.py pipeline run." in behind.sentence
+    failed = reader(named=replace(named, error="ValueError"), lag_facts=1)
+    assert failed.word == ReaderWord.FAILED and failed.command == "manage.py pipeline run"
+
+
 def test_a_reader_that_runs_and_has_read_everything_is_well_whatever_stopped_it_before():
     assert reader(named=NamedReader("r", error="ValueError")).word == ReaderWord.IDLE
     assert reader(named=NamedReader("r", error="ValueError"), lag_facts=1).word == ReaderWord.FAILED

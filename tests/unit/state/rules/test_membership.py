@@ -2,6 +2,8 @@
 
 import pytest
 
+from state.rules.membership import needs_voucher
+from state.rules.room_versions import room_version
 from tests.support.rule_cases import MadeState
 
 C, X, Y = "@c:a.test", "@x:a.test", "@y:b.test"
@@ -64,6 +66,22 @@ def test_restricted_join_needs_a_member_who_may_invite(voucher, membership, invi
     state = room(None, "restricted", levels={"invite": invite}).member(Y, membership)
     content = {"join_authorised_via_users_server": voucher} if voucher else {}
     assert (state.change(X, X, "join", **content) is None) == allowed
+
+
+@pytest.mark.parametrize(
+    "version, rule, needing",
+    [
+        ("10", "restricted", {None, "leave", "ban", "knock"}),
+        ("10", "knock_restricted", {None, "leave", "ban", "knock"}),
+        ("10", "public", set()),
+        ("10", None, set()),
+        ("7", "restricted", set()),
+        ("9", "knock_restricted", set()),
+    ],
+)
+def test_who_needs_somebody_to_authorise_the_join(version, rule, needing):
+    rules = room_version(version)
+    assert {was for was in MEMBERSHIPS if needs_voucher(room(was, rule, version), X, rules)} == needing
 
 
 def test_leaving_is_for_those_who_are_in():

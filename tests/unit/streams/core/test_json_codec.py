@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from streams.core.json_codec import MOST_DEPTH, decode_json, encode_json, is_deeper
+from streams.core.json_codec import MOST_DEPTH, decode_json, decode_stored_json, encode_json, is_deeper
 from streams.errors import BadJson
 
 
@@ -84,3 +84,12 @@ def test_a_value_that_holds_itself_is_refused():
     assert is_deeper(value, 900)
     with pytest.raises(BadJson):
         encode_json(value)
+
+
+@pytest.mark.parametrize("text", ["", "once", "[1", "NaN", "1e999", "9" * 5_000, "[" * 5_000 + "]" * 5_000])
+def test_what_is_not_json_is_null_in_a_stored_row(text):
+    assert decode_stored_json(text) is None
+
+
+def test_a_stored_row_keeps_numbers_and_text():
+    assert decode_stored_json('{"n":%s,"t":"\\u0000\\ud800"}' % 10**400) == {"n": 10**400, "t": "\0\ud800"}

@@ -6,6 +6,7 @@ import pytest
 
 from events.declarations import BACKFILL, EVENTS
 from streams.catalog.declarations import CACHES
+from streams.core.declaration import quoted
 from streams.core.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, read_whole, rows_sql
 
 
@@ -51,7 +52,7 @@ def test_every_parameter_is_named(declaration, of_writer):
 def test_rows_of_several_writers_without_times():
     table = CACHES.tables[0]
     sql = rows_sql(CACHES, table, of_writers=True, with_times=False)
-    assert f"{table.writer_column} = ANY(%(writers)s)" in sql
+    assert f"{quoted(table.writer_column)} = ANY(%(writers)s)" in sql
     assert table.received_column not in sql
 
 
@@ -80,13 +81,13 @@ def test_reading_ends_though_a_fact_has_more_rows_than_can_be_read():
 
 def test_backward_streams_compare_with_the_sign_changed():
     sql = rows_sql(BACKFILL, BACKFILL.tables[0], of_writer=True)
-    assert "stream_ordering < -(%(after)s::bigint) AND stream_ordering >= -(%(upto)s::bigint)" in sql
-    assert "ORDER BY stream_ordering DESC" in sql
-    assert "-min(stream_ordering)" in maximum_sql(BACKFILL)
+    assert '"stream_ordering" < -(%(after)s::bigint) AND "stream_ordering" >= -(%(upto)s::bigint)' in sql
+    assert 'ORDER BY "stream_ordering" DESC' in sql
+    assert '-min("stream_ordering")' in maximum_sql(BACKFILL)
 
 
 def test_bounds_may_be_columns():
-    assert bounds_sql(CACHES, CACHES.tables[0], "b.low", "b.high") == "stream_id > b.low AND stream_id <= b.high"
+    assert bounds_sql(CACHES, CACHES.tables[0], "b.low", "b.high") == '"stream_id" > b.low AND "stream_id" <= b.high'
 
 
 @pytest.mark.parametrize(("declaration", "newest_first", "way"), [
@@ -104,4 +105,4 @@ def test_condition_of_a_shared_table_is_kept_everywhere():
 def test_columns_that_do_not_travel_are_read_on_demand_only():
     table = EVENTS.tables[0]
     assert "sender" not in rows_sql(EVENTS, table)
-    assert "rejected_reason, sender FROM" in rows_sql(EVENTS, table, stored=True)
+    assert '"rejected_reason", "sender" FROM' in rows_sql(EVENTS, table, stored=True)

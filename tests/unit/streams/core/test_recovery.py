@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 #: Each takes from 0.2 s to 2 s.
 SLOW = (
@@ -18,6 +19,11 @@ SLOW = (
 def test_commands_start_without_what_is_slow_to_import():
     code = f"import sys, django; django.setup(); print(*(name for name in {SLOW!r} if name in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_SECONDS,
+        check=False,
     )
     assert (done.stdout.split(), done.returncode) == ([], 0), done.stderr

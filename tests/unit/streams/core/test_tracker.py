@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streams.core.tokens import VectorToken
 from streams.core.tracker import PositionTracker, TrackerState
 from tests.support.growth import growth
@@ -296,6 +298,7 @@ def test_nothing_is_kept_when_everything_is_done():
     assert tracker._real_above == tracker._finished_above == tracker.pending == []
 
 
+@pytest.mark.speed
 def test_a_large_block_takes_linear_time():
     def make(size):
         def block():
@@ -309,6 +312,7 @@ def test_a_large_block_takes_linear_time():
     assert growth(make, 10_000, runs=3) < 10
 
 
+@pytest.mark.speed
 def test_many_open_reservations_take_linear_time():
     def make(size):
         def reserve():

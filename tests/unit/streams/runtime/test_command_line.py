@@ -17,7 +17,7 @@ from streams.runtime.command_line import EXIT_STATUS, SiteCommand, service_begin
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 OURS = sorted(name for name, app in get_commands().items() if app in ROOMS)
 #: Commands that report nothing, or work until they are told to stop: they have no ``--json``.
-SILENT = {"append", "completion", "migrate", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
+SILENT = {"append", "migrate", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
 #: Arguments that nobody can use, besides an option that is not there.
 UNUSABLE = [
     "append nosuchstream --count 1",
@@ -26,7 +26,6 @@ UNUSABLE = [
     "check_room",
     "check_room !a:b --master yarrn",
     "compress_state",
-    "completion tcsh",
     "explain_visibility @bob:example.org",
     "export",
     "follow nowhere",

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from streams.runtime.gc_pause import collector_paused, freeze_objects
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def test_it_rests_inside_and_works_afterwards():
@@ -46,12 +47,12 @@ def test_pauses_of_threads_overlap():
     def other() -> None:
         with collector_paused():
             inside.set()
-            go.wait(60)
+            go.wait(DEADLINE_SECONDS)
 
     thread = threading.Thread(target=other)
     with collector_paused():
         thread.start()
-        inside.wait(60)
+        inside.wait(DEADLINE_SECONDS)
     assert not gc.isenabled()
     go.set()
     thread.join()

@@ -24,6 +24,21 @@ PASSWORD = "Wonder5-land"
         f"host=h PASSWORD='a {PASSWORD}",
         f'password="a {PASSWORD}"',
         f"(psycopg2: connection to postgresql://u:{PASSWORD}@h failed)",
+        f"postgresql://u:a'{PASSWORD}@h/db",
+        f'postgresql://u:a"{PASSWORD}@h/db',
+        f"postgresql://u:'{PASSWORD}'@h/db",
+        f"postgresql://o'hara:{PASSWORD}@h/db",
+        f"postgresql://u@site:{PASSWORD}@h/db",
+        f"'postgresql://u:a\"{PASSWORD}@h/db' is no address",
+        f"host=h password=a'{PASSWORD} user=u",
+        f'host=h password=a"{PASSWORD} user=u',
+        f"host=h password=a\\ {PASSWORD} user=u",
+        f"host=h password='a'{PASSWORD} user=u",
+        f"host=h password=a,{PASSWORD};{PASSWORD})",
+        f"postgresql://h/db?password=a'{PASSWORD}&sslmode=require",
+        f"{{'password': \"a'{PASSWORD}\", 'port': 1}}",
+        f'{{"password": "a\\"{PASSWORD}", "port": 1}}',
+        f"{{'password': b'a {PASSWORD}', 'port': 1}}",
     ],
 )
 def test_passwords_are_hidden(text):
@@ -52,6 +67,10 @@ def test_what_is_no_password_stays(text):
         ["manage.py", "x", "--api-token", PASSWORD],
         ["manage.py", "x", f"--secret={PASSWORD}", "y"],
         ["manage.py", "x", "--db-password", PASSWORD, "-v", "2"],
+        ["manage.py", "import_events", f"postgresql://u:a'{PASSWORD}@h/db"],
+        ["manage.py", "import_events", f"postgresql://u:a '{PASSWORD}\" \n/@h/db"],
+        ["manage.py", "import_events", f"postgresql://u:{PASSWORD} b@h/db"],
+        ["manage.py", "import_events", f"host=h password=a'{PASSWORD}"],
     ],
 )
 def test_command_lines_have_none(arguments):

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from streams.runtime import systemd
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
 def manager(tmp_path: Path, settings):
     """A socket as systemd makes one for each service."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.settimeout(10)
+        listening.settimeout(DEADLINE_SECONDS)
         listening.bind(str(tmp_path / "notify"))
         settings.REPLSITE_NOTIFY_SOCKET = str(tmp_path / "notify")
         yield listening
@@ -28,7 +29,7 @@ def test_words_come_in_one_datagram(manager):
 
 def test_a_socket_without_a_file(settings):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.settimeout(10)
+        listening.settimeout(DEADLINE_SECONDS)
         listening.bind("")  # the kernel gives it a name
         name = listening.getsockname()
         settings.REPLSITE_NOTIFY_SOCKET = "@" + name[1:].decode()
@@ -58,4 +59,4 @@ async def test_signs_of_life_come_thrice_in_the_time_given(manager, settings):
 
 async def test_no_signs_of_life_unless_wanted(settings):
     settings.REPLSITE_WATCHDOG_SECONDS = 0.0
-    await asyncio.wait_for(systemd.notify_watchdog(), 60)
+    await asyncio.wait_for(systemd.notify_watchdog(), DEADLINE_SECONDS)

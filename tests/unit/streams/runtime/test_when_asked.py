@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from streams.runtime.when_asked import WhenAsked
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 NAME = "module_of_a_registry"
 
@@ -38,7 +38,7 @@ def test_a_second_reader_waits_until_the_registry_is_filled(module):
 
     def slowly() -> None:
         began.set()
-        assert may_end.wait(60)
+        assert may_end.wait(DEADLINE_SECONDS)
         filled.append(1)
 
     module.fill = slowly
@@ -56,7 +56,7 @@ def test_a_second_reader_waits_until_the_registry_is_filled(module):
         with pytest.raises(TimeoutError):
             second.result(0.05)
         may_end.set()
-        assert (first.result(10), second.result(10)) == ([1], [1])
+        assert (first.result(DEADLINE_SECONDS), second.result(DEADLINE_SECONDS)) == ([1], [1])
 
 
 def test_what_failed_is_called_again(module):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
+
 from streams.core.tokens import VectorToken
 from streams.waiting.waiters import TokenWaiter, Waiters, missing
 from tests.support.growth import growth
@@ -151,6 +153,7 @@ def test_any_order_of_moves_wakes_everybody_exactly_once_and_in_time():
         open_ones -= woken
 
 
+@pytest.mark.speed
 def test_a_move_looks_only_at_those_whose_turn_it_is():
     def make(waiting):
         seen = Positions()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streams.waiting.waking import wake_all
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @dataclass
@@ -36,6 +37,6 @@ def test_a_loop_that_was_closed_keeps_nobody_else_asleep():
     future, other = closed.create_future(), open_one.create_future()
     closed.close()
     wake_all([Sleeper(future), Sleeper(other), Sleeper(event)])
-    open_one.run_until_complete(asyncio.wait_for(other, 60))
+    open_one.run_until_complete(asyncio.wait_for(other, DEADLINE_SECONDS))
     open_one.close()
     assert event.is_set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
 
 import pyarrow as pa
@@ -83,6 +85,72 @@ def fifo(path):
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, made, words):
     with pytest.raises(UnusableSource, match=words):
         open_inputs([str(made(tmp_path))])
+
+
+LINES = b'{"type":"m.x"}\n{"type":"m.y"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (LINES.decode().encode("utf-16"), "is UTF-16 text, .* iconv -f UTF-16 -t UTF-8"),
+        (LINES.decode().encode("utf-16-le"), "is UTF-16 text"),
+        (LINES.decode().encode("utf-16-be"), "is UTF-16 text"),
+        (b" \0\n\0" + LINES.decode().encode("utf-16-le"), "is UTF-16 text"),
+        (LINES.decode().encode("utf-32"), "is UTF-32 text"),
+        (LINES.decode().encode("utf-32-be"), "is UTF-32 text"),
+        (b'[{"type":"m.x"},{"type":"m.y"}]\n', "is a JSON array, .* jq -c '.\\[\\]'"),
+        (b' [\n  {"type":"m.x"},\n  {"type":"m.y"}\n]\n', "is a JSON array"),
+        (b'\xef\xbb\xbf[{"type":"m.x"},\n{"type":"m.y"}]', "is a JSON array"),
+        (b'[{"type":"m.x"},' + b'{"type":"m.y"},' * 10_000 + b"{}]", "is a JSON array"),
+        (b"[]", "is a JSON array"),
+        (b'\x1e{"type":"m.x"}\n\x1e{"type":"m.y"}\n', r"is a JSON text sequence \(RFC 7464\).* tr -d"),
+        (b'{"type":"m.x"}\r{"type":"m.y"}\r', "carriage returns between the events, .* tr"),
+        (b'{"type":"m.x"} \r \r{"type":"m.y"}', "carriage returns between the events"),
+        (b'{\n  "type": "m.x"\n}\n{\n  "type": "m.y"\n}\n', "is JSON that is spread over several lines, .* jq -c ."),
+        (bz2.compress(LINES), "a file of the form bzip2. Read are JSON Lines"),
+        (lzma.compress(LINES), "of the form xz"),
+        (b"PK\x03\x04" + bytes(30), "of the form ZIP"),
+        (b"ARROW1\0\0", "of the form Arrow"),
+        (b"rooms.jsonl" + bytes(246) + b"ustar\x0000" + bytes(300), "of the form tar"),
+    ],
+)
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, lambda content: pa.compress(content, codec="zstd", asbytes=True)]
+)
+def test_a_file_that_holds_no_lines_of_events_is_refused_with_what_it_is(tmp_path, pack, content, words):
+    path = write(tmp_path / "in.jsonl", pack(content))
+    with pytest.raises(UnusableSource, match=f"^{path} .*{words}"):
+        open_inputs([str(path)])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + LINES,
+        LINES.replace(b"\n", b"\r\n"),
+        b"[1]\n" + LINES,  # a line that is put aside
+        b"\0\xffzzz",
+        b'{"body":"}\\r{"}\n',
+        b"\n\n" + LINES,
+        b"{\n" + LINES,
+        b"",
+        b"\xef\xbb\xbf",
+        LINES + LINES.decode().encode("utf-16"),
+        gzip.compress(LINES, mtime=0)[:-12],
+        b"\x1f\x8b\x08damaged",
+        b"\x28\xb5\x2f\xfddamaged",
+    ],
+)
+def test_a_file_that_may_hold_lines_of_events_is_read(tmp_path, content):
+    (one,) = open_inputs([str(write(tmp_path / "in.jsonl", content))])
+    assert one.form in (Form.LINES, Form.GZIP, Form.ZSTD)
+
+
+def test_a_file_that_is_packed_twice_is_refused(tmp_path):
+    path = write(tmp_path / "in", gzip.compress(gzip.compress(LINES)))
+    with pytest.raises(UnusableSource, match="is packed twice, with gzip inside"):
+        open_inputs([str(path)])
 
 
 def test_names_are_kept_absolute_and_without_passwords(tmp_path, monkeypatch):

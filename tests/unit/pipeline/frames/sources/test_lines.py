@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 import zlib
 from collections import deque
@@ -175,6 +176,37 @@ def test_a_corrupt_zstandard_file_is_one_broken_line(file):
     content[6:20] = b"\xff" * 14
     found = read(file(bytes(content)), limit=1 << 20)[0]
     assert isinstance(found[-1], BrokenLine) and found[-1].reason in ("corrupt-zstd", "truncated-zstd")
+
+
+def frame(header: bytes) -> bytes:
+    """A frame with one line that is not compressed. ``header`` has what follows the magic number."""
+    content = b'{"a":1}\n'
+    return b"\x28\xb5\x2f\xfd" + header + (len(content) << 3 | 1).to_bytes(3, "little") + content
+
+
+@pytest.mark.parametrize(
+    ("header", "reason", "words"),
+    [
+        (bytes([0x00, 28 - 10 << 3]), "window-too-large", "zstd -d --long=31"),
+        (bytes([0x00, 31 - 10 << 3]), "window-too-large", "128 MB"),
+        (bytes([0x00, 32 - 10 << 3]), "corrupt-zstd", "memory"),  # no program writes this
+        (bytes([0xE0]) + (300 << 20).to_bytes(8, "little"), "window-too-large", "whole content"),
+        (bytes([0xE0]) + (1 << 60).to_bytes(8, "little"), "corrupt-zstd", "memory"),
+        (bytes([0x01, 20 - 10 << 3, 7]), "unsupported-zstd", "zstd -d -D DICTIONARY"),
+    ],
+)
+def test_a_whole_zstandard_file_beyond_the_limits_is_not_called_corrupt(file, header, reason, words):
+    noise = random.Random(1).randbytes(2 << 20)  # so that 300 MB of content are possible
+    (found,) = read(file(zstd(b"a\n") + frame(header) if reason == "window-too-large" else frame(header)))
+    assert found[-1].reason == reason and words in found[-1].detail
+    if reason == "window-too-large":
+        assert found[0] == Line(1, b"a")
+        assert read(file(frame(header) + noise))[0][-1].reason == reason
+
+
+def test_a_byte_order_mark_alone_is_a_blank_line(file):
+    assert read(file(b"\xef\xbb\xbf")) == [[]]
+    assert read(file(b"\xef\xbb\xbf\na\n")) == [[Line(2, b"a")]]
 
 
 def test_a_compressed_file_that_goes_away_is_an_error_of_the_file_system(file, tmp_path):

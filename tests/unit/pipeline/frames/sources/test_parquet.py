@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UnusableSource
 from pipeline.frames.sources import expansion, parquet
-from pipeline.frames.sources.parquet import announcing_rows, parts_of, read_rows
+from pipeline.frames.sources.parquet import announcing_rows, check_file, parts_of, read_rows
 from pipeline.frames.sources.parquet_pages import BadPage, pages
 from pipeline.frames.sources.parts import BrokenLine, Line
+from tests.support.growth import growth
 
 
 @pytest.fixture
@@ -50,6 +51,20 @@ def test_text_of_any_kind_is_taken(file, kind):
 
 def test_a_column_that_is_not_there_tells_nothing(file):
     assert rows(file({"json": [b"{}"]})) == [[Line(1, b"{}", {})]]
+
+
+def test_unread_columns_cost_no_more_than_the_footer_that_names_them(tmp_path):
+    def make(columns):
+        path = tmp_path / f"{columns}.parquet"
+        pq.write_table(pa.table({f"unread {n}": [n] for n in range(columns)} | {"json": [b"{}"]}), path)
+        return lambda: (check_file(path), list(read_rows(*parts_of(0, path))))
+
+    assert growth(make, 1_000, runs=3) < 8  # 16 if each is compared with all others
+
+
+def test_fields_of_structures_are_no_columns(file):
+    path = file({"other": [{"json": b"no", "event_id": 5}], "json": [b"{}"], "event_id": ["$a"]})
+    assert rows(path) == [[Line(1, b"{}", {"event_id": "$a"})]]
 
 
 def test_a_row_without_json_is_broken(file):
@@ -172,6 +187,7 @@ IN_A_DICTIONARY = {"dictionary_pagesize_limit": 2**30, "store_schema": False}
     ],
     ids=["a dictionary", "of another column", "prefixes", "many pages", "a type with a dictionary", "one page"],
 )
+@pytest.mark.memory
 def test_a_small_file_takes_little_memory_whatever_it_unpacks_to(file, columns, options, memory):
     path = file(columns, compression="zstd", write_statistics=False, **options)
     del columns
@@ -181,7 +197,7 @@ def test_a_small_file_takes_little_memory_whatever_it_unpacks_to(file, columns, 
     assert memory() - before < 150 * MB
     broken = found[-1]
     if options.get("data_page_size") == 2**30:
-        assert (len(found), broken.reason) == (1, "corrupt-parquet")
+        assert (len(found), broken.reason) == (1, "page-too-large")
         assert "unpacks to 240,0" in broken.detail and "Write the file with smaller pages." in broken.detail
     else:
         assert broken.reason == "expands-too-much" and len(found) < 30

@@ -14,10 +14,12 @@ from streams.core.tokens import VectorToken
 from streams.replication.client.connection import Counters
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.table_catch_up import Writers
+from streams.replication.common.command_hooks import subscribe
 from streams.replication.errors import CatchUpError
-from streams.replication.protocol.commands import Command, Position, RData
+from streams.replication.protocol.commands import Command, Position, RData, RemoteServerUp
 from streams.replication.protocol.cursors import Reset
 from streams.replication.protocol.ordering import FollowedRow, View
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class OneAnswer:
@@ -77,7 +79,7 @@ def test_positions_cover_exactly_what_was_handed_out(view):
 
     options = FollowerOptions(None, "test", start={"s": VectorToken(0)}, view=view, connector=OneAnswer())
     follower = Follower(options, lambda rows: handed.extend(row.token for row in rows), Table(), progressed)
-    asyncio.run(asyncio.wait_for(follower.run(), 60))
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
     assert handed == [1, 2, 3, 4, 5]
     assert [row for row in told if row[0] != row[1]] == []
     assert follower.linear("s") == 5
@@ -97,7 +99,7 @@ def test_positions_are_never_ahead_of_what_is_in_the_handlers_hands(view):
 
     options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, view=view, connector=link)
     follower = Follower(options, handle, Table())
-    asyncio.run(asyncio.wait_for(follower.run(), 60))
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
     assert [token for token, _ in seen] == [6]
     assert all(position < token for token, position in seen)
 
@@ -131,9 +133,29 @@ def test_a_stream_that_began_anew_is_not_said_to_be_where_its_new_life_was_not_h
 
     options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, view=view, connector=link)
     follower = Follower(options, lambda rows: handed.extend(row.token for row in rows), Memory(), progressed)
-    asyncio.run(asyncio.wait_for(follower.run(), 60))
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
     assert ahead == []
     assert handed == [1, 2, 3]
+
+
+def test_what_is_longer_than_any_name_reaches_no_handler(caplog):
+    """A server may pass on what anybody told it; it is no reason to leave the server."""
+    link, heard = OneAnswer(), []
+    too_long, after_them = RemoteServerUp("a" * 16_000), RemoteServerUp("after.them")
+    link._left = [[too_long] * 1_000 + [after_them], [Position("s", "w", 5, 5)]]
+
+    def hear(command: RemoteServerUp) -> None:
+        heard.append(command)
+        follower.finish()
+
+    stop = subscribe(RemoteServerUp, hear)
+    options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, connector=link)
+    follower = Follower(options, lambda rows: None, Table())
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
+    stop()
+    assert heard == [after_them]
+    said = [record.getMessage() for record in caplog.records if "command_ignored" in record.getMessage()]
+    assert len(said) == 10 and all(len(line) < 1_000 for line in said)
 
 
 def test_whoever_keeps_count_is_told_that_a_stream_begins_anew_before_what_is_fetched_of_it():
@@ -148,7 +170,7 @@ def test_whoever_keeps_count_is_told_that_a_stream_begins_anew_before_what_is_fe
 
     options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, connector=link)
     follower = Follower(options, handle, Memory(), missed=told.append)
-    asyncio.run(asyncio.wait_for(follower.run(), 60))
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
     assert told == [Reset("s", "w", 0), 1, 2, 3]
 
 
@@ -169,7 +191,7 @@ def test_what_came_before_a_stream_began_anew_is_handed_out(view):
 
     options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, view=view, connector=link)
     follower = Follower(options, handle, Memory())
-    asyncio.run(asyncio.wait_for(follower.run(), 60))
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
     assert handed == [6, 1]
 
 
@@ -198,5 +220,5 @@ def test_what_could_not_be_fetched_is_not_forgotten_when_the_next_server_is_behi
 
     options = FollowerOptions(None, "test", start={"s": VectorToken(0)}, view=View.LINEAR, connector=link)
     follower = Follower(options, handle, AwayOnce())
-    asyncio.run(asyncio.wait_for(follower.run(), 30))
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
     assert handed == [1, 2, 3, 4, 5]

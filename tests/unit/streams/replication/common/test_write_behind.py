@@ -11,6 +11,7 @@ from django.db.backends.postgresql.base import Database
 from streams.replication.common import write_behind
 from streams.replication.common.write_behind import BackgroundWriter
 from tests.support.async_waiting import wait_for
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class Sink:
@@ -103,7 +104,7 @@ async def test_a_write_that_is_under_way_at_the_end_happens_once(sink):
 
     def write(batch: list[int]) -> None:
         began.set()
-        go_on.wait(60)
+        go_on.wait(DEADLINE_SECONDS)
         sink.written.append(batch)
 
     flusher = BackgroundWriter("test", sink.collect, write, gap_seconds=0.01)

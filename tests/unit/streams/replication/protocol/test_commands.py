@@ -22,6 +22,7 @@ from streams.replication.protocol.commands import (
     UserIP,
     UserSync,
     format_line,
+    overlong,
     parse_line,
 )
 
@@ -173,6 +174,31 @@ def test_what_no_line_can_carry_is_refused(command):
 
 def test_a_line_of_exactly_the_limit_is_sent():
     assert len(format_line(Name("x" * 16_379))) == 16_385
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [
+        (RemoteServerUp, 255),
+        (NewActiveTask, 255),
+        (CancelTask, 255),
+        (lambda text: LockReleased(text, "lock", "key"), 255),
+        (lambda text: LockReleased("w", text, "key"), 255),
+        (lambda text: LockReleased("w", "lock", text), 1_024),
+    ],
+)
+def test_what_goes_to_all_clients_has_a_length_and_is_read_at_any_length(make, most):
+    """A line that is too long is read all the same: who sends it may have it from a user."""
+    assert format_line(make("\u00e4" * most))
+    too_long = make("a" * (most + 1))
+    assert parse_line(f"{too_long.WORD} {text_of(too_long)}") == too_long
+    assert f"more than {most} characters" in overlong(too_long)
+    with pytest.raises(UnsendableCommand, match=f"more than {most} characters"):
+        format_line(too_long)
+
+
+def text_of(command) -> str:
+    return COMMANDS[command.WORD].write(command).decode()
 
 
 @pytest.mark.parametrize("name", ["\0", "w" * 256])

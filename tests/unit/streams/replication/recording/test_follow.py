@@ -12,6 +12,7 @@ from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.recording.follow import Recording
 from streams.replication.recording.recorder import Batch
+from tests.support.waiting import DEADLINE_SECONDS
 
 RESET, GAP = Reset("typing", "master", 0), MissingRange("typing", "master", 0, 1)
 ROWS = [FollowedRow("typing", "master", 2, [])]
@@ -30,7 +31,7 @@ class SlowRecorder:
     def store(self, batch: Batch) -> None:
         kept = Batch(list(batch.resets), list(batch.rows), list(batch.gaps), batch.positions)
         self.begun.set()
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(DEADLINE_SECONDS)
         self.stored.append(kept)
 
     def close(self) -> None: ...
@@ -56,7 +57,7 @@ def test_what_is_being_stored_when_the_end_comes_is_not_stored_again(rows):
         assert storing.cancelled()
         await recording.end()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_SECONDS))
     assert [reset for batch in recorder.stored for reset in batch.resets] == [RESET]
     assert [gap for batch in recorder.stored for gap, _ in batch.gaps] == [GAP]
     assert [row for batch in recorder.stored for row in batch.rows] == rows

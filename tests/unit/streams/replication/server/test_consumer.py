@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from structlog.contextvars import get_contextvars
 
 from streams.conf import StreamSettings
 from streams.replication.protocol.connection import CloseReason
+from streams.replication.server.broadcast_reader import Piece
 from streams.replication.server.broadcaster import (
     ANSWER_AGAIN_SECONDS,
     ANSWER_OTHERS_SECONDS,
@@ -113,7 +115,7 @@ async def test_a_flood_is_relayed_in_few_pieces(connect):
 
 async def test_what_one_client_tells_all_others_has_a_bound(connect, broadcaster, monkeypatch):
     """It costs as much as there are clients, and cuts those that cannot take as much."""
-    monkeypatch.setattr("streams.replication.server.worker_reports.RELAYED_A_SECOND", 10)
+    monkeypatch.setattr("streams.replication.server.relay.RELAYED_A_SECOND", 10)
     sender, other = await connect(), await connect()
     begun = time.monotonic()
     await sender.send(b"".join(b"REMOTE_SERVER_UP %d\n" % number for number in range(500)) + b"NAME done\n")
@@ -125,7 +127,7 @@ async def test_what_one_client_tells_all_others_has_a_bound_in_bytes(connect, br
     """Lines of 16 kB went out with seven megabytes a second, and cut every client on a slower line."""
     sender, other = await connect(), await connect()
     begun = time.monotonic()
-    await sender.send((b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\n") * 200 + b"REMOTE_SERVER_UP b\nNAME done\n")
+    await sender.send((b"REMOTE_SERVER_UP " + b"a" * 250 + b"\n") * 2_000 + b"REMOTE_SERVER_UP b\nNAME done\n")
     await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
     sent = other.transport.sent.count(b"a")
     assert 0 < sent <= 64_000 * (time.monotonic() - begun + 1)
@@ -196,7 +198,7 @@ async def test_who_comes_does_not_stand_behind_all_that_flood(connect, broadcast
 
 
 async def test_what_all_clients_together_tell_others_has_a_bound(connect, broadcaster, monkeypatch):
-    monkeypatch.setattr("streams.replication.server.worker_reports.ALL_RELAYED_A_SECOND", 50)
+    monkeypatch.setattr("streams.replication.server.relay.ALL_RELAYED_A_SECOND", 50)
     reports = WorkerReports(broadcaster)
     crowd = [TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster, reports=reports)) for _ in range(20)]
     other, begun = await connect(), time.monotonic()
@@ -211,15 +213,58 @@ async def test_what_all_clients_together_tell_others_has_a_bound(connect, broadc
 
 async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster, monkeypatch):
     for name in ("RELAYED_A_SECOND", "ALL_RELAYED_A_SECOND"):
-        monkeypatch.setattr(f"streams.replication.server.worker_reports.{name}", 10**6)
+        monkeypatch.setattr(f"streams.replication.server.relay.{name}", 10**6)
+    monkeypatch.setattr("streams.replication.server.broadcaster.CHECK_EVERY_BYTES", 10_000)
+    broadcaster.settings = replace(broadcaster.settings, send_buffer_limit_bytes=100_000)
     sender, stuck = await connect(), await connect()
     stuck.transport.stuck = True
-    line = b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\n"
+    line = b"REMOTE_SERVER_UP " + b"a" * 250 + b"\n"
     for _ in range(40):
         await sender.send(line * 50)
     await wait_for(lambda: stuck.transport.is_closing)
     assert stuck.transport.buffered_bytes < 1_000
     assert broadcaster.peers
+
+
+async def test_a_name_that_is_too_long_costs_no_connection(connect, broadcaster):
+    """Anybody may choose a long name, and a worker that reports it is not to blame."""
+    sender, other = await connect(), await connect()
+    await sender.send(b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\nREMOTE_SERVER_UP b\nUSER_SYNC w @a:b start 1\n")
+    await other.receive_until(b"REMOTE_SERVER_UP b\n")
+    assert other.transport.sent.count(b"REMOTE_SERVER_UP") == 1
+    await wait_for(lambda: broadcaster.commands["USER_SYNC"] == 1)
+
+
+async def test_input_that_waits_for_its_turn_is_no_silence():
+    """A crowd that sent a line each kept a worker's PING waiting, and the worker was closed for it."""
+    broadcaster = Broadcaster(StreamSettings(ping_interval_seconds=0.02, ping_timeout_seconds=0.05))
+    client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
+    await client.connect()
+    await client.send(b"PING 1\n")
+    await wait_for(lambda: broadcaster.commands["PING"] == 1)
+    async with broadcaster.turn, broadcaster.first_turn:
+        await client.send(b"PING 2\n" * 1_000)
+        await wait_for(lambda: client.transport.sent.count(b"PING") > 10)
+        assert not client.transport.is_closing
+    await wait_for(lambda: broadcaster.commands["PING"] == 1_001)
+    await client.receive_until(b"ERROR ping timeout\n")
+    await client.disconnect()
+
+
+@pytest.mark.parametrize(("most", "written"), [(1, [9, 18, 18, 18]), (2, [18, 18, 27]), (16, [18, 18, 27])])
+async def test_clients_that_follow_different_streams_share_the_bytes(connect, broadcaster, monkeypatch, most, written):
+    """Of a thousand clients that read nothing each had a copy of its own."""
+    monkeypatch.setattr("streams.replication.server.broadcaster.MOST_CHOICES", most)
+    clients, writes = [await connect() for _ in range(3)], []
+    for client, names in zip(clients, [b"events,caches", b"caches,typing", b"caches"], strict=True):
+        await client.send(b"REPLICATE " + names + b"\n")
+        client.transport.write = writes.append
+    await wait_for(lambda: all(peer.follows for peer in broadcaster.peers.values()))
+    pieces = [Piece(stream, b"RDATA %s\n" % stream.encode() * 9, 9, 9) for stream in ("caches", "events", "caches")]
+    broadcaster._write_pieces(pieces, list(broadcaster.peers.values()))
+    facts = [data for data in writes if b"RDATA" in data]  # the others may be told positions meanwhile
+    assert sorted(data.count(b"\n") for data in facts) == written
+    assert len({id(data) for data in facts}) == len(set(written))
 
 
 async def test_errors_of_a_client_are_logged_once(connect, broadcaster, caplog):

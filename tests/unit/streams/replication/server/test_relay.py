@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import base64
+import time
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 
 from streams.conf import StreamSettings
 from streams.replication.common.command_hooks import subscribe
-from streams.replication.protocol.commands import LockReleased, RemoteServerUp, format_line
+from streams.replication.common.second_total import SecondTotal
+from streams.replication.protocol.commands import LockReleased, NewActiveTask, RemoteServerUp, format_line
 from streams.replication.server.broadcaster import Broadcaster
-from streams.replication.server.relay import PART_BYTES, WAITING_LIMIT_BYTES, Part, Relay, parts_of
+from streams.replication.server.relay import PART_BYTES, PAUSES, WAITING_LIMIT_BYTES, Part, Relay, parts_of
+from tests.support.async_waiting import wait_for
 
 
 class FakePeer:
@@ -18,11 +23,12 @@ class FakePeer:
 
     def __init__(self, *, knows_later_commands: bool = False) -> None:
         self.knows_later_commands = knows_later_commands
-        self.heard = b""
-        self.label, self.is_open = "other", True
+        self.heard, self.writes = b"", 0
+        self.label, self.is_open, self.relayed = "other", True, SecondTotal()
 
     def write_shared(self, data: bytes, lines: int, now: float) -> None:
         self.heard += data
+        self.writes += bool(data)
 
     def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
         return False
@@ -54,26 +60,88 @@ def test_all_but_the_sender_hear_it(relay, broadcaster):
     assert broadcaster.peers["sender"].heard == b""
 
 
-def test_who_said_a_later_command_may_be_told_one(relay, broadcaster):
+async def test_who_said_a_later_command_may_be_told_one(relay, broadcaster):
     sender, other = broadcaster.peers.values()
     relay.pass_on([LOCK], sender)
     assert other.heard == b""
     relay.pass_on([LOCK], other)
-    assert sender.heard == format_line(LOCK)
+    await wait_for(lambda: sender.heard == format_line(LOCK))
 
 
-def test_other_servers_get_it_once_however_often_it_is_said_in_a_moment(relay, broadcaster):
+async def test_what_comes_within_a_moment_goes_out_together_and_to_no_sender(relay, broadcaster):
+    """A hundred clients with a line each were a hundred writes to each of a thousand followers."""
+    crowd = [FakePeer() for _ in range(100)]
+    broadcaster.peers |= {str(number): peer for number, peer in enumerate(crowd)}
+    lines = [f"REMOTE_SERVER_UP {number}\n".encode() for number in range(100)]
+    for number, peer in enumerate(crowd):
+        relay.pass_on([RemoteServerUp(str(number))], peer)
+    other = broadcaster.peers["other"]
+    await wait_for(lambda: other.heard == b"".join(lines))
+    assert other.writes < 50
+    for number, peer in enumerate(crowd):
+        assert peer.heard == b"".join(lines[:number] + lines[number + 1 :])
+
+
+async def test_a_write_that_takes_long_is_followed_by_a_longer_pause(relay, broadcaster, monkeypatch):
+    """With five thousand followers a write takes a while, and what clients say to others may not take all of the time."""
+    writes = []
+
+    def write(lines, wants=None) -> None:
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.02:
+            pass
+        writes.append((begun, time.monotonic()))
+
+    monkeypatch.setattr(broadcaster, "relay", write)
+
+    def say_more() -> bool:
+        relay.pass_on([UP], broadcaster.peers["sender"])
+        return len(writes) > 5
+
+    await wait_for(say_more)
+    for (begun, ended), (next_begun, _) in pairwise(writes):
+        assert next_begun - ended > (PAUSES - 1) * (ended - begun)
+
+
+@pytest.mark.parametrize(
+    "command", [RemoteServerUp("a" * 256), LockReleased("w", "l", "k" * 1_025), NewActiveTask("t" * 256)]
+)
+async def test_what_is_longer_than_any_name_is_told_to_nobody_and_counted(relay, broadcaster, command):
+    """A name of 16 kB went to all clients, whose lines it filled."""
+    sender, other = broadcaster.peers.values()
+    other.knows_later_commands = True
+    relay.pass_on([command, UP], sender)
+    heard_elsewhere(relay, f"REMOTE_SERVER_UP {'a' * 256}\nREMOTE_SERVER_UP far\n".encode())
+    await wait_for(lambda: other.heard == format_line(UP) + b"REMOTE_SERVER_UP far\n")
+    assert relay.dropped == Counter([command.WORD, "REMOTE_SERVER_UP"])
+
+
+async def test_what_all_other_servers_say_has_a_bound(relay, broadcaster, monkeypatch):
+    """A client at each of fifty servers could tell the followers of one server fifty times as much."""
+    monkeypatch.setattr("streams.replication.server.relay.OTHERS_RELAYED_A_SECOND", 10)
+    begun = time.monotonic()
+    for server in range(30):
+        relay._receive([Part.parse(payload) for payload in parts_of(f"server{server}", b"REMOTE_SERVER_UP a\n" * 5)])
+    other = broadcaster.peers["other"]
+    await wait_for(lambda: relay._timer is None)
+    assert 0 < other.heard.count(b"\n") <= 10 * (time.monotonic() - begun + 1)
+    assert relay.dropped["REMOTE_SERVER_UP"] >= 150 - 10 * (time.monotonic() - begun + 1)
+
+
+async def test_other_servers_get_it_once_however_often_it_is_said_in_a_moment(relay, broadcaster):
     for _ in range(3):
         relay.pass_on([UP], broadcaster.peers["sender"])
     assert relay._collect() == format_line(UP)
     assert relay._collect() is None
 
 
-def test_what_waits_for_the_database_is_bounded_and_counted(relay, broadcaster):
-    long = [RemoteServerUp(f"{number}{'a' * 16_000}") for number in range(100)]
+def test_what_waits_for_the_database_is_bounded_and_counted(relay, broadcaster, monkeypatch):
+    for name in ("RELAYED_A_SECOND", "ALL_RELAYED_A_SECOND"):
+        monkeypatch.setattr(f"streams.replication.server.relay.{name}", 10**6)
+    long = [RemoteServerUp(f"{number}{'a' * 240}") for number in range(2_000)]
     relay.pass_on(long, broadcaster.peers["sender"])
     assert len(relay._collect()) <= WAITING_LIMIT_BYTES
-    assert relay.dropped["REMOTE_SERVER_UP"] > 50
+    assert relay.dropped["REMOTE_SERVER_UP"] > 500
 
 
 @pytest.mark.parametrize("size", [0, 1, 5_249, 5_250, 5_251, 50_000])
@@ -88,9 +156,9 @@ def test_pieces_fit_a_notification_and_make_the_whole(size):
 
 
 def test_what_other_servers_say_goes_to_all_clients_and_no_further(relay, broadcaster):
-    heard_elsewhere(relay, format_line(UP) + format_line(RemoteServerUp("a" * 16_000)))
-    assert all(peer.heard.startswith(format_line(UP)) for peer in broadcaster.peers.values())
-    assert all(len(peer.heard) > 16_000 for peer in broadcaster.peers.values())
+    said = format_line(UP) + b"".join(format_line(RemoteServerUp(f"{number}{'a' * 240}")) for number in range(100))
+    heard_elsewhere(relay, said)
+    assert all(peer.heard == said for peer in broadcaster.peers.values())
     assert relay._collect() is None
 
 
@@ -129,7 +197,7 @@ def test_a_new_connection_forgets_what_was_under_way(relay, broadcaster):
     assert not relay._unfinished
 
 
-def test_handlers_of_this_process_hear_both(relay, broadcaster):
+async def test_handlers_of_this_process_hear_both(relay, broadcaster):
     heard = []
     stop = subscribe(RemoteServerUp, heard.append)
     relay.pass_on([UP], broadcaster.peers["sender"])

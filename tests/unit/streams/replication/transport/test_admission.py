@@ -20,6 +20,7 @@ from streams.replication.transport.tcp_scope import TcpConnection
 from streams.replication.transport.tls import Certificates, Refusal, TlsFiles, client_context, explain
 from tests.support.async_waiting import wait_for
 from tests.support.certificates import Authority
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -110,7 +111,7 @@ async def refused(host, tls_files):
     try:
         reader, writer = await opened(host, tls_files)
         writer.write(b"NAME x\n")
-        heard = await asyncio.wait_for(reader.read(-1), 60)
+        heard = await asyncio.wait_for(reader.read(-1), DEADLINE_SECONDS)
         writer.transport.abort()
     except ssl.SSLError as error:
         return explain(error)
@@ -165,7 +166,7 @@ async def test_reading_stops_while_the_application_takes_nothing(authority, cert
 def read_all(port, tls_files):
     """A client in a thread that does TLS by OpenSSL alone, without an event loop's ways."""
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as plain,
         client_context(tls_files).wrap_socket(plain, server_hostname="127.0.0.1") as secure,
     ):
         received = b""
@@ -346,7 +347,7 @@ async def test_the_error_of_one_step_leaves_the_others_their_turn():
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     turns.add(lambda: 1 / 0)
     turns.add(done.set)
-    await asyncio.wait_for(done.wait(), 60)
+    await asyncio.wait_for(done.wait(), DEADLINE_SECONDS)
 
 
 async def test_a_client_is_not_read_until_the_turn_of_its_handshake(certificates):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import itertools
+import socket
 
 import pytest
 
-from streams.replication.transport.tcp_scope import INPUT_HIGH_BYTES, TcpConnection
+from streams.replication.transport.tcp_scope import ACCEPTED_AT_ONCE, INPUT_HIGH_BYTES, AsgiServer, TcpConnection
 from tests.support.async_waiting import wait_for
 
 
@@ -166,3 +170,54 @@ async def test_abort_does_not_wait_for_the_peer(pair):
 async def test_messages_of_another_scope_are_refused(pair):
     with pytest.raises(ValueError, match=r"http\.response\.start"):
         pair[2].handle_reply({"type": "http.response.start"})
+
+
+async def nothing(scope, receive, send) -> None:
+    """An application that stays until the connection ends."""
+    while (await receive())["type"] != "tcp.disconnect":
+        pass
+
+
+@contextlib.asynccontextmanager
+async def accepting(server: AsgiServer, listener: socket.socket):
+    task = asyncio.create_task(server._accept(listener))
+    yield task
+    task.cancel()
+    await asyncio.wait([task])
+    for connection in server._places:
+        connection.abort()
+    await wait_for(lambda: not len(server._places))
+
+
+async def test_a_crowd_is_accepted_a_few_at_a_time():
+    """All two thousand at once kept followers waiting for two seconds."""
+    server, number, begun = AsgiServer(nothing), 200, []
+    with socket.create_server(("127.0.0.1", 0), backlog=number) as listener:
+        listener.setblocking(False)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(number)]
+        async with accepting(server, listener):
+            while not begun or begun[-1] < number:
+                begun.append(len(server.connections))
+                await asyncio.sleep(0)
+        for client in clients:
+            client.close()
+    assert max(after - before for before, after in itertools.pairwise(begun)) <= ACCEPTED_AT_ONCE
+
+
+async def test_accepting_goes_on_after_an_error(monkeypatch):
+    """With no descriptor left, and with a client that is gone already."""
+    monkeypatch.setattr("streams.replication.transport.tcp_scope.ACCEPT_AGAIN_SECONDS", 0)
+    loop, server = asyncio.get_running_loop(), AsgiServer(nothing)
+    accept, errors = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
+
+    async def accept_or_fail(listener):
+        if errors:
+            raise errors.pop()
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", accept_or_fail)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        async with accepting(server, listener):
+            with socket.create_connection(listener.getsockname()):
+                await wait_for(lambda: server.connections)

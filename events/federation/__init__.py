@@ -1,1 +1,0 @@
-"""Answers to the queries of other servers."""

@@ -1,0 +1,52 @@
+"""Opens the connections of Spark's driver and tasks, which connect without Django.
+
+The database driver for bulk reads is imported only in the function that uses it. An import at the top of the module
+would add a second to the start of every command.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from pipeline.errors import UnusableArguments
+from streams.db.session_settings import with_relied_on
+
+__all__ = ["connect", "connect_arrow"]
+
+_CONNECT_SECONDS = 10
+
+
+def connect(dsn: str, application_name: str) -> Any:
+    """Opens a connection of psycopg2. Its session has what our statements rely on, whatever its role has for sessions.
+
+    Raises ``UnusableArguments`` for a malformed connection string, and errors of the database driver.
+    """
+    return psycopg2.connect(_parameters(dsn, application_name))
+
+
+def connect_arrow(dsn: str, application_name: str, *, autocommit: bool = False) -> Any:
+    """Opens a connection of the driver for bulk reads, otherwise as ``connect`` does."""
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - slow, see the module's docstring
+
+    return dbapi.connect(_parameters(dsn, application_name), autocommit=autocommit)
+
+
+def _parameters(dsn: str, application_name: str) -> str:
+    try:
+        options = str(parse_dsn(dsn).get("options") or os.environ.get("PGOPTIONS", ""))
+        return make_dsn(
+            dsn,
+            application_name=application_name,
+            connect_timeout=_CONNECT_SECONDS,
+            client_encoding="UTF8",
+            options=with_relied_on(options),
+        )
+    except psycopg2.ProgrammingError:  # its message has a piece of the string, perhaps of the password
+        raise UnusableArguments(
+            "The connection string of the database cannot be read; it is not repeated here, because of its password. "
+            "Give a postgresql:// URL or key=value pairs."
+        ) from None

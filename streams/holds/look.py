@@ -1,0 +1,89 @@
+"""Looks at held streams (pure): what was given out, and the lowest bounds of open appends.
+
+A look is a statement of its own on the primary, at READ COMMITTED. Every *later* statement sees all rows up to the position
+that was looked up, for ever: ``streams.reading.rows.rows_between`` reads them, with this position as ``upto``. One statement
+that looks and reads would use a snapshot that is older than its look, and miss facts.
+
+A position that was looked up is right for everything that lies in the same database, such as the cursor of a named reader,
+because a crash takes both back. What leaves the database, or outlives a crash in memory, must come from a stored position
+whose COMMIT was confirmed: a crash can take back IDs that were given out, and facts of ``synchronous_commit = off``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from streams.core.tokens import VectorToken
+from streams.holds.functions_sql import ANY_WRITER, class_of
+
+__all__ = ["Holder", "Seen", "holders", "look"]
+
+_LOOK = 'SELECT stream, given, "position", classes, bounds FROM streams_look(%s)'
+_HOLDERS = """
+SELECT stream, bound, pid, prepared, since, state, role, application, client, statement, class FROM streams_holders
+WHERE %s::text[] IS NULL OR stream = ANY (%s) ORDER BY stream, bound, since
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One stream at one look. Numbers are positive, also for backward streams.
+
+    ``given`` is the last ID that the sequence gave out. ``position`` is the linear position: all facts up to it are complete.
+    ``open`` has the lowest bound of each class of writers with open appends.
+    """
+
+    given: int
+    position: int
+    open: Mapping[int, int]
+
+    def position_of(self, writer: str) -> int:
+        """Returns the position of one writer. A writer without open appends stands at what was given out."""
+        return min(self.given, *(self.open.get(one, self.given) for one in (class_of(writer), ANY_WRITER)))
+
+    def token(self, writers: Iterable[str]) -> VectorToken:
+        """Returns the place in the stream up to which facts are complete: the linear position, and the writers ahead of it."""
+        return VectorToken.of(self.position, {writer: self.position_of(writer) for writer in writers})
+
+
+def look(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, Seen]:
+    """Looks at these streams, or at all that have holds, in one statement. Returns ``{stream: what was seen}``.
+
+    Raises the driver's error on a standby, in a transaction above READ COMMITTED, and for a stream without holds.
+    """
+    cursor.execute(_LOOK, [None if streams is None else list(streams)])
+    return {
+        stream: Seen(given, position, dict(zip(classes, bounds, strict=True)))
+        for stream, given, position, classes, bounds in cursor.fetchall()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An open append that holds a stream back at ``bound``: a session with its process ``pid``, or a prepared transaction.
+
+    All fields but ``stream`` and ``bound`` are of the moment of the question. They are None if they do not exist for such a
+    holder, or if the role may not see them.
+    """
+
+    stream: str
+    bound: int
+    pid: int | None
+    prepared: str | None
+    """The name of the prepared transaction. It has no process, and is ended by ROLLBACK PREPARED or COMMIT PREPARED."""
+    since: datetime | None
+    state: str | None
+    role: str | None
+    application: str | None
+    client: str | None
+    statement: str | None
+    writer_class: int
+
+
+def holders(cursor: Any, streams: Sequence[str] | None = None) -> list[Holder]:
+    """Returns who holds these streams, or all, back now. For each stream, the holder with the lowest bound comes first."""
+    cursor.execute(_HOLDERS, [None if streams is None else list(streams)] * 2)
+    return [Holder(*row) for row in cursor.fetchall()]
