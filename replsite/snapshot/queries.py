@@ -17,7 +17,6 @@ import orjson
 
 from replsite.snapshot.types import RightsView, WaitingView
 from replsite.status.lag import Window
-from streams.core import sequences
 from streams.core.declaration import FactTable, StreamDeclaration, quoted
 from streams.core.queries import bounds_sql, order_sql, token_sql
 from streams.reading.reader_table import NAMED
@@ -35,7 +34,7 @@ __all__ = [
     "read_oldest_unread",
     "read_positions",
     "read_readers",
-    "read_sequences",
+    "read_time",
     "read_windows",
 ]
 
@@ -227,17 +226,11 @@ def read_positions(cursor: Any) -> list[PositionRow]:
         return [PositionRow._make(row) for row in cursor.fetchall()]
 
 
-def read_sequences(
-    cursor: Any, streams: Sequence[StreamDeclaration]
-) -> tuple[datetime, dict[str, sequences.FoundSequence]]:
-    """Returns the database's time, and each stream's sequence by stream name.
-
-    Must be called after ``read_positions``. Only then is a sequence below a stored position truly behind.
-    """
-    found = sequences.read_sequences(cursor, streams)
+def read_time(cursor: Any) -> datetime:
+    """Returns the database's time."""
     cursor.execute("SELECT clock_timestamp()")
-    (as_of,) = cursor.fetchone()
-    return as_of, found
+    (at,) = cursor.fetchone()
+    return at
 
 
 def read_readers(cursor: Any, known: KnownPositions) -> list[ReaderRow]:

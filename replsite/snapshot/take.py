@@ -67,7 +67,7 @@ from streams.conf import stream_settings
 from streams.core.declaration import StreamDeclaration
 from streams.core.names import matches_pattern
 from streams.core.positions import DRAINING, RETIRED, linear_position, lowest_unread
-from streams.core.sequences import FoundSequence
+from streams.core.sequences import FoundSequence, read_sequences
 from streams.db.consistent_read import read_only_snapshot
 from streams.maintenance.check import highest_in_tables
 from streams.maintenance.table_sequences import inspect_tables
@@ -105,13 +105,15 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     history = history or History()
     declarations = [stream.declaration for stream in registry.all_streams()]
     with read_only_snapshot(using or stream_settings().database) as cursor:
-        # The positions are read before the sequences. A sequence only grows, and is read outside of the transaction's
-        # snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no fixed
-        # snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves and
-        # stores 6, and the position is read at 6.
+        # Positions and tables are read before the sequences. A sequence only grows, and is read outside of the
+        # transaction's snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no
+        # fixed snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves
+        # and stores 6, and the position is read at 6.
         positions = rows.read_positions(cursor)
-        as_of, sequences = rows.read_sequences(cursor, declarations)
+        as_of = rows.read_time(cursor)
         seldom = as_of.timestamp(), STORAGE_SECONDS
+        in_tables = history.seldom("in tables", *seldom, lambda: highest_in_tables(cursor, declarations))
+        sequences = read_sequences(cursor, declarations)
         writers: dict[str, list[str]] = {}
         for row in positions:
             writers.setdefault(row.stream, []).append(row.writer)
@@ -126,7 +128,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
             positions=positions,
             by_stream=by_stream,
             sequences=sequences,
-            in_tables=history.seldom("in tables", *seldom, lambda: highest_in_tables(cursor, declarations)),
+            in_tables=in_tables,
             tables_behind=_read_tables_behind(cursor, history, as_of),
             readers=readers,
             last_writes=rows.read_last_writes(cursor, declarations, positions),

@@ -45,6 +45,8 @@ class Finding:
     highest_stored: int
     verdict: str
     fix: str
+    is_mendable: bool = True
+    """False if ``repair`` cannot mend it."""
 
     @property
     def well(self) -> bool:
@@ -96,7 +98,8 @@ def _finding(found: FoundSequence, in_tables: int, stored: int) -> Finding:
     if not wrong:
         return Finding(found.stream, found.last_value, in_tables, stored, "ok", "")
     finding = Finding(found.stream, found.last_value, in_tables, stored, f"sequence {'; '.join(wrong)}", "")
-    return replace(finding, fix="; ".join(_fixes(found, finding if behind else None)))
+    fix = "; ".join(_fixes(found, finding if behind else None))
+    return replace(finding, fix=fix, is_mendable=found.is_mendable)
 
 
 def _fixes(found: FoundSequence, behind: Finding | None) -> Iterator[str]:

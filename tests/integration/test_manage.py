@@ -110,6 +110,8 @@ def test_a_sequence_that_no_migration_makes_is_told_with_the_statement_that_does
         with connection.cursor() as cursor:
             cursor.execute("ALTER SEQUENCE of_old RENAME TO streams_cacheinvalidation_seq")
     assert done.returncode == 1
+    assert 'RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in done.stderr  # --repair cannot
+    assert "--repair mends them" not in done.stderr
     fixes = [json.loads(line).get("fix", "") for line in done.stdout.splitlines()]
     assert any('RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in fix for fix in fixes)
 

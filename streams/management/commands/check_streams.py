@@ -79,11 +79,13 @@ class Command(SiteCommand):
         findings = check.inspect_streams(cursor)
         tables = [one for one in table_sequences.inspect_tables(cursor) if not one.well]
         (self._json if options["json"] else self._print)(findings, tables, epoch)
-        wrong = sum(not finding.well for finding in findings)
-        bad = [f"{wrong} of {len(findings)} streams"] if wrong else []
+        wrong = [finding for finding in findings if not finding.well]
+        bad = [f"{len(wrong)} of {len(findings)} streams"] if wrong else []
         bad += [f"the numbers of {len(tables)} tables"] if tables else []
         if bad:
-            raise CommandError(f"{' and '.join(bad)} are not in order; --repair mends them.", returncode=1)
+            others = [f"{one.stream}: {one.fix.rstrip('.')}" for one in wrong if not one.is_mendable]
+            mends = ["--repair mends them"] if tables or len(others) < len(wrong) else []
+            raise CommandError(f"{' and '.join(bad)} are not in order; {'; '.join([*mends, *others])}.", returncode=1)
 
     def _epoch(self, cursor: Any, *, new: bool, keep: bool) -> str:
         if new:
@@ -98,9 +100,8 @@ class Command(SiteCommand):
 
     def _print(self, findings: list[check.Finding], tables: list[TableFinding], epoch: str) -> None:
         columns = ("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
-        self.print_table(
-            columns, (["" if it is None else it for it in asdict(finding).values()] for finding in findings)
-        )
+        shown = [[getattr(one, column.replace(" ", "_")) for column in columns] for one in findings]
+        self.print_table(columns, (["" if cell is None else cell for cell in row] for row in shown))
         if tables:
             rows = (
                 [f"{one.table}.{one.column}", one.sequence, one.highest_in_tables, one.verdict, one.fix]
