@@ -176,7 +176,7 @@ def _connect(dsn: str) -> Any:
 
 
 def _wait_for_writer(connection: Any, writer: str) -> None:
-    """Waits until the session of the job's writer exists. Raises ``LoadRefused`` if there is no such session for a minute."""
+    """Waits until the job's writer answers requests. Raises ``LoadRefused`` if it does not for a minute."""
     deadline = time.monotonic() + _AWAY_SECONDS
     while not _writer(connection, writer)[1]:
         if time.monotonic() > deadline:
@@ -185,7 +185,7 @@ def _wait_for_writer(connection: Any, writer: str) -> None:
 
 
 def _writer(connection: Any, writer: str) -> tuple[int, bool]:
-    """Returns (the writer's lease, true if the session that holds the writer's name exists)."""
+    """Returns (the writer's lease, true if the writer answers requests)."""
     with connection.cursor() as cursor:
         cursor.execute(requests.WRITER, [writer])
         lease, lives = cursor.fetchone() or (0, False)
@@ -317,8 +317,8 @@ class _Loading:
             if ids is not None:
                 return requests.ids_of_runs(ids)
             if time.monotonic() > look:
-                # A fenced writer gets a new lease only when no transaction holds the append lock, and this one holds it.
-                # So waiting for the answer of a writer that was fenced, or is gone, would never end.
+                # A writer that was fenced, or has just started, answers only when no transaction holds the append lock, and
+                # this one holds it. So waiting for its answer, or for that of a writer that is gone, would never end.
                 if _writer(self._talking, self._work.writer) != (lease, True):
                     raise _BeginAnew
                 look = time.monotonic() + _WRITER_SECONDS

@@ -29,10 +29,12 @@ LOOK_SECONDS = 0.05
 
 # --- the task's side --------------------------------------------------------------------------------------------------
 
-#: Selects the writer's lease, and true if the session that holds its name still exists. PIDs are reused. So a
-#: session that began after the name was taken does not hold it. Parameter: the writer's name.
+#: Selects the writer's lease, and true if the writer answers requests: the session that holds its name still exists, and
+#: has sent a heartbeat. PIDs are reused. So a session that began after the name was taken does not hold it. Before the first
+#: heartbeat, the writer waits for the transactions that hold its append lock: a task that waited for it would hold it up.
+#: Parameter: the writer's name.
 WRITER = """
-SELECT lease, EXISTS (
+SELECT lease, i.heartbeat_at > i.started_at AND EXISTS (
     SELECT FROM pg_stat_activity a
     WHERE a.pid = i.lock_backend_pid AND coalesce(a.backend_start <= i.started_at, true)
 ) FROM streams_instance i WHERE name = %s

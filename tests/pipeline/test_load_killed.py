@@ -264,9 +264,7 @@ def start_driver(run_script):
 
     yield start
     while any(one.is_alive() for one in started):
-        with session() as cursor:
-            cursor.execute("SELECT process_id FROM streams_instance WHERE name = 'loader'")
-            _kill(cursor.fetchone()[0])
+        _kill(process_of_loader())
         for one in started:
             one.join(timeout=1)
 
@@ -274,6 +272,12 @@ def start_driver(run_script):
 def _kill(process):
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
+
+
+def process_of_loader():
+    with session() as cursor:
+        cursor.execute("SELECT process_id FROM streams_instance WHERE name = 'loader'")
+        return cursor.fetchone()[0]
 
 
 def _holder():
@@ -302,11 +306,34 @@ def test_a_loader_that_is_killed_before_it_answers_is_waited_for(job, clean, bun
     assert done == [PackLoaded(4, len(clean["events"]), [])] and content() == clean
 
 
+def test_a_loader_that_starts_while_a_task_takes_the_lock_is_waited_for(job, clean, bundles, start_driver):
+    """It has the name, and waits for those that hold the lock. So the task must not wait for it with the lock."""
+    work, done, steps = work_of(job, "loader"), [], []
+
+    with session() as earlier:
+
+        def step(name):
+            steps.append(name)
+            if name == "copied" and steps.count(name) == 1:
+                # What an earlier process left open keeps the new one waiting until the task has the lock, too.
+                earlier.execute("SELECT pg_advisory_lock_shared(%s)", [work.append_key])
+                _kill(process_of_loader())
+                wait_until(lambda: _holder() is None, what="the first process to be gone")
+                start_driver(job, "")
+            if name == "asked" and steps.count(name) == 1:
+                earlier.execute("SELECT pg_advisory_unlock_shared(%s)", [work.append_key])
+
+        start_driver(job, "")
+        task = in_thread(lambda: done.append(load_pack(work, pack_of(bundles), step)))
+        task.join()
+    assert done == [PackLoaded(4, len(clean["events"]), [])] and content() == clean and steps.count("asked") == 2
+
+
 def test_a_loader_is_gone_although_another_session_got_its_number():
     """Its tasks would wait for IDs, with the rooms locked, for as long as that session lasts."""
     current_writer("default").hold()
     with session() as asking, session() as other:
-        assert loading._writer(asking.connection, "master")[1]
+        wait_until(lambda: loading._writer(asking.connection, "master")[1], what="the first heartbeat")
         other.execute("SELECT pg_backend_pid()")
         asking.execute("UPDATE streams_instance SET lock_backend_pid = %s WHERE name = 'master'", [other.fetchone()[0]])
         assert not loading._writer(asking.connection, "master")[1]
