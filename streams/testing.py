@@ -18,8 +18,7 @@ by themselves (``prepare``).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from types import TracebackType
@@ -45,7 +44,7 @@ from streams.writing import process
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["Run", "as_instance", "forget_writers", "handled", "prepare"]
+__all__ = ["Run", "forget_writers", "handled", "prepare"]
 
 #: Handlers may append facts, which are handled in a further round. After this number of rounds they are assumed never to end.
 MOST_ROUNDS = 1_000
@@ -175,22 +174,6 @@ def forget_writers() -> None:
     for writer in list(process._writers.values()):
         writer.close()
     process._writers.clear()
-
-
-@contextmanager
-def as_instance(pattern: str) -> Iterator[None]:
-    """Context manager inside which this process writes under the instance name or pattern ``pattern``.
-
-    All names that the process holds are released at the start and at the end.
-    """
-    before = process._instance
-    forget_writers()
-    process._instance = pattern
-    try:
-        yield
-    finally:
-        forget_writers()
-        process._instance = before
 
 
 def prepare(connection: BaseDatabaseWrapper) -> None:

@@ -22,12 +22,11 @@ from streams.follow import Handler, handlers_of
 from streams.follow import handlers as declared
 from streams.follow.lease import hold_name
 from streams.models import ParkedFact, Reader, ReaderResync, StoredCursor, StreamPosition
-from streams.testing import as_instance
 from streams.writing import terminate
 from tests.support.effects import running
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, ids, session, stored, wait_for_linear
+from tests.support.writing import append, as_instance, ids, session, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DISCONNECT, RETIRE, END = "/admin/actions/disconnect/", "/admin/actions/retire/", "/admin/actions/end/"

@@ -10,10 +10,9 @@ from django.db import transaction
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.models import Reader
-from streams.testing import as_instance
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, positioned, start_replication
-from tests.support.writing import append, cut, fact, linear, stream
+from tests.support.writing import append, as_instance, cut, fact, linear, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

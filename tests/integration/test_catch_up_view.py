@@ -12,10 +12,9 @@ from streams import registry
 from streams.models import StreamPosition
 from streams.replication.server import http_catch_up
 from streams.replication.server.http_catch_up import TXN_ID_LIMIT, AnswerCache, RangeQuery
-from streams.testing import as_instance
 from tests.support import writing
 from tests.support.waiting import wait_until
-from tests.support.writing import fact, stored, stream
+from tests.support.writing import as_instance, fact, stored, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PATH = "/_synapse/replication/get_repl_stream_updates"

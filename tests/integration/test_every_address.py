@@ -22,8 +22,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from pipeline.jobs.run import queue_job
 from pipeline.models import Job
 from streams.models import Reader, StreamPosition
-from streams.testing import as_instance
-from tests.support.writing import append
+from tests.support.writing import append, as_instance
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: What anybody may ask: probes, metrics, the login, followers' catch-up (which has a secret of its own), the way in, and the

@@ -19,12 +19,11 @@ from streams.replication.errors import CatchUpError, WrongRemote
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.transport.addresses import Address
 from streams.runtime import logs
-from streams.testing import as_instance
 from tests.support.lying_server import lying_server
 from tests.support.proxy import proxy_to
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, fact, session, stored, stream, wait_for_linear
+from tests.support.writing import append, as_instance, fact, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

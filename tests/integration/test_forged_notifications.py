@@ -14,7 +14,6 @@ from streams import registry
 from streams.errors import WaitTimedOut
 from streams.reading.trust import OneTimeWords
 from streams.replication.server.relay import parts_of
-from streams.testing import as_instance
 from streams.waiting import wait
 from streams.writing.control_loop import ControlLoop
 from streams.writing.process import current_writer
@@ -22,7 +21,7 @@ from streams.writing.writer import WriterProcess
 from tests.support.forging import forge, forger
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, give_out, ids, session, stored, stream, wait_for_linear
+from tests.support.writing import append, as_instance, give_out, ids, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,12 +12,12 @@ from streams.homeserver import federation_queue, typing
 from streams.load_generator import generator
 from streams.models import StreamPosition, WriterResolution
 from streams.replication.common import worker_sql
-from streams.testing import as_instance, forget_writers
+from streams.testing import forget_writers
 from streams.workers import federation_acknowledged
 from streams.writing.process import current_writer, retire_all
 from tests.integration.test_catalog import _sequences_as_after_migrate, rows
 from tests.support.waiting import wait_until
-from tests.support.writing import linear, session, stored
+from tests.support.writing import as_instance, linear, session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,8 +8,8 @@ import pytest
 
 from streams import registry
 from streams.catalog.models import Presence
-from streams.testing import as_instance
 from tests.support.wire_client import start_replication
+from tests.support.writing import as_instance
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,7 +17,7 @@ from streams.replication.server import worker_reports
 from streams.replication.server.broadcaster import Broadcaster
 from streams.replication.server.client import ReplicationClient
 from streams.replication.server.worker_reports import WorkerReports
-from streams.replication.transport.testing import MemoryTransport
+from tests.support.tcp_scope import MemoryTransport
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, start_replication
 from tests.support.writing import cut, session

@@ -9,10 +9,10 @@ from django.db import transaction
 from streams import registry
 from streams.homeserver import append
 from streams.maintenance import check
-from streams.testing import as_instance, forget_writers
+from streams.testing import forget_writers
 from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
-from tests.support.writing import in_thread, linear, session, stored
+from tests.support.writing import as_instance, in_thread, linear, session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

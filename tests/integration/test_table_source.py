@@ -15,11 +15,10 @@ from streams.errors import ResyncNeeded
 from streams.follow import Begin, Handler, View
 from streams.follow.table_source import TableSource
 from streams.reading.position_notifications import PositionNotification
-from streams.testing import as_instance
 from streams.writing.control_loop import ControlLoop
 from streams.writing.writer import WriterProcess
 from tests.support.waiting import wait_until
-from tests.support.writing import append, stored, stream, wait_for_linear
+from tests.support.writing import append, as_instance, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

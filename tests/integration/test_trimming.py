@@ -26,11 +26,11 @@ from streams.models import Reader as ReaderRow
 from streams.reading.rows import existing_rows, rows_between
 from streams.replication.server.broadcaster import Broadcaster
 from streams.stream_object import Stream
-from streams.testing import as_instance, forget_writers
+from streams.testing import forget_writers
 from tests.support.memory_client import MemoryClient
 from tests.support.waiting import wait_until
 from tests.support.wire_client import start_replication
-from tests.support.writing import append, ids, linear, session, stored, stream, wait_for_linear
+from tests.support.writing import append, as_instance, ids, linear, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -24,7 +24,7 @@ from streams.errors import (
 )
 from streams.models import Instance, StreamPosition
 from streams.reading.rows import stored_positions
-from streams.testing import as_instance, forget_writers
+from streams.testing import forget_writers
 from streams.writing import dead_writers
 from streams.writing.control_loop import ControlLoop
 from streams.writing.process import current_writer, retire_all, use_instance
@@ -32,6 +32,7 @@ from streams.writing.writer import Condition, WriterProcess
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
+    as_instance,
     fact,
     ids,
     in_thread,

@@ -17,9 +17,9 @@ from streams.replication.protocol.commands import UserIP, UserSync, parse_line
 from streams.replication.server.broadcaster import Broadcaster
 from streams.replication.server.consumer import ReplicationConsumer
 from streams.replication.server.worker_reports import WorkerReports
-from streams.replication.transport.testing import TcpCommunicator
 from tests.protocol import recordings
 from tests.support.fast_clock import FastLoop, warped
+from tests.support.tcp_scope import TcpCommunicator
 
 SERVER_NAME = "localhost:19110"
 #: What a 1.43 client can read, character by character: the names of its streams and processes hold no blanks.

@@ -6,35 +6,17 @@ import time
 
 from streams.replication.protocol.connection import ServerConnection
 from streams.replication.server.client import ReplicationClient
-
-
-class _Kept:
-    """A transport that takes everything at once."""
-
-    buffered_bytes = waiting_lines = 0
-    kernel_bytes = (0, 0)
-
-    def __init__(self) -> None:
-        self.data = b""
-
-    def write(self, data: bytes) -> None:
-        self.data += data
-
-    def know(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
-    def drop_waiting(self) -> int:
-        return 0
+from tests.support.tcp_scope import MemoryTransport
 
 
 class MemoryClient(ReplicationClient):
     """Facts and positions alone: neither greeting nor keep-alive."""
 
     def __init__(self) -> None:
-        self._kept = _Kept()
+        self.transport = MemoryTransport()
         connection = ServerConnection("localhost")
         connection.connected(time.monotonic())
-        super().__init__(connection, self._kept, "here")
+        super().__init__(connection, self.transport, "here")
         self.flush()
 
     def flush(self) -> None:
@@ -45,5 +27,6 @@ class MemoryClient(ReplicationClient):
 
     def take_lines(self) -> list[bytes]:
         """The lines since the last call."""
-        data, self._kept.data = self._kept.data, b""
-        return data.splitlines()
+        lines = self.transport.sent.splitlines()
+        self.transport.taken.clear()
+        return lines

@@ -14,10 +14,24 @@ from streams.catalog.models import CacheInvalidation
 from streams.db import driver
 from streams.db.sequences import move_forward
 from streams.reading.rows import StoredPosition, linear_position, stored_positions
-from streams.writing import lease
+from streams.testing import forget_writers
+from streams.writing import lease, process
 from tests.support.waiting import wait_until
 
 T = TypeVar("T")
+
+
+@contextmanager
+def as_instance(pattern: str) -> Iterator[None]:
+    """This process writes under that instance name or pattern. Names that it holds are released before and after."""
+    before = process._instance
+    forget_writers()
+    process._instance = pattern
+    try:
+        yield
+    finally:
+        forget_writers()
+        process._instance = before
 
 
 def stream() -> Any:
@@ -186,11 +200,11 @@ def cut(name: str) -> int:
     return terminate(*sessions(name))
 
 
-def terminate(*processes: int) -> int:
+def terminate(*pids: int) -> int:
     """End server processes from outside, as an operator would; returns how many."""
-    for process in processes:
-        _rows("SELECT pg_terminate_backend(%s, 5000)", process)
-    return len(processes)
+    for pid in pids:
+        _rows("SELECT pg_terminate_backend(%s, 5000)", pid)
+    return len(pids)
 
 
 def _rows(statement: str, value: object) -> list[Any]:

@@ -9,8 +9,8 @@ import uvloop
 from streams.replication.protocol.commands import Name, RemoteServerUp
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.server.client import ReplicationClient
-from streams.replication.transport.testing import MemoryTransport
 from tests.support.async_waiting import wait_for
+from tests.support.tcp_scope import MemoryTransport
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from streams.replication.server.broadcaster import (
 )
 from streams.replication.server.consumer import SLICE_BYTES, ReplicationConsumer
 from streams.replication.server.worker_reports import WorkerReports
-from streams.replication.transport.testing import TcpCommunicator
 from tests.support.async_waiting import wait_for
+from tests.support.tcp_scope import TcpCommunicator
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Test doubles for the scope ``tcp``: they run an application without a socket. Other projects may use them for their tests.
+"""Test doubles for the scope ``tcp``: they run an application without a socket.
 
 `TcpCommunicator` runs an ASGI application on a simulated connection. `MemoryTransport` collects its output.
 """
@@ -9,8 +9,6 @@ import asyncio
 from typing import Any
 
 from asgiref.testing import ApplicationCommunicator
-
-__all__ = ["MemoryTransport", "TcpCommunicator"]
 
 
 class MemoryTransport:
