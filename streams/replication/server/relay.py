@@ -60,8 +60,8 @@ RELAYED_BYTES = 64
 #: lines and parts are dropped and counted.
 WAITING_LIMIT_BYTES = 256 * 1024
 #: Commands that come within this time are sent together: to all other clients, and to all other servers. After a write to
-#: all clients there is a pause that is ``PAUSES`` times as long as the write.
-GAP_SECONDS, PAUSES = 0.05, 9
+#: all clients there is a pause that is ``PAUSES`` times as long as the write, but no longer than ``LONGEST_PAUSE_SECONDS``.
+GAP_SECONDS, PAUSES, LONGEST_PAUSE_SECONDS = 0.05, 9, 1.0
 #: The least time between two log lines about untrusted senders.
 TELL_SECONDS = 60.0
 #: Most parts of a message, and longest server name and message name.
@@ -260,7 +260,9 @@ class Relay:
             self._broadcaster.relay(known)
         if later:
             self._broadcaster.relay(later, lambda peer: peer.knows_later_commands)
-        self._next_write = begun + max(GAP_SECONDS, (time.monotonic() - begun) * (PAUSES + 1))
+        ended = time.monotonic()
+        pause = min((ended - begun) * PAUSES, LONGEST_PAUSE_SECONDS)
+        self._next_write = max(begun + GAP_SECONDS, ended + pause)
 
     # --- to other servers -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,15 @@ from streams.replication.common.command_hooks import subscribe
 from streams.replication.common.second_total import SecondTotal
 from streams.replication.protocol.commands import LockReleased, NewActiveTask, RemoteServerUp, format_line
 from streams.replication.server.broadcaster import Broadcaster
-from streams.replication.server.relay import PART_BYTES, PAUSES, WAITING_LIMIT_BYTES, Part, Relay, parts_of
+from streams.replication.server.relay import (
+    LONGEST_PAUSE_SECONDS,
+    PART_BYTES,
+    PAUSES,
+    WAITING_LIMIT_BYTES,
+    Part,
+    Relay,
+    parts_of,
+)
 from tests.support.async_waiting import wait_for
 
 
@@ -100,7 +108,13 @@ async def test_a_write_that_takes_long_is_followed_by_a_longer_pause(relay, broa
 
     await wait_for(say_more)
     for (begun, ended), (next_begun, _) in pairwise(writes):
-        assert next_begun - ended > (PAUSES - 1) * (ended - begun)
+        assert next_begun - ended > min((PAUSES - 1) * (ended - begun), LONGEST_PAUSE_SECONDS / 2)
+
+
+def test_a_process_that_stood_still_during_a_write_pauses_for_a_second(relay, broadcaster, monkeypatch):
+    monkeypatch.setattr(broadcaster, "relay", lambda lines: time.sleep(0.3))
+    relay.pass_on([UP], broadcaster.peers["sender"])
+    assert relay._next_write <= time.monotonic() + LONGEST_PAUSE_SECONDS
 
 
 @pytest.mark.parametrize(
