@@ -2,7 +2,7 @@
 
 A client holds a mapping from keys to values for each stream. A key is a tuple of texts. It begins with the room for
 facts of a room, and with the user for facts that contacts see. An answer (``StreamChanges``) says which keys to set and
-which to remove. After these changes the mapping equals a fresh full answer. ``tests/integration/test_sync.py`` tests
+which to remove. After these changes the mapping equals a fresh full answer. ``tests/integration/events/test_sync.py`` tests
 this for every stream; do the same for a stream of your own.
 
 A stream joins with ``join_sync(LatestRowPerKey(…))``, or with a provider of its own. Such a provider needs two things.

@@ -3,7 +3,7 @@
 A format defines the place of each column in the JSON array of an RDATA command. Python builds the row from the values
 of a table row. PostgreSQL can instead write the JSON text of the row, which saves the replication server that work. The
 Python code and the SQL cannot diverge, because both follow from the same description.
-``tests/integration/test_line_sql.py`` compares them.
+``tests/integration/streams/test_line_sql.py`` compares them.
 
 PostgreSQL writes compact JSON, but does not escape non-ASCII characters. The sender must escape them.
 """

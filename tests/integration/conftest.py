@@ -45,8 +45,8 @@ def other(database_url: str) -> Iterator[Talker]:
 
 @pytest.fixture
 def words(transactional_db: None) -> Iterator[None]:
-    """The table that the cached functions of ``tests.integration.cached_words`` read."""
-    from tests.integration import cached_words
+    """The table that the cached functions of ``tests.integration.streams.cached_words`` read."""
+    from tests.integration.streams import cached_words
 
     with connection.cursor() as cursor:
         cursor.execute(cached_words.TABLE)
@@ -57,6 +57,6 @@ def words(transactional_db: None) -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(words: None, database_url: str) -> Iterator[AskedProcess]:
-    """Another process, the instance ``other``, that has the cached functions of ``tests.integration.cached_words``."""
-    with asked_process("tests.integration.cached_words", database_url, "other") as process:
+    """Another process, the instance ``other``, that has the cached functions of ``tests.integration.streams.cached_words``."""
+    with asked_process("tests.integration.streams.cached_words", database_url, "other") as process:
         yield process

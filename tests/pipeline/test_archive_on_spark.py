@@ -11,8 +11,8 @@ from pipeline.archive.format import read_manifest
 from pipeline.errors import SparkFailed
 from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import run_job
-from tests.integration.test_purging import middle
-from tests.integration.test_restore import assert_same, everything, restore, stored
+from tests.integration.events.test_purging import middle
+from tests.integration.pipeline.test_restore import assert_same, everything, restore, stored
 from tests.pipeline.imports import run_import
 from tests.support.emptying import empty_tables
 

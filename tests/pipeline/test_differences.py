@@ -15,8 +15,8 @@ from events.persist.room_cache import clear_caches
 from pipeline import DAMAGE, ROOM_FRAMES, differences, stored_rooms
 from pipeline.frames.differences import DIFFERENCES
 from streams.db.driver import dsn
-from tests.integration import test_room_repair as damage
-from tests.integration.test_live_is_bulk import generated
+from tests.integration.events import test_room_repair as damage
+from tests.integration.events.test_live_is_bulk import generated
 from tests.pipeline.frames import in_order, rows_of
 from tests.support.persisted_rooms import persist_all
 from tests.support.stored_rooms import store_room

@@ -17,8 +17,8 @@ from streams.catalog.models import CacheInvalidation
 from streams.db.driver import dsn
 from streams.models import Reader
 from streams.writing import process
-from tests.integration.test_live_is_bulk import generated
-from tests.integration.test_room_repair import extra_edge
+from tests.integration.events.test_live_is_bulk import generated
+from tests.integration.events.test_room_repair import extra_edge
 from tests.pipeline.imports import SMALL_ROOMS, write_lines
 from tests.support.persisted_rooms import persist_all
 from tests.support.room_data import event_lines

@@ -16,7 +16,7 @@ from pipeline.models import Job, JobState
 from pipeline.spark.run_tasks import run_tasks
 from streams import registry
 from streams.catalog.models import CacheInvalidation
-from tests.integration.cached_topics import membership_of, topic_of
+from tests.integration.events.cached_topics import membership_of, topic_of
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.support.emptying import empty_tables
 from tests.support.made_rooms import ALICE, public_room

@@ -21,7 +21,7 @@ from pipeline.jobs import run as job_runs
 from pipeline.jobs.rows import hold_lock
 from pipeline.jobs.run import queue_job
 from pipeline.models import Job, JobState
-from tests.integration.test_purging import talked_room
+from tests.integration.events.test_purging import talked_room
 
 pytestmark = pytest.mark.django_db
 LIST, QUEUE = "/admin/pipeline/job/", "/admin/pipeline/job/queue/"

@@ -10,7 +10,7 @@ from events.integrity.repair import check_room
 from pipeline.importing import extend_rooms
 from pipeline.jobs.run import Count
 from pipeline.models import ImportedRoom, QuarantinedLine
-from tests.integration.test_given_states import told
+from tests.integration.events.test_given_states import told
 from tests.pipeline.imports import content, run_import, staging_tables, write_lines
 from tests.support.emptying import empty_tables
 from tests.support.impatient_server import impatient

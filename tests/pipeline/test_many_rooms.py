@@ -24,8 +24,8 @@ from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
 from pipeline.maintenance.room_tasks import SizedRoom, pack
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
 from streams.catalog.models import CacheInvalidation
-from tests.integration import test_room_repair as damage
-from tests.integration.test_live_is_bulk import generated
+from tests.integration.events import test_room_repair as damage
+from tests.integration.events.test_live_is_bulk import generated
 from tests.support.persisted_rooms import persist_all
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until

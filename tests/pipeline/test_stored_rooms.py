@@ -19,8 +19,8 @@ from pipeline.frames.event_columns import event_arrays
 from pipeline.frames.stored import _lists, _ranges
 from pipeline.frames.stored_sql import RoomPart
 from streams.db.driver import dsn
-from tests.integration import test_room_repair as damage
-from tests.integration.test_live_is_bulk import generated
+from tests.integration.events import test_room_repair as damage
+from tests.integration.events.test_live_is_bulk import generated
 from tests.pipeline.frames import in_order, rows_of
 from tests.pipeline.imports import ALL_ROOMS, run_import
 from tests.support.persisted_rooms import persist_all

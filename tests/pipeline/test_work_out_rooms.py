@@ -16,7 +16,7 @@ from pipeline.frames import kept
 from pipeline.frames import work_out_rooms as module
 from pipeline.models import QuarantinedLine
 from streams.db.driver import dsn
-from tests.integration.test_live_is_bulk import generated
+from tests.integration.events.test_live_is_bulk import generated
 from tests.pipeline.frames import STORED, computed, in_order, rows_of, stored
 from tests.pipeline.imports import bare_room, run_import, write_lines
 from tests.support.persisted_rooms import persist_all

@@ -39,13 +39,16 @@ VERDICTS_ON_DATA = frozenset(
     f"tests/{name}.py"
     for name in (
         "acceptance/test_several_processes", "deployment/test_failover", "deployment/test_two_versions",
-        "integration/test_appends", "integration/test_broadcaster_order", "integration/test_clock_skew",
-        "integration/test_follow_record", "integration/test_follow_redis", "integration/test_follow_server_restart",
-        "integration/test_forged_notifications", "integration/test_handlers_killed", "integration/test_in_doubt",
-        "integration/test_jobs_killed_anywhere", "integration/test_leases", "integration/test_one_data_folder",
-        "integration/test_server_restart", "integration/test_stale_values", "integration/test_sync_two_writers",
-        "integration/test_writing_order", "pipeline/test_import_killed", "pipeline/test_live", "pipeline/test_live_restart",
-        "pipeline/test_load_killed", "pipeline/test_source_killed", "pipeline/test_workers_killed", "torture/test_torture",
+        "integration/events/test_sync_two_writers", "integration/pipeline/test_jobs_killed_anywhere",
+        "integration/replsite/test_clock_skew", "integration/replsite/test_one_data_folder",
+        "integration/replsite/test_server_restart", "integration/streams/test_appends",
+        "integration/streams/test_broadcaster_order", "integration/streams/test_follow_record",
+        "integration/streams/test_follow_redis", "integration/streams/test_follow_server_restart",
+        "integration/streams/test_forged_notifications", "integration/streams/test_handlers_killed",
+        "integration/streams/test_in_doubt", "integration/streams/test_leases", "integration/streams/test_stale_values",
+        "integration/streams/test_writing_order", "pipeline/test_import_killed", "pipeline/test_live",
+        "pipeline/test_live_restart", "pipeline/test_load_killed", "pipeline/test_source_killed",
+        "pipeline/test_workers_killed", "torture/test_torture",
     )
 )  # fmt: skip
 

@@ -22,9 +22,9 @@ from streams.db.driver import DatabaseError as DriverError
 from streams.db.sequences import move_forward
 from streams.errors import StreamError
 from streams.testing import forget_writers
-from tests.integration import test_room_repair as damage
-from tests.integration.test_purging import check_groups, middle, states
-from tests.integration.test_room_purging import tables_that_name
+from tests.integration.events import test_room_repair as damage
+from tests.integration.events.test_purging import check_groups, middle, states
+from tests.integration.events.test_room_purging import tables_that_name
 from tests.oracle.answers import parsed
 from tests.support.emptying import empty_tables
 from tests.support.foreign_groups import store_as

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 LOADS = {
-    "hour": ["tests/integration/test_feed_for_an_hour.py", "tests/acceptance/test_an_hour.py"],
+    "hour": ["tests/integration/replsite/test_feed_for_an_hour.py", "tests/acceptance/test_an_hour.py"],
     "viewers": ["tests/acceptance/test_many_viewers.py"],
 }
 

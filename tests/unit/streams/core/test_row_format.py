@@ -1,4 +1,4 @@
-"""Rows from shapes, in Python; the SQL half is held against it in tests/integration/test_line_sql.py."""
+"""Rows from shapes, in Python; the SQL half is held against it in tests/integration/streams/test_line_sql.py."""
 
 import json
 

@@ -1,0 +1,269 @@
+"""A sequence that somebody changed by hand is found by all that look at it, refused by writers, and mended where that can be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from replsite.snapshot.take import take_snapshot
+from replsite.status.verdicts import HealthWord, Severity
+from streams import registry
+from streams.core.sequences import read_sequences
+from streams.db import driver
+from streams.errors import SequenceUnfit
+from streams.reading.possible_positions import possible_positions
+from streams.testing import forget_writers
+from tests.integration.replsite.test_reading_sequences import Recorder
+from tests.support.appending import MODULE
+from tests.support.asked_process import asked_process
+from tests.support.writing import append, in_thread, session, stream, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NAME = "streams_cacheinvalidation_seq"
+RIGHT = (
+    f"ALTER SEQUENCE {NAME} SET LOGGED; ALTER SEQUENCE {NAME} OWNED BY NONE; ALTER SEQUENCE {NAME} AS bigint INCREMENT BY 1 "
+    "MINVALUE 1 NO MAXVALUE START WITH 2 CACHE 1 NO CYCLE"
+)
+
+
+def run(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    """The sequence as the migrations made it, where the test found it or further on."""
+    yield
+    forget_writers()
+    run(
+        f"DO $$ DECLARE last bigint := pg_sequence_last_value('{NAME}'); BEGIN "
+        f"ALTER SEQUENCE {NAME} MINVALUE 1 NO MAXVALUE START WITH 2 RESTART WITH 1000; {RIGHT}; "
+        f"PERFORM setval('{NAME}', greatest(last, 1000)); END $$"
+    )
+
+
+def checked(*arguments: str) -> tuple[dict[str, Any], str]:
+    """What ``check_streams`` says of the stream, and its error."""
+    out, error = StringIO(), ""
+    try:
+        call_command("check_streams", "--json", *arguments, stdout=out, stderr=StringIO())
+    except CommandError as raised:
+        error = str(raised)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    (found,) = [line for line in lines if line.get("stream") == "caches"]
+    return found, error
+
+
+def health() -> tuple[HealthWord, str, Severity]:
+    """The site's state, with the sentence about the stream."""
+    snapshot = take_snapshot()
+    (problem,) = [one for one in snapshot.health.problems if one.subject == "Stream caches"] or [None]
+    if problem is None:
+        return snapshot.health.word, "", Severity.FINE
+    assert snapshot.stream("caches").status == problem.verdict
+    return snapshot.health.word, problem.verdict.sentence, problem.verdict.severity
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("CACHE 50", "CACHE 50"),
+        ("INCREMENT BY 10", "INCREMENT BY 10"),
+        ("INCREMENT BY -1", "INCREMENT BY -1"),
+        ("CYCLE", "CYCLE"),
+        ("MAXVALUE 100000000", "MAXVALUE 100000000"),
+        ("MINVALUE -10", "MINVALUE -10"),
+        ("MINVALUE -100 START WITH -50 RESTART", "START WITH -50"),
+        ("AS integer", "AS integer"),
+        ("SET UNLOGGED", "UNLOGGED"),
+        ("OWNED BY streams_presence.stream_id", "owned by streams_presence"),
+    ],
+)
+def test_a_changed_property_is_told_refused_and_mended(change: str, said: str):
+    head = append()[0]
+    wait_for_linear(head)
+    forget_writers()
+    run(f"ALTER SEQUENCE {NAME} {change}")
+    found, error = checked()
+    assert said in found["verdict"] and said.split(maxsplit=1)[0] in found["fix"] + found["verdict"]
+    assert f"ALTER SEQUENCE {NAME}" in found["fix"] and "1 of" in error
+    word, sentence, severity = health()
+    assert (word, severity) == (HealthWord.WRONG, Severity.WRONG) and said in sentence
+    with pytest.raises(SequenceUnfit, match=r"Stream caches.*facts would be lost.*check_streams --repair"):
+        append()
+    assert checked("--repair")[1] == ""
+    assert checked()[0]["verdict"] == "ok"
+    assert health()[1] == ""
+    (after,) = append()
+    assert after > head
+    wait_for_linear(after)
+
+
+def test_a_changed_start_is_told_and_mended_and_stops_nobody():
+    run(f"ALTER SEQUENCE {NAME} START WITH 1")
+    found, error = checked()
+    assert "START WITH 1, not START WITH 2" in found["verdict"] and error
+    assert health()[0] is HealthWord.LOOK
+    append()
+    checked("--repair")
+    assert (checked()[0]["verdict"], health()[1]) == ("ok", "")
+
+
+def test_two_writers_beside_a_cache_lose_no_fact(database_url: str):
+    """Each has IDs of its own in its session; those that readers have passed are refused, and all after a restart."""
+    with asked_process(MODULE, database_url, "north") as north, asked_process(MODULE, database_url, "south") as south:
+        last = max(int(each.ask("append", "x")) for each in (north, south))
+        read: list[int] = []
+        done: list[bool] = []
+
+        def listen() -> None:
+            for one in registry.get("caches").listen(after=last, beat=0.2):
+                if one is not None:
+                    read.append(one.stream_id)
+                elif done:
+                    return
+
+        reader = in_thread(listen)
+        run(f"ALTER SEQUENCE {NAME} CACHE 50")
+        said = [each.ask("append", "x") for _ in range(30) for each in (north, south)]
+        done.append(True)
+        reader.join()
+        stored = [int(one) for one in said if one.isdecimal()]
+        assert set(stored) <= set(read)
+        assert all("or gave it a cache" in one for one in said if not one.isdecimal())
+        with asked_process(MODULE, database_url, "west") as west:
+            assert "SequenceUnfit" in west.ask("append", "x")
+            checked("--repair")
+            # What a session has kept is forgotten: the sequence is a new file.
+            said = [each.ask("append", "x") for _ in range(3) for each in (north, west, south)]
+        assert sorted(said, key=int) == said and int(said[0]) > max(stored)
+
+
+@pytest.fixture
+def other_schema() -> Iterator[None]:
+    run("CREATE SCHEMA other_place")
+    try:
+        yield
+    finally:
+        run("DROP SCHEMA other_place CASCADE")
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        "CREATE SEQUENCE other_place.{name} START WITH 2",
+        "CREATE TABLE other_place.streams_cacheinvalidation (LIKE public.streams_cacheinvalidation)",
+        "CREATE TABLE other_place.streams_streamposition (LIKE public.streams_streamposition)",
+        "CREATE SEQUENCE other_place.{name} START WITH 2;"
+        "CREATE TABLE other_place.streams_cacheinvalidation (LIKE public.streams_cacheinvalidation)",
+    ],
+    ids=["sequence", "table", "positions", "both"],
+)
+def test_a_search_path_that_leads_elsewhere_is_told(copies: str, other_schema: None):
+    """As ``ALTER ROLE … SET search_path`` has it in each new session."""
+    run(copies.format(name=NAME))
+    with session() as cursor:
+        assert read_sequences(cursor, [stream().declaration])["caches"].faults == ()
+        cursor.execute("SET search_path = other_place, public")
+        found = read_sequences(cursor, [stream().declaration])["caches"]
+    (fault,) = found.faults
+    assert (
+        "several schemas (other_place, public)" in fault.text
+        and "correct search_path" in fault.remedy
+        and fault.loses_facts
+    )
+
+
+def test_a_site_in_a_schema_of_its_own_before_another_one_is_right(other_schema: None):
+    """Both are in the search path; all names lead to the first."""
+    run(
+        f"CREATE SEQUENCE other_place.{NAME} START WITH 2;"
+        "CREATE TABLE other_place.streams_cacheinvalidation (LIKE public.streams_cacheinvalidation);"
+        "CREATE TABLE other_place.streams_streamposition (LIKE public.streams_streamposition)"
+    )
+    with session() as cursor:
+        cursor.execute("SET search_path = other_place, public")
+        assert read_sequences(cursor, [stream().declaration])["caches"].faults == ()
+
+
+def test_a_writer_with_such_a_search_path_is_refused(other_schema: None, database_url: str, run_manage: Any):
+    run(f"CREATE SEQUENCE other_place.{NAME} START WITH 2")
+    url = f"{database_url}?options=-csearch_path%3Dother_place,public"
+    with asked_process(MODULE, url, "north") as north:
+        assert "SequenceUnfit" in (said := north.ask("append", "x")) and "search_path" in said
+    done = run_manage("check_streams", "--repair", env={"DATABASE_URL": url})
+    assert done.returncode == 1
+    assert "several schemas (other_place, public)" in done.stdout and "not mended" in done.stderr
+
+
+def test_a_temporary_sequence_hides_the_real_one():
+    with session() as cursor:
+        cursor.execute(f"CREATE TEMPORARY SEQUENCE {NAME} START WITH 2")
+        texts = [fault.text for fault in read_sequences(cursor, [stream().declaration])["caches"].faults]
+    assert any("is a temporary one" in text for text in texts)
+
+
+def test_a_missing_sequence_keeps_nobody_from_seeing_the_others():
+    run(f"ALTER SEQUENCE {NAME} RENAME TO elsewhere")
+    try:
+        found, error = checked("--repair")
+        assert (found["sequence"], found["verdict"]) == (None, "sequence is missing")
+        assert f"CREATE SEQUENCE {NAME} START WITH 2" in found["fix"] and "1 of" in error
+        word, sentence, _ = health()
+        assert word is HealthWord.WRONG and "is missing" in sentence
+        with pytest.raises(driver.missing, match="does not exist"):
+            append()
+    finally:
+        run(f"ALTER SEQUENCE elsewhere RENAME TO {NAME}")
+
+
+def test_a_sequence_before_its_first_value_is_told_and_the_first_fact_reaches_everybody():
+    """As in a schema that was put back without rows by a program whose sequences began at 1."""
+    run(f"ALTER SEQUENCE {NAME} START WITH 1; SELECT setval('{NAME}', 1, false)")
+    found, error = checked()
+    assert found["verdict"].endswith("before its first value") and "1 of" in error
+    word, sentence, severity = health()
+    assert (word, severity) == (HealthWord.WRONG, Severity.WRONG) and "before its first value" in sentence
+    checked("--repair")
+    assert (checked()[0]["sequence"], checked()[0]["verdict"], health()[1]) == (1, "ok", "")
+    assert append() == [2]
+    wait_for_linear(2)
+
+
+def test_rows_without_positions_are_told_by_the_check_and_the_health_alike():
+    append(3)
+    forget_writers()
+    run(f"DELETE FROM streams_streamposition; SELECT setval('{NAME}', 1)")
+    assert checked()[0]["verdict"] == "sequence behind table"
+    assert "the highest ID in the tables" in health()[1]
+    checked("--repair")
+    assert (checked()[0]["verdict"], health()[1]) == ("ok", "")
+
+
+def test_a_sequence_that_was_set_to_its_next_value_is_behind_nothing():
+    """The habit of many: to set it to the greatest ID and one, not called."""
+    head = append(3)[-1]
+    wait_for_linear(head)
+    forget_writers()
+    run(f"SELECT setval('{NAME}', {head + 1}, false)")
+    assert (checked()[0]["verdict"], health()[1]) == ("ok", "")
+    with session() as cursor:
+        (at,) = possible_positions(cursor, ["caches"])["caches"].values()
+    assert at.position == head
+    assert append() == [head + 1]
+    wait_for_linear(head + 1)
+
+
+def test_one_query_reads_the_sequences_of_all_streams():
+    with session() as cursor:
+        recorder = Recorder(cursor)
+        found = read_sequences(recorder, [one.declaration for one in registry.all_streams()])
+    assert len(recorder.statements) <= 2  # the second is for those that have not begun
+    assert [name for name, one in found.items() if one.faults] == []
