@@ -148,13 +148,16 @@ def _part_sql(part: Part, columns: dict[str, Column]) -> str | None:
 
 
 def _value_sql(column: Column) -> str | None:
-    """Returns the SQL expression for the JSON text of a column. Returns None for a JSON column, whose text may hold blanks."""
+    """Returns the SQL expression for the JSON text of a column.
+
+    Returns None for a JSON column, whose text may hold blanks, and for a column of JSON text. A writer in SQL may have
+    stored anything there, also what ends the line of its fact and begins lines of other streams. So Python decodes it.
+    """
     name = quoted(column.name)
     text = {
         "text": f"to_json({name})::text",
         "text[]": f"array_to_json({name})::text",  # what to_json calls, once it has found out the type
         "bigint": f"{name}::text",
         "boolean": f"{name}::text",
-        "json text": name,
     }.get(column.kind)
     return text and f"coalesce({text}, 'null')"

@@ -78,11 +78,10 @@ def test_client_reads_what_the_row_says(name, data):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("name", [declared.name for declared in catalog.declarations()])
+@pytest.mark.parametrize("name", [one.name for one in catalog.declarations() if can_write_lines(one, "w")])
 def test_database_writes_the_same_lines_as_python(name):
     """With any content, NULs aside."""
     declaration = DECLARATIONS[name]
-    assert can_write_lines(declaration, "w")
     (table,) = declaration.tables
     columns = ", ".join([table.id_column, "instance_name", *(column.name for column in table.columns)])
     places = ", ".join(["%s"] * (2 + len(table.columns)))
@@ -101,9 +100,7 @@ def test_database_writes_the_same_lines_as_python(name):
             rows, reached = rows_between(cursor, declaration, "w", 0, 50, 1000)
         assert written is not None
         by_python = encode_rows(step, rows, reached, LIMIT * 100).data
-        if not any(column.kind is ColumnKind.JSON_TEXT for column in table.columns):
-            assert written[0].data == by_python
-        assert parsed(written[0].data) == parsed(by_python)  # a number in stored JSON has more than one spelling
+        assert written[0].data == by_python
         assert parsed(written[0].data) == wanted(found)
 
     compare()

@@ -289,3 +289,46 @@ def test_a_table_that_was_just_filled_is_walked_along_its_index(new_tables, sql)
     assert "Index Scan using streams_cacheinvalidation" in plan
     assert "Bitmap" not in plan
     assert sql is lines_sql or "Sort" not in plan
+
+
+STORED = (Column("word", ColumnKind.JSON_TEXT, nullable=True), Column("number", ColumnKind.BIGINT, nullable=True))
+TEXTS = StreamDeclaration("texts", (FactTable("first_facts", STORED, row=RowFormat(STORED, "word", "number")),), "s")
+
+
+@pytest.mark.parametrize(
+    ("stored", "sent"),
+    [
+        ("{}]\nRDATA events master 9999999 [{}", None),
+        ("{}\nPOSITION events master 2 9999999\n{}", None),
+        ("{}\rRDATA", None),
+        ("once upon a time", None),
+        ("", None),
+        ("{}], [{}", None),
+        ("{},1", None),
+        ("NaN", None),
+        ("9" * 5_000, None),
+        ("1e999", None),
+        ("[" * 1_000 + "]" * 1_000, None),
+        ('{"a":\n1}', {"a": 1}),
+        ('{"a": 1}', {"a": 1}),
+        ('{"a":1,"a":2}', {"a": 2}),
+        ('"\\ud800"', "\ud800"),
+        ('"\x7f\u2028é"', "\x7f\u2028é"),
+    ],
+)
+@pytest.mark.parametrize("many", [1, 1_001])
+def test_stored_text_is_one_value_of_its_own_line_whatever_it_is(tables, stored, sent, many):
+    """The text of a receipt is stored by whoever may write receipts, and began lines of other streams."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO first_facts (stream_id, instance_name, word, number) "
+            "SELECT n, 'w', CASE WHEN n = 2 OR n > 999 THEN %s ELSE '{}' END, n FROM generate_series(2, %s) AS n",
+            [stored, 1 + many],
+        )
+        step = Read("texts", "w", 1, 1 + many)
+        lines, reached = broadcast_reader.read_lines(cursor, TEXTS, step, 10**5)
+    rows = [line.split(b" ", 4) for line in lines.data.decode("ascii").encode().split(b"\n")[:-1]]
+    assert {tuple(row[:3]) for row in rows} == {(b"RDATA", b"texts", b"w")}
+    assert (len(rows), reached) == (lines.rows, min(1 + many, 1_000))  # a fact may have more rows beyond the limit
+    said = [[json.loads(row[4]), int(row[3])] for row in rows]
+    assert said == [[[sent if n == 2 or n > 999 else {}, n], n] for n in range(2, reached + 1)]
