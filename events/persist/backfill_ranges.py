@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.db import connections
 from msgspec.structs import replace
 
 from events.columns import INSERT_INTO
+from events.errors import EventUnreadable
 from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, VisibilityRow
@@ -75,7 +77,8 @@ def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collecti
         cursor.execute(_AROUND, {"room": room.room_id, "first": changed[0], "last": changed[-1]})
         events = [_Placed(*row) for row in cursor.fetchall()]
         for part in _parts(events, changed):
-            _Part(room, states, part, set(changed), cursor).write()
+            with suppress(EventUnreadable):  # then nobody is shown these events, until the event is restored
+                _Part(room, states, part, set(changed), cursor).write()
 
 
 def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_Placed]]:

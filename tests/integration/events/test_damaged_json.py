@@ -7,6 +7,7 @@ import json
 
 import pytest
 from django.core.management import call_command
+from django.db import DataError
 from django.test import Client
 
 from events.admin.links import event_url, room_url
@@ -18,6 +19,7 @@ from events.management.commands import resolve_rooms
 from events.models import Event, EventJson
 from events.persist.room_cache import clear_caches
 from events.reading.event_json import load_events
+from events.reading.pages import visible_to
 from events.reading.timeline import topological_walk
 from events.reading.user_timeline import timeline_of
 from events.visibility.explain import Explanation, explain_visibility
@@ -81,6 +83,17 @@ def test_members_sync_and_read_all_their_rooms(damage):
         assert told[event.event_id]["content"] == ({} if event in made.events else json.loads(event.json)["content"])
     assert len(timeline_of(ALICE, made.room_id)) == len(made.events)
     assert told.items() >= {i: one.client_event() for i, one in load_events(list(told)).items()}.items()
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"content":{"body":"caf\xe9"}}', b'{"content":{"body":"\x00"}}', b"\xff\xfe{\x00}\x00"]
+)
+def test_bytes_that_no_page_could_hold_are_not_stored(damage):
+    """Pages are sent as text: one such event ended every page of the room, and every sync of its members."""
+    made, _ = rooms(SOME, "m.room.topic")
+    with pytest.raises(DataError):
+        EventJson.objects.filter(event_id=made.alice.event_id).update(json=damage)
+    assert [room.room_id for room in first(ALICE).rooms]
 
 
 def test_an_invite_from_elsewhere_is_told_without_what_cannot_be_read():
@@ -148,6 +161,24 @@ def test_who_sees_an_event_is_not_told_where_the_setting_cannot_be_read():
     clear_caches()
     before, after = explain_visibility(BOB, [made.alice.event_id, message.event_id])
     assert isinstance(before, Explanation) and isinstance(after, StateUnresolved)
+
+
+def test_backfilled_events_are_stored_where_the_setting_cannot_be_read_and_shown_after_a_repair():
+    made, other = public_room("5", "!damaged:a.test"), whole_room()
+    hidden = made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    message = made.message()
+    assert not persist([incoming(event) for event in (*made.events, *other.events)]).refused
+    stored = EventJson.objects.filter(event_id=hidden.event_id)
+    stored.update(json=SOME)
+    clear_caches()
+    late = made.message(prev=[message])
+    outcome = persist([incoming(late, backfilled=True), incoming(other.message())])
+    assert [len(outcome.stored), outcome.refused] == [2, []]
+    assert not visible_to(ALICE, [late.event_id])
+    stored.update(json=hidden.json)
+    clear_caches()
+    assert resync_room(made.room_id, EVERYTHING).after.differences == []
+    assert visible_to(ALICE, [late.event_id])
 
 
 @pytest.mark.parametrize("kind", ["m.room.history_visibility", "m.room.power_levels"])
