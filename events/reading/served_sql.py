@@ -2,7 +2,7 @@
 
 ``SERVED`` belongs in the select list of a query whose events have the alias ``e``, and ``SERVED_JSON`` at the end of
 its ``FROM``. JSON and redactions are looked up event by event, whatever number of rows the planner expects. A redaction
-is looked up only for redacted events. Stored JSON was checked to be UTF-8, so PostgreSQL sends it as text. As text the
+is looked up only for redacted events. The table refuses JSON that is not UTF-8, so PostgreSQL sends it as text. As text the
 JSON takes half the bytes of the hex digits of ``bytea``. Encoding the text gives the stored bytes again.
 """
 

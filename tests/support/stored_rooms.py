@@ -117,6 +117,13 @@ def store_room(events: Sequence[ParsedEvent], first_position: int | None = None)
     return result
 
 
+def damage(event_id: str, json: bytes) -> None:
+    """Puts bytes in the place of an event's JSON that the table refuses by now, until the test's transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE events_eventjson DROP CONSTRAINT events_eventjson_utf8")
+    EventJson.objects.filter(event_id=event_id).update(json=json)
+
+
 def groups_of_events(event_ids: Collection[str]) -> dict[str, int]:
     """Event -> the group after it; events without one (outliers, unknown state) are left out."""
     found = Event.objects.filter(event_id__in=event_ids, state_group__isnull=False)

@@ -45,7 +45,7 @@ def test_event_cannot_be_saved_outside_of_its_stream():
         event(2, "$a").save()
 
 
-@pytest.mark.parametrize("text", [b'{"a":"\\u0000"}', b"\x00\xff", b'{ "b" : 1,"a":2 }\t', "é".encode()])
+@pytest.mark.parametrize("text", [b'{"a":"\\u0000"}', b'{ "b" : 1,"a":2 }\t', "é".encode()])
 def test_json_is_kept_byte_for_byte(text):
     EventJson.objects.create(event_id="$a", room_version="10", json=text)
     assert bytes(EventJson.objects.get(pk="$a").json) == text

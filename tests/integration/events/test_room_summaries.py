@@ -95,9 +95,7 @@ def test_hostile_names_are_stored_as_text_or_not_at_all(name, stored):
     assert RoomSummary.objects.get().name == stored
 
 
-@pytest.mark.parametrize(
-    "raw", [b'{"content":{"name":"\\ud800x"}}', b"\xff", b"{", b"[" * 20_000, b"[]", b'{"content":5}']
-)
+@pytest.mark.parametrize("raw", [b'{"content":{"name":"\\ud800x"}}', b"{", b"[" * 20_000, b"[]", b'{"content":5}'])
 def test_bytes_that_give_no_name_leave_none(raw):
     made = MadeRoom()
     name = made.state("m.room.name", "", {"name": "n"})

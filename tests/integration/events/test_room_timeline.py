@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from events.admin import event_search, room_timeline
 from events.admin.links import event_url, room_url
-from events.models import Event, EventJson
+from events.models import Event
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.support.stored_rooms import store_room
+from tests.support.stored_rooms import damage, store_room
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "<script>alert('x')</script>"
@@ -176,7 +176,7 @@ def test_damaged_json_is_named_on_the_page_and_the_rest_is_shown(admin_client, m
     topic = made.topic("hello")
     made.state("m.room.name", "", {"name": "The Lobby"})
     store_room(made.events)
-    EventJson.objects.filter(event_id=topic.event_id).update(json=b"\xff")
+    damage(topic.event_id, b"\xff")
     page = words(room_page(admin_client, made))
     assert "is no text" in page and "m.room.topic content cannot be read" in page and "The Lobby" in page
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from events.admin import event_page
 from events.admin.links import event_url, room_url
 from events.format.parsing import parse_event
-from events.models import Event, EventJson, Room
+from events.models import Event, Room
 from streams.runtime.text import shown
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
-from tests.support.stored_rooms import store_room
+from tests.support.stored_rooms import damage, store_room
 
 pytestmark = pytest.mark.django_db
 
@@ -176,7 +176,7 @@ def test_huge_event_is_cut_and_its_bytes_are_a_link_away(admin_client, made):
 def test_bytes_that_are_no_json_are_shown(admin_client, made):
     message = made.message()
     store_room(made.events)
-    EventJson.objects.filter(event_id=message.event_id).update(json=b"\xff{not json")
+    damage(message.event_id, b"\xff{not json")
     page = page_of(admin_client, message)
     assert "\\xff{not json" in page and "redacted form is not known" in page
 
