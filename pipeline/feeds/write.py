@@ -1,9 +1,9 @@
 """Writes per-user feeds from the stream ``events``: for each local user, a list of events that may be new to the user.
 
 ``write_feeds`` adds the events of one range of stream positions, in the caller's transaction. The caller is the named
-reader ``feeds`` (``pipeline.handlers``, run by ``manage.py runhandlers feeds``) or a micro-batch of the live pipeline.
-The position that the feeds have reached is stored with the entries. So if the same range is given twice, its events are
-added once. ``write_feeds`` also notices if events between two ranges were left out.
+reader ``feeds`` (``pipeline.handlers``, run by ``manage.py runhandlers feeds``). The position that the feeds have
+reached is stored with the entries. So if the same range is given twice, its events are added once. ``write_feeds`` also
+notices if events between two ranges were left out.
 
 An event is added to the feed of each local user who is joined to its room now. It is also added to the feed of each
 local user whose membership in the room changed at or after the first event of the range. So all users who were joined

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from django.db import Error as DjangoDatabaseError
 
-from pipeline.errors import QueryFailed
 from pipeline.live.ledger import Vectors
 from streams.core.positions import Stored, linear_position
 from streams.db.driver import DatabaseError
@@ -43,8 +42,8 @@ class NamedTable:
     def held(self) -> Iterator[None]:
         """Holds the reader's name while the block runs. Raises ``ReaderNameTaken`` if another process holds it.
 
-        An error that ends the block is stored with the reader, unless another table's query has failed, or the database
-        is away: then the pipeline waits and retries.
+        An error that ends the block is stored with the reader, unless the database is away: then the pipeline waits and
+        retries.
         """
         self._lock = ReaderLock(self.reader, self._using, lambda: self._reached)
         self._lock.kind = self.kind
@@ -55,8 +54,7 @@ class NamedTable:
         except (DatabaseError, DjangoDatabaseError):
             raise
         except Exception as error:
-            if not isinstance(error, QueryFailed) or error.query in ("", self.name):
-                errors = dict.fromkeys(self.streams, error)
+            errors = dict.fromkeys(self.streams, error)
             raise
         finally:
             self._lock.release(errors)

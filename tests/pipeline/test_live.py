@@ -39,8 +39,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def start_pipeline(start_manage):
     """Start the pipeline and wait until it works; its checkpoints are removed after the test."""
 
-    def start(*arguments):
-        process = start_manage("pipeline", "run", *arguments, stderr=subprocess.DEVNULL)
+    def start():
+        process = start_manage("pipeline", "run", stderr=subprocess.DEVNULL)
         assert process.stdout.readline() == "ready pipeline\n"
         return process
 
@@ -99,10 +99,10 @@ class Load:
 
 def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
-        process = start_pipeline("--tables", "statistics")
+        process = start_pipeline()
         wait_until(counted, 2 * DEADLINE_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)
-    process = start_pipeline("--tables", "statistics")
+    process = start_pipeline()
     wait_until(lambda: counted() == expected(rows), 2 * DEADLINE_SECONDS)
     process.terminate()
     last = json.loads(process.communicate(timeout=2 * DEADLINE_SECONDS)[0].splitlines()[-1])
@@ -117,7 +117,7 @@ def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeli
 
 def test_killed_and_away_it_is_listed_with_its_lag_until_it_is_forgotten(start_pipeline, run_manage, wait_until, rows):
     registry.get("events").append(*events("!r", 20))
-    process = start_pipeline("--tables", "statistics")
+    process = start_pipeline()
     wait_until(lambda: counted() == expected(rows), 120)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -136,7 +136,7 @@ def test_killed_and_away_it_is_listed_with_its_lag_until_it_is_forgotten(start_p
     assert health.returncode == 1 and "manage.py pipeline run" in health.stdout + health.stderr
     assert run_manage("streams", "forget", "pipeline statistics", "--yes").returncode == 0
     assert "pipeline statistics" not in run_manage("streams").stdout
-    start_pipeline("--tables", "statistics")
+    start_pipeline()
     wait_until(lambda: counted() == expected(rows) == {"!r": 320}, 120)
 
 
@@ -145,10 +145,10 @@ def test_it_ends_by_itself_when_nothing_is_left(spark, rows):
     assert writer.retire_all()
     reached = run(LiveOptions(until_idle_seconds=0.3), lambda: False, lambda: None)
     assert counted() == expected(rows) == {"!r": 20}
-    assert set(reached) == {"statistics", "feeds"}
-    assert StoredCursor.objects.get(reader="feeds").base == max(reached["feeds"]["events"].values())
+    assert set(reached) == {"statistics"}
+    assert StoredCursor.objects.get(stream="events").base == max(reached["statistics"]["events"].values())
     assert ServerStatistics.objects.get(step_seconds=86400).rooms == 1  # the figures are taken at the end
-    assert all(reader.closed_at for reader in Reader.objects.filter(name__in=["feeds", "pipeline statistics"]))
+    assert Reader.objects.get(name="pipeline statistics").closed_at
 
 
 @pytest.fixture
@@ -212,8 +212,6 @@ def test_a_second_process_is_refused_with_the_first_one_named(run_manage):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tables", "statistics,fees"], "there is no 'fees'; there are statistics, feeds"),
-        (["--tables", ""], "there is no ''"),
         (["--until-idle", "nan"], "a number of seconds"),
         (["--until-idle", "-1"], "a number of seconds"),
     ],

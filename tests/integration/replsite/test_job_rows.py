@@ -210,11 +210,11 @@ def test_a_site_without_the_pipeline_has_no_jobs(settings):
 
 def test_queries_of_the_live_pipeline_are_read():
     at = timezone.now()
-    for name, batches in (("statistics", 2), ("feeds", 7)):
+    for name, batches in (("statistics", 2), ("mine", 7)):
         BatchLedger.objects.create(query=name, batch_id=1, offsets={}, batches=batches, applied_at=at)
     with connection.cursor() as cursor:
         found = read_jobs(cursor, at).queries
     assert [(query.query, query.batches, query.applied_at) for query in found] == [
-        ("feeds", 7, at),
+        ("mine", 7, at),
         ("statistics", 2, at),
     ]
