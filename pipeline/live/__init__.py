@@ -1,1 +1,1 @@
-"""The live pipeline: a streaming query that keeps statistics current."""
+"""The live pipeline: a streaming query that keeps a table current, each fact once."""

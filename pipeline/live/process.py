@@ -1,4 +1,4 @@
-"""Runs the live pipeline: a Spark session with the query that keeps the statistics current.
+"""Runs the live pipeline: a Spark session with the query that keeps the counts of rooms current.
 
 ``run`` blocks until the process is to stop, until the query had nothing to do for ``until_idle_seconds``, or until the
 query has failed several times in a row. If the database cannot be reached, ``run`` waits for it, and then restarts the
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DjangoDatabaseError
-from django.db import connections, transaction
+from django.db import connections
 
 from pipeline.conf import pipeline_settings
 from pipeline.errors import QueryFailed, QueryRunning
@@ -22,7 +22,6 @@ from pipeline.live.ledger import Vectors, covers, ledger_vectors
 from pipeline.live.query import LiveQuery, Place
 from pipeline.live.statistics_table import StatisticsTable
 from pipeline.spark.site_session import site_session
-from pipeline.statistics.history import bound_history, go_through, take_figures
 from streams.conf import stream_settings
 from streams.db.driver import DatabaseError, direct_connection, dsn, explain
 from streams.db.schema_mark import marked_lock
@@ -42,7 +41,6 @@ _HOLDER = "SELECT address, process_id FROM streams_reader WHERE name = %s ORDER 
 _APPLIED = "SELECT coalesce(sum(batches), 0) FROM pipeline_batchledger WHERE query = %s"
 _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
-_FIGURES_SECONDS = 60.0
 _ATTEMPTS = 5
 """After this number of failures in a row, the last error is raised. A batch, or a run of `_WELL_SECONDS`, resets the count."""
 _WELL_SECONDS = 30.0
@@ -64,7 +62,7 @@ class LiveOptions:
 
 
 def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[], None]) -> dict[str, Vectors]:
-    """Keeps the statistics current until the process is to stop, or the pipeline was idle for ``until_idle_seconds``.
+    """Keeps the counts of rooms current until the process is to stop, or the pipeline was idle for ``until_idle_seconds``.
 
     Returns the vectors that the query has reached: query -> stream -> vector. Returns {} if the process was stopped
     while it waited for a retry. Calls ``started`` once, when the query runs. Raises ``QueryRunning``, ``QueryFailed``
@@ -129,7 +127,7 @@ class _Pipeline:
 
     def __init__(self, spark: SparkSession, options: LiveOptions, using: str) -> None:
         self._spark, self._options, self._using = spark, options, using
-        self._table = StatisticsTable(stream_settings().server_name)
+        self._table = StatisticsTable(using)
         self._query: StreamingQuery
         self._held: Any = None
         self._batches = 0
@@ -157,12 +155,12 @@ class _Pipeline:
             raise QueryRunning(str(error)) from error
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
-        """Checks repeatedly that the query runs, and writes statistics. Raises ``QueryFailed``.
+        """Checks repeatedly that the query runs. Raises ``QueryFailed``.
 
         Returns when the process is to stop, or when the pipeline was idle for ``until_idle_seconds``.
         """
         beaten = 0.0
-        began = figured = busy_at = time.monotonic()
+        began = busy_at = time.monotonic()
         limit = self._options.until_idle_seconds
         while not stopping():
             self._check_query()
@@ -175,11 +173,7 @@ class _Pipeline:
                     busy_at = now
                 elif limit is not None and now - busy_at >= limit:
                     break
-            if now - figured >= _FIGURES_SECONDS:
-                figured = now
-                self._take_figures()
             time.sleep(_POLL_SECONDS)
-        self._take_figures()
 
     def reached(self) -> dict[str, Vectors]:
         """Returns the vectors that the query has reached."""
@@ -210,12 +204,6 @@ class _Pipeline:
             stored = stored_positions(cursor, self._table.streams)
             there = {stream: {writer: at.position for writer, at in known.items()} for stream, known in stored.items()}
             return covers(ledger_vectors(cursor, self._table.name), there)
-
-    def _take_figures(self) -> None:
-        name = stream_settings().server_name
-        for work in (lambda cursor: go_through(cursor, name), take_figures, bound_history):
-            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
-                work(cursor)
 
 
 @contextmanager

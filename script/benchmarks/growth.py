@@ -110,8 +110,8 @@ JOBS = (
     Job("feeds, one room of 5 users", few_users, lambda _: _FEEDS, before=_FEEDS),
     Job("feeds, many rooms", many_rooms, lambda _: _FEEDS, before=_FEEDS),
     Job("resync feeds", with_feeds, lambda _: ("resync", "feeds", "--all"), before=_FEEDS),
-    Job("statistics, one room", one_room, lambda _: _PIPELINE),
-    Job("statistics, many rooms", many_rooms, lambda _: _PIPELINE),
+    Job("live counts, one room", one_room, lambda _: _PIPELINE),
+    Job("live counts, many rooms", many_rooms, lambda _: _PIPELINE),
 )
 
 

@@ -20,9 +20,9 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command that runs the query that keeps the statistics current."""
+    """The command that runs the query that keeps counts of rooms current."""
 
-    help = "Keep statistics current with Spark, from the streams, each fact once."
+    help = "Keep counts of rooms current with Spark, from the streams, each fact once."
 
     examples = (
         ("pipeline run", "until SIGTERM"),

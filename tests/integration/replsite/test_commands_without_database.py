@@ -36,7 +36,6 @@ LINES = [
     "purge orphans --yes",
     "purge retention --yes",
     "purge room !a:b --yes",
-    "purge statistics --yes",
     "purge stream caches --keep 7d",
     "rebuild_visibility --all",
     "resolve_rooms",
