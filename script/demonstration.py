@@ -322,7 +322,6 @@ def stay(demo: Demo) -> None:
     sys.stdout.flush()
     demo.go_on()
     demo.manage("pipeline", "run")  # without it the counts would fall behind
-    demo.manage("runhandlers", "feeds")
     demo.manage("runjobs", stdout=subprocess.DEVNULL)
     with suppress(KeyboardInterrupt):
         signal.pause()

@@ -20,7 +20,7 @@ from pipeline.jobs.run import JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge import table_lines
 from pipeline.maintenance.purge_words import room_words
-from pipeline.models import Job, RoomStatistics
+from pipeline.models import Job
 from streams.runtime.text import printable
 
 __all__ = ["PurgeRoomKind"]
@@ -104,7 +104,6 @@ class PurgeRoomKind(JobKind):
         with run.stage("rows", sum(purge.figures().values()), "rows") as count:
             for done in throttled(purge.carry_out()):
                 count.add(sum(asdict(done).values()) - count())
-        RoomStatistics.objects.using(run.using).filter(room_id=purge.room_id).delete()
         return facts
 
     @staticmethod

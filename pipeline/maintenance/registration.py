@@ -9,7 +9,6 @@ from __future__ import annotations
 from pipeline.archive.kind import ArchiveKind
 from pipeline.archive.restore import RestoreKind
 from pipeline.export.kind import ExportKind
-from pipeline.feeds.command import register_feeds
 from pipeline.importing.kind import ImportKind
 from pipeline.jobs import run
 from pipeline.jobs.kinds import CensorKind, CheckStreamsKind
@@ -34,5 +33,4 @@ def register_kinds() -> None:
 
 def register_subjects() -> None:
     """Registers the subjects of ``purge`` and ``resync``."""
-    register_feeds()
     subjects.register_subjects()

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from events.models import Event, FeedEntry, Room
+from events.models import Event, Room
 from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job
 from streams.catalog.models import CacheInvalidation
@@ -87,14 +87,13 @@ def test_a_room_is_asked_about(cut, at_terminal):
 
 
 def rows_of_all():
-    counted = (Event, FeedEntry, CacheInvalidation)
+    counted = (Event, CacheInvalidation)
     return {model.__name__: model.objects.count() for model in counted}
 
 
 @pytest.fixture
 def something_of_all(cut):
     """Something for each of these subjects to delete."""
-    FeedEntry.objects.create(user_id="@ann:site", stream_ordering=5)
     append(3)
 
 
@@ -103,7 +102,6 @@ def something_of_all(cut):
     [
         (["retention"], "events would be deleted"),
         (["orphans"], "of their rows would be deleted"),
-        (["feeds"], "entries would be deleted"),
         (["stream", "caches", "--keep", "0", "--horizon", "0s"], "rows would be deleted"),
     ],
 )

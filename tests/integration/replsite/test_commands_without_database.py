@@ -31,7 +31,6 @@ LINES = [
     "jobs",
     "jobs show 1",
     "parked",
-    "purge feeds --yes",
     "purge history !a:b --before $e --yes",
     "purge orphans --yes",
     "purge retention --yes",

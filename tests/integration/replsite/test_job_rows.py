@@ -141,8 +141,8 @@ def test_a_later_resync_of_the_same_rooms_is_what_counts(later, counts):
 
 
 def test_a_check_of_all_rooms_or_of_others_is_not_ended_by_one_of_a_room():
-    check = resynced(3, None, "feeds")
-    resynced(0, ("!r:a.test",), "feeds")
+    check = resynced(3, None, "caches")
+    resynced(0, ("!r:a.test",), "caches")
     resynced(0, None, "rooms")
     assert [job.id for job in jobs() if "differences" in job.status.word] == [check.pk]
 
