@@ -46,7 +46,6 @@ PAGES = {
     "resume a job": "/admin/pipeline/job/7/resume/",
     "status words": "/admin/words/",
     "not found": "/admin/nothing/",
-    "statistics": "/admin/statistics/",
     "API": "/api/",
     "API tokens": "/admin/replsite_api/apitoken/",
     "make an API token": "/admin/replsite_api/apitoken/make/",

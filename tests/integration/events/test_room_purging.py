@@ -11,7 +11,7 @@ from django.db import connection
 from events.errors import UnknownRoom
 from events.maintenance import purge_room
 from events.maintenance.purge_history import purge_lock
-from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, Feed, FeedEntry, PurgedRoom, Room
+from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, PurgedRoom, Room
 from events.reading.timeline import timeline
 from pipeline.archive import restore as restore_kind
 from pipeline.archive.format import read_manifest
@@ -58,9 +58,6 @@ def surround(room_id):
             Receipt(stream_id=5, instance_name="w", room_id=room_id, receipt_type="m.read", user_id=BOB, event_id="$x"),
         ]
     )
-    Feed.objects.create(user_id=BOB, complete_from=0, entries=2)
-    FeedEntry.objects.create(user_id=BOB, stream_ordering=5, room_id=room_id)
-    FeedEntry.objects.create(user_id=BOB, stream_ordering=6, room_id="!another:a.test")
 
 
 # --- gone -------------------------------------------------------------------------------------------------------------
@@ -73,7 +70,7 @@ def test_nothing_is_left_in_any_table(monkeypatch):
     surround(made.room_id)
     kept = states([event.event_id for event in other.events])
     foreseen = purge("room", made.room_id, "--dry-run")
-    assert tables_that_name(made.room_id) > {"events_event", "state_stategroup", "streams_receipt", "events_feedentry"}
+    assert tables_that_name(made.room_id) > {"events_event", "state_stategroup", "streams_receipt"}
     outcome = purge("room", made.room_id)
     assert {table: before for table, (before, _) in outcome["tables"].items()} == {
         table: before for table, (before, _) in foreseen["tables"].items()
@@ -87,7 +84,6 @@ def test_nothing_is_left_in_any_table(monkeypatch):
     assert set(StateGroupDelta.objects.values_list("state_group", flat=True)) <= groups
     assert states([event.event_id for event in other.events]) == kept
     check_groups(other.room_id)
-    assert (Feed.objects.get().entries, FeedEntry.objects.count()) == (1, 1)
 
 
 def test_others_are_told_and_the_room_is_gone_at_once():

@@ -342,7 +342,7 @@ async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkey
     await ws.send_json_to({"have": first["number"]})
     second = await answer_of(ws)
     assert not is_whole(second.get("streams", [["", [["", None]]]]))
-    await database_sync_to_async(permit)("mate", "view_streamposition", "view_roomstatistics")
+    await database_sync_to_async(permit)("mate", "view_streamposition", "view_room")
     await ws.send_json_to({"have": second["number"]})
     third = await answer_of(ws)
     await ws.disconnect()
