@@ -39,23 +39,23 @@ def history(transactional_db):
             RoomDay.objects.create(day=(now - timedelta(days=age)).date(), room_id=name, events=50 - number, history=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("light", {"viewport": {"width": 1280, "height": 1000}}), ("dark", {"color_scheme": "dark"}), ("phone", PHONE)],
-)
-def test_page_is_readable(history, boss, new_page, name, options):
-    page = new_page(**options)
-    errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    log_in(page)
-    page.goto("/admin/statistics/")
-    playwright_api.expect(page.locator('.plot[aria-label="Events per day"] canvas')).to_be_visible()
-    playwright_api.expect(page.get_by_role("link", name=LONG).first).to_be_visible()
-    keep(page, f"statistics-{name}", full_page=True)
-    style = "getComputedStyle(document.querySelector('.history-plots figure'))"
-    plate = luminance(page, page.evaluate(f"{style}.backgroundColor"))
-    assert plate < 0.2 if name == "dark" else plate > 0.8
-    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
-    page.get_by_role("link", name="Members", exact=True).click()
-    playwright_api.expect(page.locator(".statistics-table tbody a").first).to_have_text("!room8:example.org")
-    assert not errors
+SCREENS = {"light": {"viewport": {"width": 1280, "height": 1000}}, "dark": {"color_scheme": "dark"}, "phone": PHONE}
+
+
+def test_page_is_readable(history, boss, new_page):
+    for name, options in SCREENS.items():
+        page = new_page(**options)
+        errors = []
+        page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
+        log_in(page)
+        page.goto("/admin/statistics/")
+        playwright_api.expect(page.locator('.plot[aria-label="Events per day"] canvas')).to_be_visible()
+        playwright_api.expect(page.get_by_role("link", name=LONG).first).to_be_visible()
+        keep(page, f"statistics-{name}", full_page=True)
+        style = "getComputedStyle(document.querySelector('.history-plots figure'))"
+        plate = luminance(page, page.evaluate(f"{style}.backgroundColor"))
+        assert plate < 0.2 if name == "dark" else plate > 0.8
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        page.get_by_role("link", name="Members", exact=True).click()
+        playwright_api.expect(page.locator(".statistics-table tbody a").first).to_have_text("!room8:example.org")
+        assert not errors
