@@ -35,7 +35,7 @@ class Speaking(Followed):
 
     def __enter__(self):
         self.start()
-        self.wait_until_positioned()  # what is said once is lost before it is connected
+        self.wait_until_positioned()  # what is no state is told to who is connected only
         return self
 
     def __exit__(self, *_):
