@@ -135,17 +135,14 @@ def test_no_page_has_a_serious_finding_in_the_light(page, first):
     assert findings_of(page(), list(PAGES)[first::2]) == {}
 
 
-def test_no_page_has_a_serious_finding_in_the_dark(page):
+def test_no_page_has_a_serious_finding_in_the_dark_or_on_a_phone(page):
     assert findings_of(page(color_scheme="dark"), PAGES, colours_only=True) == {}
-
-
-def test_no_page_has_a_serious_finding_on_a_phone(page):
     shown = page(viewport={"width": 390, "height": 844})
     assert findings_of(shown, ("live", "history", "dead letters", "rooms", "a room")) == {}
 
 
-def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row(page):
-    shown = page()
+def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row_and_commands_are_copied(page):
+    shown = page(permissions=["clipboard-read", "clipboard-write"])
     skip = shown.get_by_role("link", name="Readers and connections", exact=True)
     skip.focus()
     playwright_api.expect(skip).to_be_visible()
@@ -170,6 +167,11 @@ def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row(page):
     shown.keyboard.press("Escape")
     playwright_api.expect(more).to_be_focused()
     playwright_api.expect(menu).to_have_count(0)
+    shown.locator("#live-streams").get_by_role("button", name="Copy manage.py streams abort web-1").first.click()
+    assert shown.evaluate("navigator.clipboard.readText()") == "manage.py streams abort web-1"
+    shown.get_by_role("button", name="More about web-1").click()
+    shown.get_by_role("link", name="Retire the writer …").click()
+    playwright_api.expect(shown).to_have_url(re.compile(r"/admin/actions/retire/\?name=web-1$"))
 
 
 def test_who_listens_is_told_what_became_worse_and_not_every_figure(page):
@@ -184,15 +186,6 @@ def test_who_listens_is_told_what_became_worse_and_not_every_figure(page):
     assert said.inner_text() == ""
     Reader.objects.filter(key="search").update(heartbeat_at=timezone.now() - timedelta(minutes=9))
     playwright_api.expect(said).to_contain_text("wrong: ")
-
-
-def test_commands_are_copied_and_menus_offer_what_the_viewer_may(page):
-    shown = page(permissions=["clipboard-read", "clipboard-write"])
-    shown.locator("#live-streams").get_by_role("button", name="Copy manage.py streams abort web-1").first.click()
-    assert shown.evaluate("navigator.clipboard.readText()") == "manage.py streams abort web-1"
-    shown.get_by_role("button", name="More about web-1").click()
-    shown.get_by_role("link", name="Retire the writer …").click()
-    playwright_api.expect(shown).to_have_url(re.compile(r"/admin/actions/retire/\?name=web-1$"))
 
 
 def test_the_menu_offers_nothing_that_would_be_refused(page, transactional_db):

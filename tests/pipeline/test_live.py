@@ -9,12 +9,10 @@ import signal
 import subprocess
 import threading
 import uuid
-from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
-from django.utils import timezone
 
 from events.models import Event
 from events.sending.send import create_room
@@ -27,7 +25,6 @@ from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
-from streams.reading.reader_table import forget_readers
 from streams.writing import process as writer
 from tests.support.syncing import talk
 from tests.support.waiting import DEADLINE_SECONDS
@@ -111,31 +108,6 @@ def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeli
     reader = Reader.objects.get(name="pipeline statistics")
     assert last["positions"]["statistics"] == reader.positions == reached and reader.closed_at is not None
     assert len([name for name in reached["events"] if name.startswith("load-")]) >= 2
-
-
-def test_killed_and_away_it_is_listed_with_its_lag_until_it_is_forgotten(start_pipeline, run_manage, wait_until, rows):
-    registry.get("events").append(*events("!r", 20))
-    process = start_pipeline()
-    wait_until(lambda: counted() == expected(rows), 120)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    registry.get("events").append(*events("!r", 300))
-    assert writer.retire_all()
-    past = timezone.now() - timedelta(days=2)
-    Event.objects.writable().update(received_at=past)
-    StoredCursor.objects.update(seen_at=past, moved_at=past)
-    Reader.objects.update(heartbeat_at=past)
-    with connections["default"].cursor() as cursor:
-        forget_readers(cursor)
-    shown = json.loads(run_manage("streams", "--json", "--now").stdout)
-    (reader,) = [one for one in shown["readers"] if one["name"] == "pipeline statistics"]
-    assert (reader["lag_facts"], reader["status"]["word"]) == (300, "left behind")
-    health = run_manage("health")
-    assert health.returncode == 1 and "manage.py pipeline run" in health.stdout + health.stderr
-    assert run_manage("streams", "forget", "pipeline statistics", "--yes").returncode == 0
-    assert "pipeline statistics" not in run_manage("streams").stdout
-    start_pipeline()
-    wait_until(lambda: counted() == expected(rows) == {"!r": 320}, 120)
 
 
 def test_it_ends_by_itself_when_nothing_is_left(spark, rows):

@@ -1,7 +1,6 @@
 """Deleting rooms whole: nothing of them is left in any table, nobody else is touched, and an archive brings them back."""
 
 import io
-import signal
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from tests.integration.pipeline.test_archive import purge
 from tests.integration.pipeline.test_restore import assert_same, everything, found_wrong, restore, stored
 from tests.support.made_rooms import BOB, MadeRoom
 from tests.support.persisted_rooms import current_state, incoming, persist, persist_all
-from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 _COLUMNS = """
@@ -146,30 +144,23 @@ def test_a_blocked_room_is_not_made_again():
 
 # --- stopped, and beside others ---------------------------------------------------------------------------------------
 
-_KILLED = """
-import os, signal, sys
-import django
-django.setup()
-from events.maintenance import purge_room as room_purging
-from pipeline.jobs.run import run_job
-room_purging._EVENTS_PER_TRANSACTION = 3
-plain, done = room_purging.RoomPurge._step, []
-def step(self, *arguments):
-    found = plain(self, *arguments)
-    done.append(1)
-    if len(done) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return found
-room_purging.RoomPurge._step = step
-run_job("purge room", {"room": sys.argv[1]})
-"""
 
+def test_stopped_and_run_again(monkeypatch, tmp_path):
+    """Killed at any call of the database: ``test_jobs_killed_anywhere``."""
+    made, done, plain = talked_room(15), [], purge_room.RoomPurge._step
 
-def test_killed_and_run_again(run_manage, tmp_path):
-    made = talked_room(15)
-    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
-    killed = run_manage("-c", _KILLED, made.room_id, env=environment, timeout=2 * DEADLINE_SECONDS)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    def step(self, *arguments):
+        found = plain(self, *arguments)
+        done.append(1)
+        if len(done) == 3:
+            raise OSError("stopped")
+        return found
+
+    monkeypatch.setattr(purge_room, "_EVENTS_PER_TRANSACTION", 3)
+    monkeypatch.setattr(purge_room.RoomPurge, "_step", step)
+    with pytest.raises(CommandError, match="stopped"):
+        purge("room", made.room_id)
+    monkeypatch.undo()
     assert 0 < Event.objects.count() < len(made.events) and not Room.objects.exists()
     refused = persist([incoming(event) for event in made.events]).refused
     assert refused and not Room.objects.exists()  # nobody makes it again before the rest is gone
