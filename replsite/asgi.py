@@ -16,13 +16,13 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
 _http = get_asgi_application()  # sets Django up: the following imports need the apps
 
-from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.apps import apps  # noqa: E402
 from django.conf import settings  # noqa: E402
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler  # noqa: E402
 
 from replsite.http.database_down import DenyWhileDatabaseAway  # noqa: E402
+from replsite.http.handshake_places import HandshakePlaces  # noqa: E402
 from replsite.http.proxy import Forwarded  # noqa: E402
 from replsite.http.request_places import ClientLimit, RequestPlaces  # noqa: E402
 from replsite.http.websocket_origin import SameOrigin  # noqa: E402
@@ -41,7 +41,7 @@ application = ProtocolTypeRouter(
     {
         "http": Forwarded(ClientLimit(RequestPlaces(_http))),
         "websocket": Forwarded(
-            ClientLimit(SameOrigin(DenyWhileDatabaseAway(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))))
+            ClientLimit(SameOrigin(DenyWhileDatabaseAway(HandshakePlaces(URLRouter(websocket_urlpatterns)))))
         ),
         "tcp": ReplicationConsumer.as_asgi(),
     }

@@ -35,7 +35,18 @@ from streams.conf import stream_settings
 from streams.replication.protocol.access import address_key, is_among, networks_of
 from streams.runtime.logs import get_logger
 
-__all__ = ["CAME", "LANES", "Busy", "ClientLimit", "PlacePool", "RequestPlaces", "request_threads_end"]
+__all__ = [
+    "CAME",
+    "LANES",
+    "Busy",
+    "ClientLimit",
+    "PlacePool",
+    "Refusals",
+    "RequestPlaces",
+    "request_threads_end",
+    "show_in_metrics",
+    "when_idle",
+]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
@@ -156,10 +167,11 @@ class PlacePool:
             future.set_exception(Busy(f"all places for {self.name} are taken"))
 
     def _next_of(self, client: str) -> asyncio.Future[_Place]:
-        waiting = self._waiting[client]
+        """Removes and returns the oldest waiting request of a client. Its others then come behind those of equal clients."""
+        waiting = self._waiting.pop(client)
         found = waiting.popleft()
-        if not waiting:
-            del self._waiting[client]
+        if waiting:
+            self._waiting[client] = waiting
         return found
 
     def _forget(self, client: str, future: asyncio.Future[_Place]) -> None:
@@ -185,8 +197,10 @@ class RequestPlaces:
         self._waits = PlacePool("waiting syncs", 100, 200)
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = PlacePool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
-        self._tell_at = 0.0
-        LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
+        self._refusals = Refusals()
+        show_in_metrics(
+            [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
+        )
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
@@ -194,7 +208,8 @@ class RequestPlaces:
         try:
             place = await lane.enter(client)
         except Busy as busy:
-            await self._refuse(scope, send, busy)
+            self._refusals.log(scope, busy)
+            await _answer_busy(scope, send)
             return
         ended = False
 
@@ -202,7 +217,7 @@ class RequestPlaces:
             nonlocal ended
             if not ended:
                 ended = True
-                _when_idle(place, lambda: lane.leave(place, client))
+                when_idle(place, lambda: lane.leave(place, client))
 
         async def send_on(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start" and _is_endless(message):
@@ -228,11 +243,17 @@ class RequestPlaces:
             return self._waits
         return self._catch_up if path.startswith("/_synapse/") else self._pages
 
-    async def _refuse(self, scope: dict[str, Any], send: Any, busy: Busy) -> None:
-        if time.monotonic() >= self._tell_at:  # at most one log line per ``WAIT_SECONDS``
-            self._tell_at = time.monotonic() + WAIT_SECONDS
+
+class Refusals:
+    """Logs refused requests: at most one line per ``WAIT_SECONDS``."""
+
+    def __init__(self) -> None:
+        self._log_at = 0.0
+
+    def log(self, scope: dict[str, Any], busy: Busy) -> None:
+        if time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + WAIT_SECONDS
             log.warning("site.busy", reason=str(busy), path=scope["path"][:200])
-        await _answer_busy(scope, send)
 
 
 def _is_waiting_sync(path: str) -> bool:
@@ -255,7 +276,7 @@ def _is_endless(message: dict[str, Any]) -> bool:
     return any(bytes(kind).startswith(b"text/event-stream") for kind in kinds)
 
 
-def _when_idle(place: _Place, call: Callable[[], None]) -> None:
+def when_idle(place: _Place, call: Callable[[], None]) -> None:
     """Calls ``call`` on the event loop once the place's thread has nothing to do."""
     # A client asks for a slow page and disconnects. Django drops the request at once, but its thread works on. If the
     # place were free now, the next request could get it, and would wait for that thread while other places are free. So
@@ -326,3 +347,9 @@ async def request_threads_end() -> None:
 
 #: All pools of this process, for the metrics.
 LANES: list[PlacePool] = []
+
+
+def show_in_metrics(pools: list[PlacePool]) -> None:
+    """Makes ``pools`` the pools of their names that the metrics show."""
+    names = {pool.name for pool in pools}
+    LANES[:] = [pool for pool in LANES if pool.name not in names] + pools

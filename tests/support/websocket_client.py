@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support.waiting import DEADLINE_SECONDS
 
-__all__ = ["WebSocketClient", "session_cookie"]
+__all__ = ["WebSocketClient", "handshake", "session_cookie"]
 
 _TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
 
@@ -39,7 +39,7 @@ class WebSocketClient:
         wire.setblocking(False)
         await asyncio.get_running_loop().sock_connect(wire, ("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=wire, limit=1024 if receive_bytes else 64 * 1024)
-        writer.write(_handshake(port, cookie, origin or f"http://127.0.0.1:{port}"))
+        writer.write(handshake(port, cookie, origin or ""))
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_SECONDS)
         status = int(head.split(b" ", 2)[1])
         if status != 101:
@@ -112,8 +112,10 @@ class WebSocketClient:
         self.writer.transport.abort()
 
 
-def _handshake(port: int, cookie: str, origin: str) -> bytes:
+def handshake(port: int, cookie: str = "", origin: str = "") -> bytes:
+    """The request that opens the live page's WebSocket."""
     key = "AAAAAAAAAAAAAAAAAAAAAA=="
+    origin = origin or f"http://127.0.0.1:{port}"
     lines = ["GET /ws/live/ HTTP/1.1", f"Host: 127.0.0.1:{port}", "Upgrade: websocket", "Connection: Upgrade",
              f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13", f"Origin: {origin}"]  # fmt: skip
     lines += [f"Cookie: {cookie}"] if cookie else []

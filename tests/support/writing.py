@@ -175,7 +175,7 @@ SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_datab
 AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND application_name LIKE %s
 """
 _WAITING_SESSIONS = """
-SELECT DISTINCT pid FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE datname = current_database()
+SELECT DISTINCT pid, query FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE datname = current_database()
 AND backend_type = 'client backend' AND application_name LIKE %s AND NOT granted AND database IS DISTINCT FROM 0
 """
 
@@ -187,7 +187,12 @@ def sessions(name: str = "%") -> dict[int, str]:
 
 def waiting_sessions(name: str = "%") -> list[int]:
     """Those of ``sessions`` that wait for a lock. What all databases share does not count: the lock of commits that notify."""
-    return [process for (process,) in _rows(_WAITING_SESSIONS, name)]
+    return list(waiting_queries(name))
+
+
+def waiting_queries(name: str = "%") -> dict[int, str]:
+    """What ``waiting_sessions`` wait to do."""
+    return dict(_rows(_WAITING_SESSIONS, name))
 
 
 def is_open(process: int) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
 
 from streams.models import Reader, WireCount
 from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LOST, TELL_OTHERS_SECONDS
@@ -24,9 +26,9 @@ from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.websocket_client import WebSocketClient, session_cookie
+from tests.support.websocket_client import WebSocketClient, handshake, session_cookie
 from tests.support.wire_client import positioned, ready_ports
-from tests.support.writing import append, sessions
+from tests.support.writing import append, sessions, waiting_queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -393,6 +395,45 @@ def test_made_up_cookies_take_no_connections_from_writers(start_site):
     assert most <= before + 6 + 5  # the site's own, and the two of the writer in this process
     assert set(found) <= {302, 503}
     assert found.count(302) >= 50
+
+
+def test_a_crowd_of_handshakes_takes_few_connections_and_keeps_no_viewer_out(start_site):
+    """All were read in one thread, each on a new connection of an embedded server: 1,500 kept a viewer out for 30 s."""
+    site = start_site()
+    cookie = session_cookie(User.objects.create_superuser("boss"))
+    made_up = handshake(site.port, "sessionid=madeupabcdefghijklmnopqrstuvwxyz")
+    with contextlib.ExitStack() as stack:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE django_session")
+            # Four are read and 200 wait; the others of the 220 are refused. That they are shows that all have arrived.
+            crowd = [stack.enter_context(connect(site.port, made_up, address="127.0.0.2")) for _ in range(220)]
+            wait_until(lambda: refused_handshakes(site) >= 16, what="more than may wait")
+            wait_until(lambda: len(session_readers()) == 4, what="as many are read as there are places")
+            assert status_of(site.port, "/admin/login/") == 200
+            assert 'replsite_requests_at_work{lane="handshakes"} 4.0' in metrics(site)
+            assert len(session_readers()) == 4
+        wait_until(lambda: is_let_in(site.port, cookie), what="a viewer is let in, as its browser tries again")
+        assert {one.recv(100).split(b" ")[1] for one in crowd} == {b"403"}
+
+
+def is_let_in(port: int, cookie: str) -> bool:
+    with connect(port, handshake(port, cookie)) as viewer:
+        return viewer.recv(100).startswith(b"HTTP/1.1 101 ")
+
+
+def session_readers() -> list[int]:
+    """Who wants to read a browser's session. The site also asks for the sizes of all tables, that one's too."""
+    return [process for process, query in waiting_queries().items() if query.startswith('SELECT "django_session"')]
+
+
+def refused_handshakes(site: Site) -> float:
+    found = re.search(r'^replsite_requests_refused_total{lane="handshakes"} (.+)$', metrics(site), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def metrics(site: Site) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{site.port}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
 
 
 def test_who_finds_no_place_is_told_when_to_come_again(start_site):

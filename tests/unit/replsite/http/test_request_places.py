@@ -17,8 +17,8 @@ from replsite.http.request_places import (
     PlacePool,
     RequestPlaces,
     _Place,
-    _when_idle,
     request_threads_end,
+    when_idle,
 )
 from replsite.metrics.shared_rendering import SharedRendering
 from tests.support.async_waiting import wait_for
@@ -165,6 +165,24 @@ async def test_the_next_place_is_for_the_client_that_has_fewest():
         one.cancel()
 
 
+async def test_with_a_single_place_clients_take_turns():
+    """One that had just left had as few places as anybody: on two cores a crowd that logged in kept everybody else out."""
+    lane = PlacePool("logins", 1, 100)
+    place = await lane.enter("crowd")
+    crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(5)]
+    await asyncio.sleep(0)
+    single = asyncio.ensure_future(lane.enter("single"))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        lane.leave(place, "crowd")
+        await asyncio.wait([single, *crowd], return_when=asyncio.FIRST_COMPLETED)
+    assert [one.done() for one in [single, *crowd]] == [True, True] + [False] * 4
+    lane.leave(place, "single")
+    await crowd[1]
+    for one in crowd:
+        one.cancel()
+
+
 async def test_when_too_many_wait_the_client_that_has_most_is_sent_away():
     lane = PlacePool("pages", 1, 3)
     place = await lane.enter("crowd")
@@ -241,7 +259,7 @@ def test_a_thread_that_works_on_after_the_servers_end_logs_no_error(caplog):
 
     async def serve() -> None:
         place.executor.submit(may_end.wait)
-        _when_idle(place, list)
+        when_idle(place, list)
 
     asyncio.run(serve())
     may_end.set()
