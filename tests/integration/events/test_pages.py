@@ -10,7 +10,6 @@ from events.errors import BadToken, InvalidQuery, NotReadable, UnknownEvent, Unk
 from events.models import ErasedUser, IgnoredUser
 from events.reading.pages import OLDEST, events_around, timeline, visible_to
 from events.reading.timeline import timeline as timeline_of_room
-from events.sync.events_since import events_since
 from events.tokens.positions import current_token, room_text, token_text
 from state.groups.filters import StateFilter
 from streams.core.tokens import VectorToken
@@ -248,8 +247,6 @@ def test_unusable_limits_are_refused(limit):
         events_around(made.alice.event_id, ALICE, limit)
     with pytest.raises(InvalidQuery):
         timeline_of_room(made.room_id, limit)
-    with pytest.raises(InvalidQuery):
-        events_since(BOB, VectorToken(1), limit=limit, now=VectorToken(5))
 
 
 def test_both_directions_at_once_are_no_question():
