@@ -68,7 +68,7 @@ class QuarantinedLineAdmin(NewestFirstAdmin):
 
 @admin.register(models.RoomStatistics)
 class RoomStatisticsAdmin(ReadOnlyAdmin):
-    """The page of the statistics of rooms and their members, which the live pipeline keeps current."""
+    """The page of the counts of rooms, which the live pipeline keeps current."""
 
     ordering = ("pk",)
     search_fields = ("pk__exact",)

@@ -19,7 +19,7 @@ class PipelineConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the kinds of job, the subjects of maintenance commands, and the command that runs the statistics.
+        """Registers the kinds of job, the subjects of maintenance commands, and the command that runs the live pipeline.
 
         Raises ``ImproperlyConfigured`` if psycopg2 is missing. Spark's tasks need psycopg2, even if Django uses another
         driver for PostgreSQL.
@@ -31,7 +31,7 @@ class PipelineConfig(AppConfig):
             )
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
         from pipeline.jobs import run  # noqa: PLC0415 - models are loaded now
-        from pipeline.statistics.update import READER  # noqa: PLC0415
+        from pipeline.live.statistics_table import READER  # noqa: PLC0415
         from streams.maintenance import subjects  # noqa: PLC0415
         from streams.reading.reader_commands import run_by  # noqa: PLC0415
 

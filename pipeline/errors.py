@@ -154,14 +154,7 @@ class QueryRunning(PipelineError):
 
 
 class QueryFailed(PipelineError):
-    """Raised if a query of the live pipeline ended with an error. The query's tables are as they were after its last batch.
-
-    ``query`` is the name of the query, or empty if all of them had to end.
-    """
-
-    def __init__(self, text: str, query: str = "") -> None:
-        super().__init__(text)
-        self.query = query
+    """Raised if the query of the live pipeline ended with an error. Its tables are as they were after its last batch."""
 
 
 class SnapshotEnded(PipelineError):

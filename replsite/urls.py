@@ -38,9 +38,7 @@ pages: list[URLPattern | URLResolver] = [
 ]
 if rooms.has("events") and rooms.has("pipeline"):
     from replsite.dashboard.archives_page import archives_page
-    from replsite.history.statistics_page import statistics_page
 
-    pages.append(path("statistics/", statistics_page, name="statistics"))
     pages.append(path("archives/", archives_page, name="archives"))
 
 #: Metrics, health, and catch-up over HTTP.

@@ -321,7 +321,7 @@ def stay(demo: Demo) -> None:
     sys.stdout.write(f"  log in as  admin / {demo.password}   (shown once)\n\n  Ctrl-C ends the demo.\n")
     sys.stdout.flush()
     demo.go_on()
-    demo.manage("pipeline", "run")  # without it the feeds and the counts would fall behind
+    demo.manage("pipeline", "run")  # without it the counts would fall behind
     demo.manage("runjobs", stdout=subprocess.DEVNULL)
     with suppress(KeyboardInterrupt):
         signal.pause()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes ``docs/reference/frames.md`` from the schemas of ``pipeline.frames.schemas``.
 
-With ``--check`` it only compares, as ``tests/docs/test_frames_page.py`` does.
+With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes the tables of ``docs/reference/metrics.md`` from the table in the code: labels, types, Synapse's names, meanings.
 
-It replaces the text between the marks. With ``--check`` it only compares, as ``tests/docs/test_metrics_page.py`` does.
+It replaces the text between the marks. With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
 """
 
 from __future__ import annotations

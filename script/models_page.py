@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes ``docs/reference/models.md`` from the models: their docstrings, fields, help texts, indexes and questions.
 
-With ``--check`` it only compares, as ``tests/docs/test_models_page.py`` does.
+With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes ``docs/reference/options.md`` from the commands' parsers: every command with its arguments, options and examples.
 
-With ``--check`` it only compares, as ``tests/docs/test_options_page.py`` does.
+With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ _POSITIVE = (
     "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
     "http_connection_limit", "http_body_limit_bytes", "http_head_limit_seconds", "http_body_limit_seconds",
     "http_buffer_limit_bytes", "websocket_buffer_limit_bytes", "handshake_limit_seconds",
-    "worker_report_limit", "worker_silence_seconds", "user_address_days", "user_address_limit", "feed_entries",
+    "worker_report_limit", "worker_silence_seconds", "user_address_days", "user_address_limit",
     "lease_timeout_seconds",
     "recorded_days_kept", "recorded_facts_kept", "hot_entries", "hot_waiter_limit",
     "browser_limit", "browser_answer_bytes", "browser_answer_seconds",

@@ -118,8 +118,6 @@ class StreamSettings:
     """Rooms that let messages expire keep them at most this long; 0: as long as their policy says."""
     censor_after_days: float | None = 7.0
     """Days after which a redacted event's stored JSON is replaced by its pruned form; 0: by the next run; None: never."""
-    feed_entries: int = 5_000
-    """Most entries of a user's feed. If there are more, the oldest are deleted."""
     hot_entries: int = 10_000
     """Most last changes that the notifier keeps for each stream and type (rooms, users). Also most users with rooms."""
     hot_waiter_limit: int = 10_000

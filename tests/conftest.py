@@ -262,15 +262,23 @@ def free_port() -> int:
     return ports.free_port()
 
 
-@pytest.fixture
-def database_url(transactional_db: None) -> str:
-    """``DATABASE_URL`` of the test database, for other processes."""
+@pytest.fixture(scope="session")
+def url_of_test_database(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> str:
+    """What ``database_url`` is, for what a module makes once: a schema of its own. Servers belong to a test each: what they
+    write while the tables are emptied behind a test is in the next one's way."""
     from django.db import connection
 
-    connection.ensure_connection()
+    with django_db_blocker.unblock():
+        connection.ensure_connection()
     where = connection.settings_dict
     user, password = quote(where["USER"], safe=""), quote(where["PASSWORD"], safe="")
     return f"postgres://{user}:{password}@{where['HOST']}:{where['PORT']}/{quote(where['NAME'])}"
+
+
+@pytest.fixture
+def database_url(transactional_db: None, url_of_test_database: str) -> str:
+    """``DATABASE_URL`` of the test database, for other processes."""
+    return url_of_test_database
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ _KEPT = {"events_purgedroom", "pipeline_importedroom", "pipeline_mendedroom"}
 #: Tables whose rows go in the first transaction, or with the events and groups.
 _OWN = {
     "events_room", "events_event", "events_currentstate", "events_forwardextremity", "events_backwardextremity",
-    "events_timelinegap", "events_eventvisibility", "events_feedentry", "events_roomsummary", "state_stategroup",
+    "events_timelinegap", "events_eventvisibility", "events_roomsummary", "state_stategroup",
 }  # fmt: skip
 
 _LOCAL = """
@@ -63,11 +63,6 @@ _AT_ONCE = (
     "DELETE FROM events_timelinegap WHERE room_id = %s",
     "DELETE FROM events_currentstate WHERE room_id = %s",
     "DELETE FROM events_eventvisibility WHERE room_id = %s",
-    """
-    WITH gone AS (DELETE FROM events_feedentry WHERE room_id = %s RETURNING user_id),
-    counted AS (SELECT user_id, count(*) AS entries FROM gone GROUP BY user_id)
-    UPDATE events_feed feed SET entries = feed.entries - counted.entries FROM counted WHERE feed.user_id = counted.user_id
-    """,
     "DELETE FROM events_room WHERE room_id = %s",
 )
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"

@@ -33,9 +33,6 @@ __all__ = [
     "EventEdge",
     "EventJson",
     "EventVisibility",
-    "Feed",
-    "FeedEntry",
-    "FeedPosition",
     "ForgottenRoom",
     "ForwardExtremity",
     "IgnoredUser",
@@ -500,7 +497,6 @@ class EventVisibility(models.Model):
         return f"{self.room_id} {self.user_id or 'everyone'} {self.kind} {self.first}..{self.last or ''}"
 
 
-from events.models.feeds import Feed, FeedEntry, FeedPosition  # noqa: E402 - after the tables
 from events.models.gaps import TimelineGap  # noqa: E402 - after the tables
 from events.models.purged_rooms import PurgedRoom  # noqa: E402 - after the tables
 from events.models.summaries import RoomSummary  # noqa: E402 - after the tables

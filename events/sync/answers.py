@@ -10,7 +10,7 @@ from events.reading.event_json import ServedEvent
 from events.tokens.sync_token import SyncToken
 from streams.core.tokens import VectorToken
 
-__all__ = ["InitialSync", "NewEvents", "PendingRoom", "RoomsSince", "SyncRoom"]
+__all__ = ["InitialSync", "PendingRoom", "RoomsSince", "SyncRoom"]
 
 StateKey = tuple[str, str]
 
@@ -88,15 +88,3 @@ class InitialSync:
     token: SyncToken
     next_page: str | None
     left: tuple[SyncRoom, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NewEvents:
-    """New events for a user in stream order. ``token`` is the token from which to continue.
-
-    ``more`` is true if the limit was reached, so that the caller should ask again at once.
-    """
-
-    events: tuple[ServedEvent, ...]
-    token: VectorToken
-    more: bool

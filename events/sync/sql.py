@@ -23,8 +23,6 @@ __all__ = [
     "CHANGES",
     "CURRENT",
     "GAPS",
-    "IN_ORDER",
-    "IN_ORDER_LISTED",
     "LAST_IN",
     "LATER_CHANGES",
     "LATEST",
@@ -97,45 +95,6 @@ LATEST = _timelines(_TOPOLOGICAL, "e.topological_ordering, e.stream_ordering", _
 #: The windows with more events than are examined.
 MORE_NEWEST = _more(_STREAM)
 MORE_LATEST = _more(_TOPOLOGICAL, _IN_WINDOW_FROM_TOP)
-
-_LOOKED_AT = "e.*, a.user_id, a.peeking, a.recorded, a.cut, a.cut_depth, a.kept_since, w.own_only"
-_BY_WINDOWS = f"""
-  SELECT {_LOOKED_AT} FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id
-  CROSS JOIN LATERAL (
-    SELECT e.* FROM events_event e WHERE {_IN_WINDOW} AND (NOT w.own_only OR {_OWN}) ORDER BY e.stream_ordering LIMIT %(scanned)s
-  ) AS e
-"""
-#: Each place carries its window and its access row, so the only join is with the event.
-_BY_PLACES = f"""
-  SELECT {_LOOKED_AT} FROM (
-    SELECT given.*, false AS whole, %(user_id)s::text COLLATE "C" AS user_id FROM unnest(
-      %(place_positions)s::bigint[], %(place_rooms)s::text[], %(place_lows)s::bigint[], %(place_highs)s::bigint[],
-      %(place_own_only)s::boolean[], %(place_peeking)s::boolean[], %(place_recorded)s::boolean[],
-      %(place_cuts)s::bigint[], %(place_cut_depths)s::bigint[], %(place_kept_since)s::bigint[]
-    ) AS given (position, room_id, low, high, own_only, peeking, recorded, cut, cut_depth, kept_since)
-  ) AS a JOIN LATERAL (SELECT a.*) AS w ON true JOIN events_event e ON e.stream_ordering = a.position AND {_IN_WINDOW}
-  WHERE NOT w.own_only OR {_OWN}
-"""
-
-
-def _in_order(*sources: str) -> str:
-    return f"""
-WITH looked_at AS MATERIALIZED (
-  {" UNION ALL ".join(sources)} ORDER BY stream_ordering LIMIT %(scanned)s
-)
-SELECT {SERVED}, {pruned("e", "e")}, found.count, found.last
-FROM (SELECT count(*) AS count, max(stream_ordering) AS last FROM looked_at) AS found
-LEFT JOIN (
-  SELECT e.* FROM looked_at e JOIN LATERAL (SELECT e.*) AS a ON true JOIN LATERAL (SELECT e.own_only) AS w ON true
-  WHERE {_SHOWN} ORDER BY e.stream_ordering LIMIT %(limit)s
-) AS e ON true LEFT {SERVED_JSON} ORDER BY e.stream_ordering
-"""
-
-
-#: The oldest events of all windows together, with the number of examined events and the position of the last of them.
-IN_ORDER = _in_order(_BY_WINDOWS)
-#: The same for two sources: the windows, and events at given places (``events.sync.feeds``).
-IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_PLACES)
 
 #: The windows that have any event, or a change of the state at a position of its own.
 LIVELY = f"""

@@ -36,7 +36,7 @@ class Window:
     """The part of a room that is read: ``low < position <= high``, within the span.
 
     ``whole`` is true if the room is read from its beginning, even if ``since`` covers it. If ``own_only`` is true, only
-    the user's own memberships are read. If ``listed`` is true, only the events at places that a feed lists are read.
+    the user's own memberships are read.
     ``state_high`` is the position of the state in the answer, if this position differs from ``high``. If ``stateless``
     is true, the answer contains no state.
     """
@@ -46,7 +46,6 @@ class Window:
     high: int
     whole: bool = False
     own_only: bool = False
-    listed: bool = False
     state_high: int | None = None
     stateless: bool = False
 
@@ -136,28 +135,6 @@ class Windows:
             found[room_id].more = True
         return found
 
-    def in_order(self, limit: int, places: Sequence[tuple[int, str]] = ()) -> tuple[list[ServedEvent], int | None]:
-        """Returns (the oldest ``limit`` visible events of all windows, the position up to which the windows were examined).
-
-        The events are ascending by stream ordering. The position is null if the windows were examined to their ends. Of
-        listed windows only the events at ``places`` (position, room) are examined.
-        """
-        if not self.windows:
-            return [], None
-        scanned = examined_events(limit)
-        windows = [window for window in self._allowed() if not window.listed]
-        more = {"limit": limit + 1, "scanned": scanned, **self._access_values(), **self._place_values(places)}
-        text = sql.IN_ORDER_LISTED if places else sql.IN_ORDER
-        found: list[ServedEvent] = []
-        last = None
-        for *row, pruned, count, upto in self._rows(text, windows, more):
-            last = upto if count >= scanned else None  # examined as many as allowed: there may be more beyond ``upto``
-            if row[0] is not None:
-                found.append(served(row, pruned=bool(pruned)))
-        if len(found) > limit:
-            return found[:limit], found[limit - 1].stream_ordering
-        return found, last
-
     # --- states ---------------------------------------------------------------------------------------------------
     def changes(self) -> dict[str, StateChanges]:
         """Returns by room how the state changed within its window. For a whole window, returns the full state instead."""
@@ -230,29 +207,6 @@ class Windows:
 
     def _access_values(self) -> dict[str, Any]:
         return access_parameters(self._user_id, self._access.values())
-
-    def _place_values(self, places: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """Returns the SQL parameters for places (position, room).
-
-        They include for each place its window and the user's access to the room.
-        """
-        found = [
-            (position, self.windows[room_id], self._access[room_id])
-            for position, room_id in places
-            if room_id in self._access
-        ]
-        return {
-            "place_positions": [position for position, _, _ in found],
-            "place_rooms": [window.room_id for _, window, _ in found],
-            "place_lows": [window.low for _, window, _ in found],
-            "place_highs": [window.high for _, window, _ in found],
-            "place_own_only": [window.own_only for _, window, _ in found],
-            "place_peeking": [access.peeking for _, _, access in found],
-            "place_recorded": [access.recorded for _, _, access in found],
-            "place_cuts": [access.cut for _, _, access in found],
-            "place_cut_depths": [access.cut_depth for _, _, access in found],
-            "place_kept_since": [access.kept_since for _, _, access in found],
-        }
 
     def _rows(
         self, text: str, windows: Iterable[Window], more: Mapping[str, Any] | None = None

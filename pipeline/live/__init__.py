@@ -1,1 +1,1 @@
-"""The live pipeline: streaming queries that keep statistics and feeds current."""
+"""The live pipeline: a streaming query that keeps a table current, each fact once."""

@@ -1,29 +1,27 @@
-"""Runs the live pipeline: one Spark session with the queries that keep tables current.
+"""Runs the live pipeline: a Spark session with the query that keeps the counts of rooms current.
 
-``run`` blocks until the process is to stop, until the queries had nothing to do for ``until_idle_seconds``, or until a
+``run`` blocks until the process is to stop, until the query had nothing to do for ``until_idle_seconds``, or until the
 query has failed several times in a row. If the database cannot be reached, ``run`` waits for it, and then restarts the
-queries at the positions of their tables.
+query at the position of its tables.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DjangoDatabaseError
-from django.db import connections, transaction
+from django.db import connections
 
 from pipeline.conf import pipeline_settings
 from pipeline.errors import QueryFailed, QueryRunning
-from pipeline.live.feeds_table import FeedsTable
 from pipeline.live.ledger import Vectors, covers, ledger_vectors
-from pipeline.live.query import LiveQuery, Place, Table
-from pipeline.live.statistics_table import STATISTICS, StatisticsTable
+from pipeline.live.query import LiveQuery, Place
+from pipeline.live.statistics_table import StatisticsTable
 from pipeline.spark.site_session import site_session
-from pipeline.statistics.history import bound_history, go_through, take_figures
 from streams.conf import stream_settings
 from streams.db.driver import DatabaseError, direct_connection, dsn, explain
 from streams.db.schema_mark import marked_lock
@@ -35,16 +33,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["TABLES", "LiveOptions", "run"]
+__all__ = ["LiveOptions", "run"]
 
 log = get_logger(__name__)
-TABLES = (STATISTICS, FeedsTable.name)
-"""Names of the tables that can be kept current."""
 _LOCK = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.pipeline:live'") + ")"
 _HOLDER = "SELECT address, process_id FROM streams_reader WHERE name = %s ORDER BY heartbeat_at DESC LIMIT 1"
+_APPLIED = "SELECT coalesce(sum(batches), 0) FROM pipeline_batchledger WHERE query = %s"
 _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
-_FIGURES_SECONDS = 60.0
 _ATTEMPTS = 5
 """After this number of failures in a row, the last error is raised. A batch, or a run of `_WELL_SECONDS`, resets the count."""
 _WELL_SECONDS = 30.0
@@ -57,21 +53,19 @@ _LOST = (DatabaseError, DjangoDatabaseError)
 class LiveOptions:
     """The options of the live pipeline.
 
-    ``master`` is the Spark master. If it is empty, the master in the site's settings is used. ``tables`` has the names
-    of the tables to keep current. The pipeline ends when it was idle for ``until_idle_seconds``. If this is None, the
-    pipeline does not end when it is idle.
+    ``master`` is the Spark master. If it is empty, the master in the site's settings is used. The pipeline ends when it
+    was idle for ``until_idle_seconds``. If this is None, the pipeline does not end when it is idle.
     """
 
     master: str = ""
-    tables: tuple[str, ...] = TABLES
     until_idle_seconds: float | None = None
 
 
 def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[], None]) -> dict[str, Vectors]:
-    """Keeps the tables current until the process is to stop, or the pipeline was idle for ``until_idle_seconds``.
+    """Keeps the counts of rooms current until the process is to stop, or the pipeline was idle for ``until_idle_seconds``.
 
-    Returns the vectors that each table has reached: table -> stream -> vector. Returns {} if the process was stopped
-    while it waited for a retry. Calls ``started`` once, when the queries run. Raises ``QueryRunning``, ``QueryFailed``
+    Returns the vectors that the query has reached: query -> stream -> vector. Returns {} if the process was stopped
+    while it waited for a retry. Calls ``started`` once, when the query runs. Raises ``QueryRunning``, ``QueryFailed``
     and the errors of ``site_session``.
     """
     using = stream_settings().database
@@ -105,13 +99,13 @@ class _Retry:
         self._seconds = _FIRST_RETRY_SECONDS
 
     def went_well(self) -> None:
-        """Resets the policy. Called after a batch was applied, or when the queries have run for some time without an error."""
+        """Resets the policy. Called after a batch was applied, or when the query has run for some time without an error."""
         self._failed, self._seconds = 0, _FIRST_RETRY_SECONDS
 
     def wait_after(self, error: Exception) -> bool:
         """Waits before the next attempt. The waiting time doubles with each failure, up to a limit.
 
-        Returns true if the caller is to retry, false if the process is to stop. Raises ``error`` if queries have failed
+        Returns true if the caller is to retry, false if the process is to stop. Raises ``error`` if the query has failed
         too many times in a row.
         """
         if isinstance(error, QueryFailed):
@@ -129,42 +123,47 @@ class _Retry:
 
 
 class _Pipeline:
-    """The queries of the live pipeline in this process. At each start, a query begins at the position of its tables."""
+    """The query of the live pipeline in this process. At each start, it begins at the position of its tables."""
 
     def __init__(self, spark: SparkSession, options: LiveOptions, using: str) -> None:
         self._spark, self._options, self._using = spark, options, using
-        self._feeds = FeedsTable(using) if FeedsTable.name in options.tables else None
-        statistics = StatisticsTable(stream_settings().server_name) if STATISTICS in options.tables else None
-        self._tables: list[Table] = [table for table in (statistics, self._feeds) if table is not None]
-        self._queries: list[StreamingQuery] = []
+        self._table = StatisticsTable(using)
+        self._query: StreamingQuery
         self._held: Any = None
         self._batches = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Keeps Spark's streaming queries running while the ``with`` block runs.
+        """Keeps Spark's streaming query running while the ``with`` block runs.
 
-        Holds the lock of the live pipeline, and the names of the tables' readers.
+        Holds the lock of the live pipeline, and the name of the table's reader.
         """
-        with ExitStack() as stack:
-            self._held = stack.enter_context(_only_one(self._using, self._tables[0].reader))
-            for table in self._tables:
-                stack.enter_context(_reader_of(table))
-            stack.callback(self._stop)
-            place = Place(dsn(self._using), self._using, pipeline_settings().folder / "checkpoints")
-            self._queries = [LiveQuery(table, place).start(self._spark, _TRIGGER) for table in self._tables]
-            yield
+        place = Place(dsn(self._using), self._using, pipeline_settings().folder / "checkpoints")
+        with _only_one(self._using, self._table.reader) as self._held, self._name_held():
+            self._query = LiveQuery(self._table, place).start(self._spark, _TRIGGER)
+            try:
+                yield
+            finally:
+                self._query.stop()
+
+    @contextmanager
+    def _name_held(self) -> Iterator[None]:
+        try:
+            with self._table.held():
+                yield
+        except ReaderNameTaken as error:
+            raise QueryRunning(str(error)) from error
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
-        """Checks repeatedly that the queries run, and writes statistics. Raises ``QueryFailed``.
+        """Checks repeatedly that the query runs. Raises ``QueryFailed``.
 
         Returns when the process is to stop, or when the pipeline was idle for ``until_idle_seconds``.
         """
         beaten = 0.0
-        began = figured = busy_at = time.monotonic()
+        began = busy_at = time.monotonic()
         limit = self._options.until_idle_seconds
         while not stopping():
-            self._check_queries()
+            self._check_query()
             now = time.monotonic()
             if now - beaten >= _BEAT_SECONDS:
                 beaten = now
@@ -174,24 +173,18 @@ class _Pipeline:
                     busy_at = now
                 elif limit is not None and now - busy_at >= limit:
                     break
-            if now - figured >= _FIGURES_SECONDS:
-                figured = now
-                self._take_figures()
             time.sleep(_POLL_SECONDS)
-        self._take_figures()
 
     def reached(self) -> dict[str, Vectors]:
-        """Returns table -> vectors that the table has reached."""
+        """Returns the vectors that the query has reached."""
         with connections[self._using].cursor() as cursor:
-            return {table.name: ledger_vectors(cursor, table.name) for table in self._tables}
+            return {self._table.name: ledger_vectors(cursor, self._table.name)}
 
-    def _check_queries(self) -> None:
-        for query in self._queries:
-            if not query.isActive:
-                raise QueryFailed(
-                    f"The query {query.name} of the live pipeline has failed: {_shortly(query.exception())}", query.name
-                )
-        if self._held.closed or any(table.is_lost for table in self._tables):
+    def _check_query(self) -> None:
+        if not self._query.isActive:
+            why = _shortly(self._query.exception())
+            raise QueryFailed(f"The query {self._table.name} of the live pipeline has failed: {why}")
+        if self._held.closed or self._table.is_lost:
             raise QueryFailed("The live pipeline has lost the connection that holds its name.")
 
     def _taken_more(self) -> bool:
@@ -201,36 +194,16 @@ class _Pipeline:
         with it the lock, is lost.
         """
         with self._held.cursor() as cursor:
-            cursor.execute("SELECT coalesce(sum(batches), 0) FROM pipeline_batchledger")
+            cursor.execute(_APPLIED, [self._table.name])
             before, self._batches = self._batches, int(cursor.fetchone()[0])
         return self._batches > before
 
     def _caught_up(self) -> bool:
-        """Returns true if all tables have reached the stored positions of their streams."""
+        """Returns true if the table has reached the stored positions of its streams."""
         with connections[self._using].cursor() as cursor:
-            stored = stored_positions(cursor, [stream for table in self._tables for stream in table.streams])
+            stored = stored_positions(cursor, self._table.streams)
             there = {stream: {writer: at.position for writer, at in known.items()} for stream, known in stored.items()}
-            done = True
-            for table in self._tables:
-                wanted = {stream: there.get(stream, {}) for stream in table.streams}
-                done = covers(ledger_vectors(cursor, table.name), wanted) and done
-            if self._feeds is not None and done:
-                with transaction.atomic(using=self._using):
-                    done = self._feeds.catch_up(cursor)
-        return done
-
-    def _take_figures(self) -> None:
-        if STATISTICS not in self._options.tables:
-            return
-        name = stream_settings().server_name
-        for work in (lambda cursor: go_through(cursor, name), take_figures, bound_history):
-            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
-                work(cursor)
-
-    def _stop(self) -> None:
-        for query in self._queries:
-            query.stop()
-        self._queries = []
+            return covers(ledger_vectors(cursor, self._table.name), there)
 
 
 @contextmanager
@@ -255,16 +228,6 @@ def _only_one(using: str, reader: str) -> Iterator[Any]:
         yield connection
     finally:
         connection.close()
-
-
-@contextmanager
-def _reader_of(table: Table) -> Iterator[None]:
-    try:
-        with table.held():
-            yield
-    except ReaderNameTaken as error:
-        others = ",".join(name for name in TABLES if name != table.name)
-        raise QueryRunning(f"{error} Or keep only {others} here: manage.py pipeline run --tables {others}.") from error
 
 
 def _shortly(error: Exception | None) -> str:

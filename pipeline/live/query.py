@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
-from pipeline.live.ledger import BatchOffsets, Vectors, read_offsets, take_batch
+from pipeline.live.ledger import Vectors, read_offsets, take_batch
+from pipeline.live.named_table import NamedTable
 from pipeline.source.data_source import register
 from pipeline.source.schemas import declaration_of, spark_schema
 
@@ -27,49 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["LiveQuery", "Place", "Table"]
-
-
-class Table(Protocol):
-    """The interface of a table, or group of tables, that a query keeps current."""
-
-    @property
-    def name(self) -> str:
-        """The name of the query, of its row in the ledger and of its checkpoint."""
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """The names of the streams that the query reads, in this order."""
-
-    @property
-    def reader(self) -> str:
-        """The name of the reader that the query is (``pipeline.live.named_table``)."""
-
-    @property
-    def is_lost(self) -> bool:
-        """True if this process has lost the reader's name."""
-
-    def held(self) -> AbstractContextManager[None]:
-        """Holds the reader's name while the block runs. Raises ``ReaderNameTaken``."""
-
-    @property
-    def max_rows(self) -> int:
-        """The largest number of rows that a batch has of one stream."""
-
-    def begin(self, cursor: Any) -> Vectors:
-        """Returns the vectors that the tables have reached. When this method returns, the ledger has the same vectors."""
-
-    def columns(self, stream: str) -> tuple[str, ...]:
-        """Returns the names of the columns of a stream that the query needs. Spark does not fetch other columns."""
-
-    def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """Converts the facts of a stream to rows of a batch. The rows of all streams must have the same columns."""
-
-    def find(self, batch: DataFrame) -> Any:
-        """Computes the result of a batch with Spark, which is later passed to ``write``. Called without an open transaction."""
-
-    def write(self, cursor: Any, found: Any, offsets: BatchOffsets) -> None:
-        """Writes the result of ``find`` to the tables, in the transaction that records the batch in the ledger."""
+__all__ = ["LiveQuery", "Place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +40,9 @@ class Place:
 
 
 class LiveQuery:
-    """A query that keeps one ``Table`` current. Call `start` once."""
+    """A query that keeps a table current. Call `start` once."""
 
-    def __init__(self, table: Table, place: Place) -> None:
+    def __init__(self, table: NamedTable, place: Place) -> None:
         self.table = table
         self._place = place
         self._checkpoint = place.checkpoints / table.name
@@ -125,6 +83,6 @@ class LiveQuery:
         try:
             with transaction.atomic(using=using), connections[using].cursor() as cursor:
                 if take_batch(cursor, self.table.name, offsets):
-                    self.table.write(cursor, found, offsets)
+                    self.table.apply(cursor, found, offsets)
         finally:
             connections[using].close()  # the thread is Spark's and may end without notice

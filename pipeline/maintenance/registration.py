@@ -9,11 +9,9 @@ from __future__ import annotations
 from pipeline.archive.kind import ArchiveKind
 from pipeline.archive.restore import RestoreKind
 from pipeline.export.kind import ExportKind
-from pipeline.feeds.command import register_feeds
 from pipeline.importing.kind import ImportKind
 from pipeline.jobs import run
 from pipeline.jobs.kinds import CensorKind, CheckStreamsKind
-from pipeline.live.purge_statistics import register_statistics
 from pipeline.maintenance import subjects
 from pipeline.maintenance.compress import CompressStateKind
 from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
@@ -35,6 +33,4 @@ def register_kinds() -> None:
 
 def register_subjects() -> None:
     """Registers the subjects of ``purge`` and ``resync``."""
-    register_feeds()
-    register_statistics()
     subjects.register_subjects()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from django.db import connections, transaction
@@ -25,7 +25,6 @@ from events.models import CurrentState, Room
 from events.persist.room_cache import clear_caches
 from events.room_lock_sql import LOCK_ROOM
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.feeds.check import check_feeds
 from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
 from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import JobKind, JobRun
@@ -39,7 +38,7 @@ from streams.maintenance.table_sequences import inspect_tables, repair_tables
 
 __all__ = ["OF_ROOMS", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
 
-WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
+WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches")
 OF_ROOMS = (*SUBJECTS, EVERYTHING)
 """The subjects that are compared room by room. If there are many events, Spark compares the rooms."""
 _MOST_LISTED = 100
@@ -92,7 +91,7 @@ class ResyncKind(JobKind):
         what = run.arguments["what"]
         if what in OF_ROOMS:
             return compare_rooms(run)
-        work = {"positions": _positions, "caches": _caches, "feeds": _feeds}[what]
+        work = {"positions": _positions, "caches": _caches}[what]
         return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
@@ -229,18 +228,6 @@ def _caches(run: JobRun) -> Mapping[str, Any]:
             unknown += [] if known else [room_id]
             count.add()
     return {"rooms": there, "unknown": unknown, "left": 0}
-
-
-def _feeds(run: JobRun) -> Mapping[str, Any]:
-    dry_run, rooms = run.arguments["dry_run"], run.arguments["rooms"]
-    storable = None if rooms is None else [room_id for room_id in rooms if can_be_stored(room_id)]
-    with run.stage("resync feeds", None, "entries") as count:
-        before = check_feeds(storable, run.using, dry_run=dry_run)
-        count.add(before.total)
-        after = before if dry_run else check_feeds(storable, run.using, dry_run=True)
-    run.note_before(asdict(before))
-    run.note_after(asdict(after))
-    return {"before": asdict(before), "after": asdict(after), "left": after.total}
 
 
 def _positions(run: JobRun) -> Mapping[str, Any]:

@@ -34,7 +34,6 @@ _RESYNC_HELP = {
     "rooms": "state, extremities and visibility in one pass",
     "positions": "sequences of streams and tables that are behind, or not as they must be",
     "caches": "what processes keep of rooms: it is dropped everywhere",
-    "feeds": "per-user feeds",
 }
 
 

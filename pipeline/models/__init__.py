@@ -22,11 +22,8 @@ __all__ = [
     "MendedRoom",
     "PackRequest",
     "QuarantinedLine",
-    "RoomDay",
     "RoomStatistics",
-    "ServerStatistics",
     "SourceWrite",
-    "UserDay",
 ]
 
 
@@ -161,4 +158,4 @@ from pipeline.models.imports import ImportSource  # noqa: E402 - after the table
 from pipeline.models.pack_requests import PackRequest  # noqa: E402
 from pipeline.models.resync import ComparedRooms, MendedRoom  # noqa: E402
 from pipeline.models.spark_writes import SourceWrite  # noqa: E402 - after the table of jobs
-from pipeline.models.statistics import RoomDay, RoomStatistics, ServerStatistics, UserDay  # noqa: E402 - after the tables
+from pipeline.models.statistics import RoomStatistics  # noqa: E402 - after the tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from django.db.models import Count
@@ -18,14 +19,10 @@ from events.reading.event_json import load_events
 from events.reading.pages import OLDEST, Page, timeline
 from events.reading.state_at import State, state_at
 from events.visibility.explain import Explanation, explain_visibility
-from replsite import rooms
 from replsite.api import schemas
 from replsite.api.access import needs
 from replsite.api.schemas import answers
 from streams.conf import stream_settings
-
-if rooms.has("pipeline"):
-    from pipeline.models import RoomStatistics
 
 __all__ = ["router"]
 
@@ -33,6 +30,8 @@ router = Router(tags=["Rooms"])
 VIEW_ROOMS, VIEW_EVENTS = "events.view_room", "events.view_event"
 _MEMBER = "m.room.member"
 _MOST_EXTREMITIES = 50
+#: ``RoomSummary.active_at`` of a room without accepted events.
+_NEVER = datetime.fromtimestamp(0, UTC)
 #: Entries of the state that describe a room: type -> (key of the content, name in the answer).
 _DESCRIBING = {
     "m.room.name": ("name", "name"),
@@ -262,22 +261,20 @@ def _described(found: Sequence[Room], using: str) -> list[dict[str, Any]]:
         for place, event_id in by_room.items()
         if event_id in events
     }
-    counted: Mapping[str, Any] = {}
-    if rooms.has("pipeline"):
-        counted = RoomStatistics.objects.using(using).in_bulk(ids)
-    return [_line(room, contents, counted.get(room.room_id)) for room in found]
+    summaries = RoomSummary.objects.using(using).in_bulk(ids)
+    nothing = RoomSummary(joined=0, events=0, active_at=_NEVER)  # of a room that is deleted meanwhile
+    return [_line(room, contents, summaries.get(room.room_id, nothing)) for room in found]
 
 
-def _line(room: Room, contents: Mapping[tuple[str, str], Any], counted: Any) -> dict[str, Any]:
-    figures = {"joined_members": "joined", "joined_local_members": "joined_local", "state_events": "state_entries"}
+def _line(room: Room, contents: Mapping[tuple[str, str], Any], summary: RoomSummary) -> dict[str, Any]:
     return {
         "room_id": room.room_id,
         "room_version": room.room_version,
         "creator": room.creator,
         **{name: _text(contents.get((room.room_id, kind)), key) for kind, (key, name) in _DESCRIBING.items()},
-        **{name: getattr(counted, column, None) for name, column in figures.items()},
-        "events": getattr(counted, "events", None),
-        "last_event_at": getattr(counted, "last_event_at", None),
+        "joined_members": summary.joined,
+        "events": summary.events,
+        "last_event_at": summary.active_at if summary.active_at > _NEVER else None,
     }
 
 

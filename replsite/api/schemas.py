@@ -91,11 +91,9 @@ class Room(Schema):
     history_visibility: str | None
     guest_access: str | None
     encryption: str | None
-    joined_members: Annotated[int | None, Field(description="as the live statistics counted them; null: not counted")]
-    joined_local_members: int | None
-    state_events: Annotated[int | None, Field(description="entries of the current state, as last counted")]
-    events: Annotated[int | None, Field(description="that came in since statistics are kept")]
-    last_event_at: datetime | None
+    joined_members: int
+    events: Annotated[int, Field(description="stored events, with any verdict")]
+    last_event_at: Annotated[datetime | None, Field(description="of the newest accepted event; null: there is none")]
 
 
 class RoomList(Schema):

@@ -100,13 +100,12 @@ class Tile(TypedDict):
 class Page(TypedDict):
     """The live page of one snapshot.
 
-    The figures of storage are read less often than the others; ``storage_at`` is their time. The live pipeline writes the
-    figures of ``rooms``; ``rooms_at`` is their time. Viewers need a permission to see ``rooms``.
+    The figures of ``storage`` and ``rooms`` are read less often than the others; ``storage_at`` is their time. Viewers need
+    a permission to see ``rooms``.
     """
 
     as_of: str
     storage_at: str
-    rooms_at: str
     health: dict[str, Any]
     summary: list[Tile]
     streams: list[Group]

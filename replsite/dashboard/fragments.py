@@ -35,7 +35,7 @@ Table = list[tuple[str, list[tuple[str, list[str]]]]]
 _WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
 _QUIET_WORDS = ("idle", "retired", "gone", "done", "")
 _PICTURE_HEIGHT = 32
-_SINGLE = ("storage_at", "rooms_at", "state", "summary")
+_SINGLE = ("storage_at", "state", "summary")
 
 
 #: App and model of the objects that rows are about, by table. Viewers who may view them get links to their pages.
@@ -47,12 +47,12 @@ _OBJECTS = {
 }
 #: The kind of status words in each table (``replsite.status.words``).
 _KINDS = {"streams": "writer", "readers": "reader", "jobs": "job"}
-SEE_ROOMS = "pipeline.view_roomstatistics"
+SEE_ROOMS = "events.view_room"
 _RIGHTS = tuple(dict.fromkeys(
     (SEE_ROOMS, *(f"{app}.view_{model}" for app, model in _OBJECTS.values()), *(one.permission for one in LINKS.values()))
 ))  # fmt: skip
 #: Tables of the page by the app that fills them.
-_TABLES_OF = {"jobs": "pipeline", "rooms": "pipeline", "workers": "streams.catalog"}
+_TABLES_OF = {"jobs": "pipeline", "rooms": "events", "workers": "streams.catalog"}
 
 
 def rights_of(user: Any) -> frozenset[str]:
@@ -71,7 +71,6 @@ class Fragments:
 
     as_of: str
     storage_at: str
-    rooms_at: str
     state: str
     summary: str
     tables: dict[str, Table]
@@ -98,7 +97,6 @@ def render(
     return Fragments(
         page["as_of"],
         page["storage_at"],
-        page["rooms_at"],
         _state(page["health"], actions, words),
         _summary(page["summary"], now),
         {
@@ -135,13 +133,13 @@ class _Links:
 def changes(old: Fragments | None, new: Fragments) -> dict[str, Any]:
     """Returns the changes that turn page ``old`` into ``new``, or the whole page if ``old`` is None.
 
-    The result always has ``as_of``. It has ``storage_at``, ``rooms_at``, ``state``, ``summary`` and each table, under
-    its name, only if they differ. A table lists all of its groups in order; an unchanged group is null. A changed group
+    The result always has ``as_of``. It has ``storage_at``, ``state``, ``summary`` and each table, under its
+    name, only if they differ. A table lists all of its groups in order; an unchanged group is null. A changed group
     lists all of its rows; an unchanged row is null. A changed row is its whole HTML, or ``{number: cell}`` with the
     changed cells, numbered from 0.
     """
     if old is None:
-        old = Fragments("", "", "", "", "", {})
+        old = Fragments("", "", "", "", {})
     found: dict[str, Any] = {"as_of": new.as_of}
     found |= {name: html for name in _SINGLE if (html := getattr(new, name)) != getattr(old, name)}
     for name, table in new.tables.items():

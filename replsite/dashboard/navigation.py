@@ -34,8 +34,6 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     facts = {"title": "Facts", "icon": "receipt_long", "link": reverse_lazy("facts")}
     happened = {"title": "What happened", "icon": "fact_check", "link": reverse_lazy("happened")}
     items = [watch, history, happened, facts]
-    if rooms.has("pipeline"):
-        items.append({"title": "Statistics", "icon": "bar_chart", "link": reverse_lazy("statistics")})
     if rooms.has("replsite.api"):
         items.append({"title": "HTTP API", "icon": "api", "link": reverse_lazy("api-page")})
     words = {"title": "Status words", "icon": "help", "link": reverse_lazy("status-words")}

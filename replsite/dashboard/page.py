@@ -131,7 +131,6 @@ def live_page_data(snapshot: Snapshot, *, is_whole: bool = False) -> Page:
     return {
         "as_of": snapshot.as_of.isoformat(),
         "storage_at": storage.as_of.isoformat() if storage is not None else "",
-        "rooms_at": (storage.rooms_as_of or storage.as_of).isoformat() if storage is not None else "",
         "health": _health(snapshot.health),
         "summary": summary_tiles(snapshot),
         "streams": _stream_groups(snapshot.streams),

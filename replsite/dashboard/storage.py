@@ -35,7 +35,6 @@ ROOMS = (
     Column("Status"),
     Column("Events", number=True),
     Column("Members", number=True),
-    Column("State", number=True),
     Column("Newest event", number=True),
     Column("What it means"),
 )
@@ -109,13 +108,11 @@ def room_groups(rooms: tuple[RoomSizeView, ...]) -> list[Group]:
 
 
 def _room_cells(room: RoomSizeView) -> list[Cell]:
-    history = f"{count(room.history)} of history" if room.history else ""
     return [
         text_cell(room.room_id),
-        text_cell(count(room.events + room.history), history),
+        number_cell(room.events),
         number_cell(room.members),
-        number_cell(room.state_entries),
-        moment_cell(room.last_event_at),
+        moment_cell(room.active_at),
     ]
 
 

@@ -69,8 +69,8 @@ TABLES: Mapping[str, TableSpec] = {
     ),
     "rooms": TableSpec(
         "Biggest rooms",
-        "By events, as the live pipeline counts them.",
-        "No room has statistics yet: manage.py pipeline run keeps them.",
+        "By stored events.",
+        "No room is stored.",
         ROOMS,
         has_words=False,
     ),

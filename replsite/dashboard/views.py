@@ -64,7 +64,7 @@ def _read_at(snapshot: Snapshot) -> dict[str, datetime]:
     These figures may be older than the snapshot. The dictionary is empty if the snapshot has no figures of storage.
     """
     storage = snapshot.storage
-    return {} if storage is None else {"storage": storage.as_of, "rooms": storage.rooms_as_of or storage.as_of}
+    return {} if storage is None else dict.fromkeys(("storage", "rooms"), storage.as_of)
 
 
 def _addresses(rights: frozenset[str]) -> dict[str, str]:

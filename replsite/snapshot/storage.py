@@ -47,11 +47,10 @@ SELECT count(*) FROM state_stategroup g {sample}
 WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.state_group = g.id)
   AND NOT EXISTS (SELECT FROM state_stategroup n WHERE n.prev_group = g.id)
 """
+#: ``size`` has an index, and is coarse: rooms of equal size are sorted by the exact number.
 _ROOMS = f"""
-SELECT room_id, events, history, joined, state_entries, last_event_at,
-    (SELECT applied_at FROM pipeline_batchledger WHERE query = 'statistics')
-FROM pipeline_roomstatistics
-WHERE events + history > 0 ORDER BY events + history DESC, room_id LIMIT {MOST_ROOMS}
+SELECT room_id, events, joined, nullif(active_at, to_timestamp(0)) FROM events_roomsummary
+ORDER BY size DESC, events DESC, room_id LIMIT {MOST_ROOMS}
 """
 
 
@@ -81,7 +80,7 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
         unreferenced_groups=unreferenced,
         unreferenced_exact=exact,
         standbys=tuple(zip(slots or (), connected or (), strict=True)),
-        **_rooms(cursor),
+        rooms=_rooms(cursor),
     )
 
 
@@ -101,10 +100,8 @@ def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
     return round(cursor.fetchone()[0] * 100 / percent), False
 
 
-def _rooms(cursor: Any) -> dict[str, Any]:
-    """Returns the biggest rooms, and the time of their figures."""
-    if not rooms.has("pipeline"):
-        return {}
+def _rooms(cursor: Any) -> tuple[RoomSizeView, ...]:
+    if not rooms.has("events"):
+        return ()
     cursor.execute(_ROOMS)
-    rows = cursor.fetchall()
-    return {"rooms": tuple(RoomSizeView(*row) for *row, _ in rows), "rooms_as_of": rows[0][-1] if rows else None}
+    return tuple(RoomSizeView(*row) for row in cursor.fetchall())

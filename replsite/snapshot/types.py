@@ -346,14 +346,12 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class RoomSizeView:
-    """A big room with the counts of the live pipeline."""
+    """A big room, from its row of ``RoomSummary``."""
 
     room_id: str
     events: int
-    history: int
     members: int
-    state_entries: int
-    last_event_at: datetime | None
+    active_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +370,6 @@ class StorageView:
     unreferenced_exact: bool = True
     """False: estimated from a sample, because there are many groups."""
     rooms: tuple[RoomSizeView, ...] = ()
-    rooms_as_of: datetime | None = None
-    """The time at which the live pipeline last added a batch to the figures of ``rooms``."""
     standbys: tuple[tuple[str, bool], ...] = ()
     """The replication slots for standbys of the database, and for each true if a standby reads from it."""
 

@@ -30,7 +30,6 @@ NAMES = (
     "joins",
     "hot",
     "sync",
-    "feeds",
     "page",
     "visibility",
     "live",

@@ -214,7 +214,7 @@ def _drawn(result: Result, title: str, panels: _Panels) -> str:
 def _jobs(result: Result) -> _Panels:
     panels: _Panels = {
         "purge and compress, µs": {},
-        "feeds and statistics, µs": {},
+        "statistics, µs": {},
     }
     for row in result["rows"]:
         panel = list(panels)[not row["job"].startswith(("purge", "compress"))]

@@ -69,11 +69,6 @@ def one_room_with_copies(rows: int) -> None:
     fill_rooms(Shape(rows, users=100, copy_every=100))
 
 
-def few_users(rows: int) -> None:
-    """A room of five users, whose feeds are cut again and again."""
-    fill_rooms(Shape(rows, users=5))
-
-
 def many_rooms(rows: int) -> None:
     """Rooms of 500 events and 25 users each."""
     fill_rooms(Shape(rows, rooms=max(rows // _ROOM_OF_MANY, 1), users=25))
@@ -92,14 +87,7 @@ def cut_short(rows: int) -> None:
             cursor.execute(statement, {"cut": _ROOM_OF_MANY // 2} if "%(" in statement else None)
 
 
-def with_feeds(rows: int) -> None:
-    """Rooms, and the feeds of their users."""
-    many_rooms(rows)
-    run(_FEEDS)
-
-
-_FEEDS = ("runhandlers", "feeds", "--once")
-_PIPELINE = ("pipeline", "run", "--until-idle", "1", "--tables")
+_PIPELINE = ("pipeline", "run", "--until-idle", "1")
 JOBS = (
     Job("purge history, one room", one_room, lambda rows: ("purge", "history", ROOM, "--before-token", f"t{rows}-0")),
     Job("purge room", one_room, lambda _: ("purge", "room", ROOM, "--force")),
@@ -107,12 +95,8 @@ JOBS = (
     Job("purge stream, one half", make_past, lambda rows: ("purge", "stream", "caches", "--keep", str(rows // 2))),
     Job("compress_state, one room", one_room_with_copies, lambda _: ("compress_state", ROOM)),
     Job("compress_state, many rooms", many_rooms_with_copies, lambda _: ("compress_state", "--all")),
-    Job("feeds, one room of 5 users", few_users, lambda _: _FEEDS, before=_FEEDS),
-    Job("feeds, many rooms", many_rooms, lambda _: _FEEDS, before=_FEEDS),
-    Job("feeds by Spark, many rooms", many_rooms, lambda _: (*_PIPELINE, "feeds")),
-    Job("resync feeds", with_feeds, lambda _: ("resync", "feeds", "--all"), before=_FEEDS),
-    Job("statistics, one room", one_room, lambda _: (*_PIPELINE, "statistics")),
-    Job("statistics, many rooms", many_rooms, lambda _: (*_PIPELINE, "statistics")),
+    Job("statistics, one room", one_room, lambda _: _PIPELINE),
+    Job("statistics, many rooms", many_rooms, lambda _: _PIPELINE),
 )
 
 

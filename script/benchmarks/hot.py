@@ -1,6 +1,6 @@
 """The hot caches: what "anything new?" costs for a user of 1,000 rooms, how soon a waiter wakes, and what keeping them costs.
 
-* *nothing new*: ``hot.look`` with nothing new at all, after 1 and after 5,000 events in other rooms; ``events_since`` beside it.
+* *nothing new*: ``hot.look`` with nothing new at all, after 1 and after 5,000 events in other rooms.
   Limit 0.1 ms. The peer is the cheapest query that tells the same, an index probe of the newest event of each room.
 * *sync*: the whole call over all streams, nothing new and one event new, for the same user.
 * *wake*: milliseconds from the return of a commit in another process, and in this one, to the running of a caller who waited;
@@ -26,7 +26,6 @@ from events.models import CurrentState, Room
 from events.notifier import notifier
 from events.notifier.change_index import LastChanges
 from events.sending.send import LocalRoom, create_room
-from events.sync.events_since import events_since
 from events.sync.sync import sync
 from script.benchmarks.latency import floor, percentile
 from script.benchmarks.report import Report
@@ -97,8 +96,6 @@ def nothing_new(report: Report, rooms: list[str], other: LocalRoom) -> None:
             raise RuntimeError(f"there should be nothing new in {ROOMS} rooms: {found}")
         look = milliseconds(lambda: notifier.look(ALICE, since), ROUNDS)
         report.add(what=f"look, {name}", ms=look, limit=0.1, of_limit=look / 0.1)
-        answer = milliseconds(lambda: events_since(ALICE, since), ROUNDS)
-        report.add(what=f"events_since, {name}", ms=answer, limit=0.1, of_limit=answer / 0.1)
     asked = milliseconds(lambda: peer(rooms, since), 40)
     report.add(what="peer: one query over the rooms", ms=asked, limit=0.1, of_limit=asked / 0.1)
 

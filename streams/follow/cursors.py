@@ -33,7 +33,6 @@ __all__ = [
     "move_cursor",
     "put_back_retry",
     "read_cursor",
-    "rewind_cursors",
     "sign_of_life",
     "take_lease",
 ]
@@ -78,9 +77,6 @@ WHERE reader = %(reader)s AND lease = %(lease)s
 _FORGET = """
 DELETE FROM streams_storedcursor WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)
 RETURNING stream, base
-"""
-_REWIND = """
-UPDATE streams_storedcursor SET base = 0, entries = '{}', moved_at = clock_timestamp(), error = '' WHERE reader = %(reader)s
 """
 _SEEN = f"""
 UPDATE streams_storedcursor SET seen_at = clock_timestamp() WHERE reader = %(reader)s AND lease = %(lease)s
@@ -242,11 +238,6 @@ def forget_cursors(cursor: Any, reader: str, stream: str | None = None) -> dict[
     """Deletes the reader's cursors, or only its cursor on ``stream``. Returns the deleted cursors as ``{stream: base}``."""
     cursor.execute(_FORGET, {"reader": reader, "stream": stream})
     return dict(cursor.fetchall())
-
-
-def rewind_cursors(cursor: Any, reader: str) -> None:
-    """Sets the reader's cursors to the begin of their streams, when all effects of the reader were deleted."""
-    cursor.execute(_REWIND, {"reader": reader})
 
 
 def adopt_epoch(cursor: Any, reader: str, stream: str, epoch: str) -> None:

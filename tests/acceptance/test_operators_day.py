@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -26,7 +26,6 @@ from events.models import CurrentState, Event, Room
 from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job, JobState
 from streams.catalog.models import CacheInvalidation
-from streams.db import driver
 from streams.follow import Handler, OnFailure
 from streams.models import ParkedFact, StoredCursor
 from streams.runtime.amounts import byte_size
@@ -105,42 +104,6 @@ def test_a_blocked_writer_is_freed(page, site, monkeypatch, few_pages):
         ended.set()
         thread.join(DEADLINE_SECONDS)
     assert ids() == before
-
-
-def test_a_session_of_a_stranger_that_a_writer_waits_for_is_ended(page, few_pages):
-    append()
-    begun = threading.Event()
-
-    def hold_and_wait():
-        with suppress(DatabaseError), transaction.atomic():
-            append()
-            begun.set()
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_xact_lock(4711)")
-        connection.close()
-
-    with closing(driver.direct_connection(application_name="a stranger")) as stranger, stranger.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(4711)")
-        thread = threading.Thread(target=hold_and_wait)
-        thread.start()
-        try:
-            assert begun.wait(DEADLINE_SECONDS)
-            shown = page()
-            sentence = shown.locator("#live-health-sentence")
-            playwright_api.expect(sentence).to_contain_text("It waits for a lock that database session")
-            keep(shown, "day-stranger")
-            sentence.get_by_role("link", name="End the session it waits for").click()
-            playwright_api.expect(shown.get_by_text("a stranger", exact=False).first).to_be_visible()
-            keep(shown, "day-stranger-asks")
-            shown.get_by_role("button", name="End it").click()
-            playwright_api.expect(shown.get_by_text("1 session ended for whose locks master waited")).to_be_visible()
-            thread.join(DEADLINE_SECONDS)
-            assert not thread.is_alive(), "the writer went on by itself"
-            playwright_api.expect(health(shown)).to_have_text("well")
-        finally:
-            stranger.close()
-            thread.join(DEADLINE_SECONDS)
-    assert len(ids()) == 2, "the transaction of the writer was not ended"
 
 
 @pytest.fixture

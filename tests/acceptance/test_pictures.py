@@ -13,7 +13,8 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from pipeline.models import Job, RoomStatistics
+from events.models import RoomSummary
+from pipeline.models import Job
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.models import Reader, Sample, StatusChange, StreamPosition
@@ -67,12 +68,15 @@ def changes(now):
 
 
 def rooms(now):
-    counted = {"lobby": (412_300, 18_000, 8_412), "support": (208_114, 0, 2_120), "ops": (96_020, 4_200, 64)}
-    for name, (events, history, joined) in counted.items():
-        figures = {"events": events, "history": history, "joined": joined, "state_entries": joined + 40}
-        yield RoomStatistics(
-            room_id=f"!{name}:example.org", last_event_at=now - timedelta(seconds=events % 97), **figures
-        )
+    for name, (events, joined) in {
+        "lobby": (430_300, 8_412),
+        "support": (208_114, 2_120),
+        "ops": (100_220, 64),
+    }.items():
+        yield RoomSummary(
+            room_id=f"!{name}:example.org", words=name, events=events, size=events.bit_length(), joined=joined,
+            active_at=now - timedelta(seconds=events % 97), active_on=now.date(),
+        )  # fmt: skip
 
 
 def done_job(now):
@@ -88,7 +92,7 @@ def yesterday(transactional_db):
     now = timezone.now()
     Sample.objects.bulk_create([*last_hour(now), *day_before(now)])
     StatusChange.objects.bulk_create(changes(now))
-    RoomStatistics.objects.bulk_create(rooms(now))
+    RoomSummary.objects.bulk_create(rooms(now))
     done_job(now).save()
     with connection.cursor() as cursor:
         for stream in RATES:

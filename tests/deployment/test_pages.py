@@ -54,7 +54,7 @@ def test_each_file_is_there(page):
 @each_page
 def test_each_unit_is_there(page):
     """Also those that are named in tables."""
-    named = set(re.findall(r"\breplsite-[a-z]+@?|\breplsite\.target", PAGES[page])) - {"replsite-feeds"}
+    named = set(re.findall(r"\breplsite-[a-z]+@?|\breplsite\.target", PAGES[page]))
     there = {re.sub(r"\.(service|timer)$", "", path.name) for path in FOLDER.iterdir()}
     assert {name for name in named if name not in there and name.rstrip("@") not in there} == set()
 

@@ -25,7 +25,7 @@ needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze h
 VALUES = {"FOLLOW": "redis://127.0.0.1:6379?channel=example.org", "KEEP": "30d"}
 INSTANCES = {
     "replsite-serve@": "1",
-    "replsite-handlers@": "feeds",
+    "replsite-handlers@": "billing",
     "replsite-jobs@": "1",
     "replsite-record@": "main",
     "replsite-trim@": "caches",

@@ -66,7 +66,6 @@ def main() -> None:
     do("censor", "--older-than", "0s")
     do("purge", "orphans")
     do("purge", "retention")
-    do("purge", "feeds")
     do("purge", "stream", "caches", "--keep", "5", "--horizon", "0s")
     do("resync", "positions")
     do("jobs", "queue", "check streams")

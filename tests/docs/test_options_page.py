@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.support.scripts import load_script
@@ -14,10 +12,6 @@ TEXT = script.PAGE.read_text()
 
 def section(name: str) -> str:
     return TEXT.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
-
-
-def test_page_is_what_the_commands_say() -> None:
-    assert script.page() == TEXT, "run script/options_page.py"
 
 
 @pytest.mark.parametrize("name", script.own_commands())
@@ -36,14 +30,3 @@ def test_djangos_own_options_are_left_out() -> None:
 
 def test_markup_in_words_is_shown_as_it_is() -> None:
     assert script._plain("local[4] | <b> *\n") == r"local\[4\] \| \<b\> \*"
-
-
-def test_check_tells_an_old_page(monkeypatch, tmp_path, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["options_page.py", "--check"])
-    assert script.main() == 0
-    old = tmp_path / "options.md"
-    old.write_text("old")
-    monkeypatch.setattr(script, "PAGE", old)
-    monkeypatch.setattr(script, "PROJECT", tmp_path)
-    assert script.main() == 1 and "run script/options_page.py" in capsys.readouterr().err
-    assert old.read_text() == "old"

@@ -57,4 +57,4 @@ def test_the_commands_do_what_the_page_says():
 
 def test_every_purge_has_its_line_and_says_so_for_people():
     subjects = {command.split()[1] for command in COMMANDS if command.startswith("purge ")}
-    assert subjects == {"history", "room", "retention", "orphans", "stream", "feeds"}
+    assert subjects == {"history", "room", "retention", "orphans", "stream"}

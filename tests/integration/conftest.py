@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connection
@@ -11,6 +11,7 @@ from django.db import connection
 from tests.support.asked_process import AskedProcess, asked_process
 from tests.support.letting_go import everything_let_go
 from tests.support.room_talker import USERS, Talker, talkers
+from tests.support.wire_client import start_replication
 
 if TYPE_CHECKING:
     from events.sending.send import LocalRoom
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     with everything_let_go(request):
         yield
+
+
+@pytest.fixture
+def port(start_manage: Any) -> int:
+    """Of a replication server, in a process of its own."""
+    return start_replication(start_manage)
 
 
 @pytest.fixture

@@ -5,29 +5,13 @@ import pytest
 from events.columns import EVENT_COLUMNS
 from events.format.parsing import parse_line
 from tests.oracle.answers import history
-from tests.support.room_data import ROOM_NAMES, event_lines, oracle
+from tests.support.room_data import ROOM_NAMES, event_lines
 from tests.support.room_results import room_history
 
 
 def column(result, name):
     at = EVENT_COLUMNS.index(name)
     return {row[0]: row[at] for row in result.events}
-
-
-@pytest.mark.parametrize("room", ROOM_NAMES)
-def test_every_event_has_a_known_state_or_is_marked(room):
-    result = history(room)
-    unresolved, outlier = column(result, "state_unresolved"), column(result, "outlier")
-    grouped = {event_id for event_id, _ in result.event_groups}
-    assert all((event_id in grouped) != (unresolved[event_id] or outlier[event_id]) for event_id in unresolved)
-    assert result.unresolved_events == sum(unresolved.values())
-
-
-@pytest.mark.parametrize("room", ROOM_NAMES)
-def test_only_events_that_the_real_server_serves_redacted_are_flagged(room):
-    flagged = column(history(room), "redacted_by")
-    answers = [answer for answer in oracle(room, "redactions") if answer["kind"] == "event"]
-    assert not [answer["event_id"] for answer in answers if flagged[answer["event_id"]] and not answer["redacted"]]
 
 
 @pytest.mark.parametrize("room", ROOM_NAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from datetime import UTC, datetime
@@ -57,15 +56,6 @@ def test_lines_of_a_file_that_is_read_in_parts_have_their_numbers(tmp_path, monk
     path = write_lines(tmp_path / "in", *events[:70], b"broken", *events[70:], b"also broken")
     assert run_import(path).imported == 100
     assert [line for _, line, _ in quarantine()] == [71, 102]
-
-
-def test_a_truncated_gzip_keeps_the_lines_before_the_break(tmp_path):
-    path = tmp_path / "in.jsonl.gz"
-    whole = gzip.compress(b"".join(line + b"\n" for line in event_lines("v11_gap")))
-    path.write_bytes(whole[: len(whole) // 2])
-    outcome = run_import(path)
-    assert outcome.quarantined == 1 and outcome.imported == outcome.read - 1 > 10
-    assert quarantine()[0][2] == "truncated-gzip"
 
 
 def test_events_that_name_another_room_version_do_not_spoil_the_room(tmp_path):

@@ -13,7 +13,7 @@ from pipeline.models import Job
 from streams import registry
 from streams.reading.rows import linear_position, rows_between, stored_positions
 from tests.pipeline.imports import ALL_ROOMS, run_import, staging_tables
-from tests.support.room_data import ROOM_NAMES, ROOMS, oracle, stored_events
+from tests.support.room_data import ROOM_NAMES, ROOMS, stored_events
 from tests.support.summaries import assert_right
 
 pytestmark = pytest.mark.django_db
@@ -47,6 +47,7 @@ def test_every_line_is_accounted_for(imported):
 
 
 def test_checking_finds_no_difference(room):
+    """States and extremities are those that the rules work out, and so the real server's: ``oracle/test_states``."""
     report = check_room(room_id_of(room))
     assert (report.totals, report.doubts) == ({}, [])
 
@@ -82,54 +83,6 @@ def test_stored_bytes_are_the_exact_substring_of_the_line(room, rows):
         room_id_of(room),
     )
     assert {event_id: bytes(stored) for event_id, stored in found} == expected
-
-
-def test_extremities_are_those_of_the_real_server(room, rows):
-    expected = oracle(room, "extremities")
-    for table, name in (("events_forwardextremity", "forward"), ("events_backwardextremity", "backward")):
-        found = rows(f"SELECT event_id FROM {table} WHERE room_id = %s", room_id_of(room))
-        assert sorted(event_id for (event_id,) in found) == sorted(expected[name])
-
-
-def test_state_is_the_real_servers(room, rows):
-    known = dict(
-        rows(
-            "SELECT event_id, state_group FROM events_event WHERE room_id = %s AND state_group IS NOT NULL",
-            room_id_of(room),
-        )
-    )
-    expected, found = expected_states(room), stored_states(rows, room)
-    assert known
-    for event_id, group in list(known.items())[:: 1 + len(known) // 2_000]:
-        assert found(group) == expected(event_id), event_id
-
-
-def expanded(state_group, groups):
-    """The state of a group, the slow and obvious way; ``groups`` has (previous group, [(type, state key, event ID)])."""
-    found, number = {}, state_group
-    while number is not None:
-        number, delta = groups[number]
-        for event_type, state_key, entry in delta:
-            found.setdefault((event_type, state_key), entry)
-    return {key: event_id for key, event_id in found.items() if event_id is not None}
-
-
-def expected_states(room):
-    """The real server's state after an event, by expanding its groups."""
-    facts = oracle(room, "state_groups")
-    groups = {fact["state_group"]: (fact["prev_group"], fact["delta"]) for fact in facts if fact["kind"] == "group"}
-    group_of = {fact["event_id"]: fact["state_group"] for fact in facts if fact["kind"] == "event"}
-    return lambda event_id: expanded(group_of[event_id], groups)
-
-
-def stored_states(rows, room):
-    """The state of a stored group of the room."""
-    sql = (
-        "SELECT id, prev_group, json_agg(json_build_array(type, state_key, event_id)) FILTER (WHERE type IS NOT NULL) "
-        "FROM state_stategroup LEFT JOIN state_stategroupdelta ON state_group = id WHERE room_id = %s GROUP BY id"
-    )
-    groups = {number: (prev, delta or []) for number, prev, delta in rows(sql, room_id_of(room))}
-    return lambda group: expanded(group, groups)
 
 
 def test_unknown_state_is_counted_and_has_no_group(imported, rows):

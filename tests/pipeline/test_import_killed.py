@@ -111,16 +111,3 @@ def test_a_file_that_changes_while_it_is_read_is_refused_and_nothing_is_loaded(t
         run_import(path)
     assert rows("SELECT count(*) FROM events_event") == [(0,)]
     assert Job.objects.get().state == "failed"
-
-
-def test_a_room_made_by_another_meanwhile_is_left_to_it(clean, rows):
-    room = clean[1]["rooms"][0][0]
-
-    def meanwhile(step):
-        if step == "rooms":
-            rows("INSERT INTO events_room (room_id, room_version) VALUES (%s, '10') RETURNING 1", room)
-
-    outcome = run_import(*SMALL_ROOMS, pause=meanwhile)
-    there = {found for (found,) in rows("SELECT DISTINCT room_id FROM events_event")}
-    assert there == {name for name, _ in clean[1]["order"]} - {room}
-    assert outcome.quarantined == len(dict(clean[1]["order"])[room])

@@ -4,50 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from functools import partial
 
 import pytest
 
 from events.models import Event
-from pipeline.importing import load_rooms
 from pipeline.importing.spark_tasks import stage_rooms
-from pipeline.importing.work_out_rooms import RoomWork
 from pipeline.models import Job, JobState
 from pipeline.spark.run_tasks import run_tasks
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from tests.integration.events.cached_topics import membership_of, topic_of
-from tests.pipeline.imports import bare_room, content, run_import, write_lines
-from tests.support.emptying import empty_tables
+from tests.pipeline.imports import bare_room, run_import, write_lines
 from tests.support.made_rooms import ALICE, public_room
-from tests.support.room_data import ROOMS
 from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def test_ids_with_holes_between_keep_the_order(spark, own_writer, tmp_path, rows, monkeypatch):
-    reserve = load_rooms._Batch._reserve
-
-    def with_holes(batch, stream, count):
-        return reserve(batch, stream, 2 * count)[::2]
-
-    monkeypatch.setattr(load_rooms._Batch, "_reserve", with_holes)
-    mixed = [event for pair in zip(bare_room(1, 30), bare_room(2, 30), strict=True) for event in pair]
-    run_import(write_lines(tmp_path / "rooms.jsonl", *({"json": event, "room_version": "2"} for event in mixed)))
-    found = rows("SELECT event_id, stream_ordering FROM events_event ORDER BY stream_ordering")
-    assert [event_id for event_id, _ in found] == [event["event_id"] for event in mixed]
-    assert found[-1][1] - found[0][1] == 2 * (len(mixed) - 1)
-
-
-def test_rooms_that_are_read_in_chunks_are_what_they_are_as_a_whole(spark, own_writer, monkeypatch):
-    files = [ROOMS / name / "events.jsonl.gz" for name in ("v10_gap", "v11_redactions", "v12_power_fork")]
-    run_import(*files)
-    whole = content()
-    empty_tables()
-    monkeypatch.setattr("pipeline.importing.job.RoomWork", partial(RoomWork, chunk=50))
-    run_import(*files)
-    assert content() == whole and whole["visibility"]
 
 
 def test_loaded_rooms_drop_what_was_cached_of_them(spark, own_writer, tmp_path):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from django.db import connection
 
-from pipeline.frames.sources import inputs, synapse_db
+from pipeline.frames.sources import synapse_db
 from pipeline.frames.sources.parts import TOLD
 from pipeline.models import ImportSource, Job, QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
@@ -74,22 +74,6 @@ def test_the_database_of_a_synapse_on_postgresql(expected, database_url, monkeyp
     source = ImportSource.objects.get()
     assert source.form == "postgresql" and source.identity["schema"] == 94 and len(source.identity["bounds"]) == 3
     assert source.rows == sum(len(event_lines(name)) for name in NAMES)
-
-
-def test_the_parts_of_a_database_see_one_snapshot_while_the_server_goes_on(database_url):
-    import psycopg2
-
-    with postgresql_database(database_url, ["v9_restricted"]) as url:
-        with inputs.parts_of_inputs(inputs.open_inputs([url]), 1) as parts:
-            server = psycopg2.connect(url)
-            with server, server.cursor() as cursor:
-                cursor.execute("DELETE FROM event_json")
-            server.close()
-            lines = [line for part in parts for line in inputs.read_part(part, 1 << 20)]
-        assert [line.told["stream_ordering"] for line in lines] == sorted(
-            json.loads(line)["stream_ordering"] for line in event_lines("v9_restricted")
-        )
-        assert {type(line).__name__ for line in lines} == {"Line"}
 
 
 def test_several_forms_at_once_are_one_import_that_finds_each_event_once(tmp_path):

@@ -9,25 +9,22 @@ import signal
 import subprocess
 import threading
 import uuid
-from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
-from django.utils import timezone
 
-from events.models import CurrentState, Event
+from events.models import Event
 from events.sending.send import create_room
 from pipeline.conf import pipeline_settings
 from pipeline.live.process import LiveOptions, _only_one, run
 from pipeline.live.query import LiveQuery, Place
 from pipeline.live.statistics_table import StatisticsTable
-from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
+from pipeline.models import BatchLedger, RoomStatistics
 from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
-from streams.reading.reader_table import forget_readers
 from streams.writing import process as writer
 from tests.support.syncing import talk
 from tests.support.waiting import DEADLINE_SECONDS
@@ -39,8 +36,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def start_pipeline(start_manage):
     """Start the pipeline and wait until it works; its checkpoints are removed after the test."""
 
-    def start(*arguments):
-        process = start_manage("pipeline", "run", *arguments, stderr=subprocess.DEVNULL)
+    def start():
+        process = start_manage("pipeline", "run", stderr=subprocess.DEVNULL)
         assert process.stdout.readline() == "ready pipeline\n"
         return process
 
@@ -99,10 +96,10 @@ class Load:
 
 def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
-        process = start_pipeline("--tables", "statistics")
+        process = start_pipeline()
         wait_until(counted, 2 * DEADLINE_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)
-    process = start_pipeline("--tables", "statistics")
+    process = start_pipeline()
     wait_until(lambda: counted() == expected(rows), 2 * DEADLINE_SECONDS)
     process.terminate()
     last = json.loads(process.communicate(timeout=2 * DEADLINE_SECONDS)[0].splitlines()[-1])
@@ -111,33 +108,6 @@ def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeli
     reader = Reader.objects.get(name="pipeline statistics")
     assert last["positions"]["statistics"] == reader.positions == reached and reader.closed_at is not None
     assert len([name for name in reached["events"] if name.startswith("load-")]) >= 2
-    for step in (3600, 86400):
-        assert sum(row.events for row in ServerStatistics.objects.filter(step_seconds=step)) == sum(counted().values())
-
-
-def test_killed_and_away_it_is_listed_with_its_lag_until_it_is_forgotten(start_pipeline, run_manage, wait_until, rows):
-    registry.get("events").append(*events("!r", 20))
-    process = start_pipeline("--tables", "statistics")
-    wait_until(lambda: counted() == expected(rows), 120)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    registry.get("events").append(*events("!r", 300))
-    assert writer.retire_all()
-    past = timezone.now() - timedelta(days=2)
-    Event.objects.writable().update(received_at=past)
-    StoredCursor.objects.update(seen_at=past, moved_at=past)
-    Reader.objects.update(heartbeat_at=past)
-    with connections["default"].cursor() as cursor:
-        forget_readers(cursor)
-    shown = json.loads(run_manage("streams", "--json", "--now").stdout)
-    (reader,) = [one for one in shown["readers"] if one["name"] == "pipeline statistics"]
-    assert (reader["lag_facts"], reader["status"]["word"]) == (300, "left behind")
-    health = run_manage("health")
-    assert health.returncode == 1 and "manage.py pipeline run" in health.stdout + health.stderr
-    assert run_manage("streams", "forget", "pipeline statistics", "--yes").returncode == 0
-    assert "pipeline statistics" not in run_manage("streams").stdout
-    start_pipeline("--tables", "statistics")
-    wait_until(lambda: counted() == expected(rows) == {"!r": 320}, 120)
 
 
 def test_it_ends_by_itself_when_nothing_is_left(spark, rows):
@@ -145,10 +115,9 @@ def test_it_ends_by_itself_when_nothing_is_left(spark, rows):
     assert writer.retire_all()
     reached = run(LiveOptions(until_idle_seconds=0.3), lambda: False, lambda: None)
     assert counted() == expected(rows) == {"!r": 20}
-    assert set(reached) == {"statistics", "feeds"}
-    assert StoredCursor.objects.get(reader="feeds").base == max(reached["feeds"]["events"].values())
-    assert ServerStatistics.objects.get(step_seconds=86400).rooms == 1  # the figures are taken at the end
-    assert all(reader.closed_at for reader in Reader.objects.filter(name__in=["feeds", "pipeline statistics"]))
+    assert set(reached) == {"statistics"}
+    assert StoredCursor.objects.get(stream="events").base == max(reached["statistics"]["events"].values())
+    assert Reader.objects.get(name="pipeline statistics").closed_at
 
 
 @pytest.fixture
@@ -163,20 +132,17 @@ def kept(spark, tmp_path):
     return keep
 
 
-def test_what_comes_in_is_summed_by_room_hour_and_user(kept):
+def test_what_comes_in_is_summed_by_room(kept):
     room = create_room("@ann:site")
     room.join("@bob:else")
     talk(room, 3)
     assert writer.retire_all()
-    kept(StatisticsTable("site"))
+    kept(StatisticsTable("default"))
     found = RoomStatistics.objects.get()
     stored = Event.objects.filter(stream_ordering__gt=0)
     assert (found.events, found.messages) == (stored.count(), 3)
     assert found.state_events == stored.filter(state_key__isnull=False).count()
     assert found.last_position == stored.latest("stream_ordering").stream_ordering
-    assert (found.joined, found.joined_local, found.state_entries) == (2, 1, CurrentState.objects.count())
-    day = ServerStatistics.objects.get(step_seconds=86400)
-    assert (day.events, day.active_rooms, day.active_users, day.active_local_users) == (found.events, 1, 2, 1)
 
 
 def test_rejected_events_and_history_are_counted_apart(kept):
@@ -186,10 +152,9 @@ def test_rejected_events_and_history_are_counted_apart(kept):
     registry.get("events").append(*rejected, *events("!r", 1))
     registry.get("backfill").append(*events("!r", 4))
     assert writer.retire_all()
-    kept(StatisticsTable("site"))
+    kept(StatisticsTable("default"))
     found = RoomStatistics.objects.get()
     assert (found.events, found.rejected, found.messages, found.history) == (3, 2, 3, 4)
-    assert ServerStatistics.objects.get(step_seconds=86400).active_users == 1
 
 
 def test_every_start_goes_on_where_the_tables_are(kept, rows):
@@ -197,7 +162,7 @@ def test_every_start_goes_on_where_the_tables_are(kept, rows):
         registry.get("events").append(*events("!r", 20))
         registry.get("backfill").append(*events("!r", 5))
         assert writer.retire_all()
-        kept(StatisticsTable("site"), checkpoints)
+        kept(StatisticsTable("default"), checkpoints)
     assert counted() == expected(rows) == {"!r": 60}
     assert RoomStatistics.objects.get().history == 15
 
@@ -212,8 +177,6 @@ def test_a_second_process_is_refused_with_the_first_one_named(run_manage):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tables", "statistics,fees"], "there is no 'fees'; there are statistics, feeds"),
-        (["--tables", ""], "there is no ''"),
         (["--until-idle", "nan"], "a number of seconds"),
         (["--until-idle", "-1"], "a number of seconds"),
     ],

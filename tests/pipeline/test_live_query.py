@@ -24,6 +24,6 @@ def shared_map(spark, facts) -> int:
 def test_every_source_has_a_registration_of_its_own(spark, tmp_path):
     """Queries that begin at once spoiled a shared one, and every task failed from then on."""
     place = Place(dsn(), "default", tmp_path)
-    queries = [LiveQuery(StatisticsTable("site"), place), LiveQuery(StatisticsTable("site"), place)]
+    queries = [LiveQuery(StatisticsTable("default"), place), LiveQuery(StatisticsTable("default"), place)]
     maps = [shared_map(spark, query._facts(spark, stream)) for query in queries for stream in query.table.streams]
     assert len(maps) > 2 and len(set(maps)) == len(maps)

@@ -18,9 +18,9 @@ django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, connections
 from events.sending.send import NewEvent, create_room
-from events.models import Event, FeedEntry
+from events.models import Event
 from pipeline.live.process import LiveOptions, run
-from pipeline.models import RoomStatistics, ServerStatistics
+from pipeline.models import RoomStatistics
 from streams.errors import StreamError
 from streams.writing.process import retire_all
 from tests.support.waiting import wait_until
@@ -63,16 +63,14 @@ thread = threading.Thread(target=scenario)
 reached = run(LiveOptions(), done.is_set, thread.start)
 thread.join()
 connection.close()
-day = ServerStatistics.objects.get(step_seconds=86400)
-print(json.dumps({"events": Event.objects.count(), "room": RoomStatistics.objects.get().events, "day": day.events,
-                  "users": day.active_users, "messages": day.messages, "reached": sorted(reached), "lost": len(lost),
-                  "listed": FeedEntry.objects.count(), "retired": retire_all()}))
+counted = RoomStatistics.objects.get()
+print(json.dumps({"events": Event.objects.count(), "room": counted.events, "messages": counted.messages,
+                  "reached": sorted(reached), "lost": len(lost), "retired": retire_all()}))
 connection.close()
 """
 
 
 def test_database_is_killed_and_comes_back(tmp_path: Path):
     found = run_on_own_server(_SCRIPT, tmp_path, seconds=580.0)
-    assert found["room"] == found["day"] == found["events"] > 20
-    assert (found["messages"], found["users"]) == (20, 1) and found["listed"] >= 20
-    assert found["lost"] and found["reached"] == ["feeds", "statistics"]
+    assert found["room"] == found["events"] > 20 == found["messages"]
+    assert found["lost"] and found["reached"] == ["statistics"]

@@ -286,7 +286,7 @@ def test_rooms_are_written_down_at_most_every_second(own_writer):
     [
         {"what": "state", "master": "nowhere"},
         {"what": "state", "master": "sc://x"},
-        {"what": "feeds", "master": LOCAL},
+        {"what": "caches", "master": LOCAL},
         {"what": "state", "rooms": ["!a\0b"]},
         {"what": "state", "rooms": "!a:b"},
         {"what": "nothing"},

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
-import os
-import subprocess
-import sys
-import textwrap
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from events.format.parsing import parse_line
@@ -18,13 +11,12 @@ from pipeline import BROKEN_LINES, EVENTS, read_events
 from pipeline.errors import SourceChanged, UnusableSource
 from pipeline.frames import read_events as module
 from pipeline.frames.event_columns import event_arrays
-from pipeline.frames.sources.parts import TOLD, BrokenLine
+from pipeline.frames.sources.parts import BrokenLine
 from pipeline.models import QuarantinedLine
 from tests.pipeline.frames import in_order, lines_of, rows_of, shipped
 from tests.pipeline.imports import ALL_ROOMS, bare_room, run_import, write_lines
 from tests.support.room_data import event_lines
-from tests.support.session import PROJECT
-from tests.support.synapse_database import postgresql_database, sqlite_file
+from tests.support.synapse_database import postgresql_database
 
 pytestmark = pytest.mark.usefixtures("spark")
 NAMES = ("v10_gap", "v10_rejected", "v9_restricted")
@@ -54,11 +46,6 @@ def test_shipped_rooms_are_what_the_parser_finds(spark):
 def test_the_frames_have_their_schemas(spark):
     read = read_events(spark, shipped("v9_restricted"))
     assert read.events.schema == EVENTS.spark() and read.broken_lines.schema == BROKEN_LINES.spark()
-
-
-def test_the_bytes_are_the_exact_substring_of_the_line(spark):
-    found = dict(rows_of(read_events(spark, shipped("v10_gap")).events, "line", "json"))
-    assert found == {n: json_of(line) for n, line in enumerate(event_lines("v10_gap"), 1)}
 
 
 def json_of(line: bytes) -> bytes:
@@ -102,29 +89,6 @@ def test_broken_lines_are_those_that_an_import_puts_aside(spark, tmp_path):
 @pytest.fixture(scope="module")
 def expected(spark):
     return rows_of(read_events(spark, shipped(*NAMES)).events, *WITHOUT_PLACES)
-
-
-def test_zstandard(spark, expected, tmp_path):
-    path = tmp_path / "all.jsonl.zst"
-    lines = b"".join(line + b"\n" for name in NAMES for line in event_lines(name))
-    path.write_bytes(pa.compress(lines, codec="zstd", asbytes=True))
-    assert rows_of(read_events(spark, [path]).events, *WITHOUT_PLACES) == expected
-
-
-def test_a_folder_of_parquet(spark, expected, tmp_path):
-    for name in NAMES:
-        told = [json.loads(line) for line in event_lines(name)]
-        columns = {key: [line[key] for line in told] for key in TOLD}
-        table = pa.table({"json": [json_of(line) for line in event_lines(name)], **columns})
-        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=40)
-    read = read_events(spark, [tmp_path])
-    assert rows_of(read.events, *WITHOUT_PLACES) == expected
-    assert [name.rpartition("/")[2] for name in read.sources] == sorted(f"{name}.parquet" for name in NAMES)
-
-
-def test_the_database_of_a_synapse_on_sqlite(spark, expected, tmp_path):
-    read = read_events(spark, [sqlite_file(tmp_path / "homeserver.db", NAMES)])
-    assert rows_of(read.events, *WITHOUT_PLACES) == expected
 
 
 @pytest.mark.django_db(transaction=True)
@@ -174,23 +138,3 @@ def test_no_source_is_no_rows_and_an_unusable_one_is_named(spark, tmp_path):
     assert empty.events.count() == empty.broken_lines.count() == empty.keep(tmp_path / "none").events.count() == 0
     with pytest.raises(UnusableSource, match="missing"):
         read_events(spark, [tmp_path / "missing"])
-
-
-@pytest.mark.slow
-def test_a_program_without_django_and_settings_reads_events(tmp_path):
-    code = f"""
-    import sys
-    from pathlib import Path
-    from pipeline import read_events
-    from pipeline.spark.session import spark_session
-
-    with spark_session("notebook", folder=Path({str(tmp_path)!r})) as spark:
-        read = read_events(spark, {shipped("v9_restricted")!r})
-        print(read.events.count(), read.broken_lines.count(), "django" in sys.modules)
-    """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "DATABASE"))}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=PROJECT, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.stdout.split() == [str(len(event_lines("v9_restricted"))), "0", "False"], done.stderr

@@ -220,17 +220,20 @@ def test_a_program_without_django_or_settings(imported, tmp_path):
     script = """
         import os, sys
         from pathlib import Path
-        from pipeline import stored_rooms
+        from pipeline import read_events, stored_rooms
         from pipeline.spark.session import spark_session
 
-        with spark_session("notebook", folder=Path(sys.argv[1])) as spark, stored_rooms(spark, sys.argv[2]) as stored:
-            print(stored.rooms.count(), "django" in sys.modules)
+        folder, where, *files = sys.argv[1:]
+        with spark_session("notebook", folder=Path(folder)) as spark, stored_rooms(spark, where) as stored:
+            read = read_events(spark, files)
+            print(stored.rooms.count(), read.events.count(), read.broken_lines.count(), "django" in sys.modules)
     """
+    path = next(path for path in ALL_ROOMS if path.parent.name == "v9_restricted")
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), imported],
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), imported, str(path)],
         cwd=PROJECT, capture_output=True, text=True, timeout=4 * DEADLINE_SECONDS, check=False,
     )  # fmt: skip
-    assert done.stdout == f"{Room.objects.count()} False\n", done.stderr
+    assert done.stdout == f"{Room.objects.count()} {len(event_lines('v9_restricted'))} 0 False\n", done.stderr
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------

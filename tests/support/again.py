@@ -43,7 +43,7 @@ VERDICTS_ON_DATA = frozenset(
         "integration/replsite/test_clock_skew", "integration/replsite/test_one_data_folder",
         "integration/replsite/test_server_restart", "integration/streams/test_appends",
         "integration/streams/test_broadcaster_order", "integration/streams/test_follow_record",
-        "integration/streams/test_follow_redis", "integration/streams/test_follow_server_restart",
+        "integration/streams/test_follow_redis", "integration/streams/test_server_killed",
         "integration/streams/test_forged_notifications", "integration/streams/test_handlers_killed",
         "integration/streams/test_in_doubt", "integration/streams/test_leases", "integration/streams/test_stale_values",
         "integration/streams/test_writing_order", "pipeline/test_import_killed", "pipeline/test_live",

@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from django.db import connection
 
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS
 
-__all__ = ["OwnProject", "made_project", "made_schema", "tables_of"]
+__all__ = ["OwnProject", "as_it_was", "made_for_module", "made_project", "made_schema", "tables_of"]
 
 SETTINGS = """
 import os
@@ -96,6 +97,25 @@ def made_project(folder: Path, database_url: str, schema: str, settings: str = "
     with made_schema(schema):
         made.python("-c", _MAKE_TABLES)
         yield made
+
+
+@contextmanager
+def made_for_module(blocker: Any, make: AbstractContextManager[OwnProject]) -> Iterator[OwnProject]:
+    """A project that the tests of a module share, each through ``as_it_was``."""
+    with blocker.unblock():
+        made = make.__enter__()
+    yield made
+    with blocker.unblock():
+        make.__exit__(None, None, None)
+
+
+@contextmanager
+def as_it_was(project: OwnProject) -> Iterator[OwnProject]:
+    """What the test writes in these files is taken back."""
+    kept = {path: path.read_text() for path in project.folder.glob("*.py")}
+    yield project
+    for path, text in kept.items():
+        path.write_text(text)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def some_storage(**changes: Any) -> StorageView:
         as_of=ago(20), database=TableView("(database)", None, 5_000_000, 1_000_000, None, ago(86_400)),
         tables=(TableView("events_event", 1_000, 3_000_000, 600_000, 200, ago(86_400)), TableView("events_room", 10, 1_000_000)),
         state_groups=400, state_group_rows=1_000, state_bytes=2_000_000, unreferenced_groups=7,
-        rooms=(RoomSizeView("!a:x", 900, 50, 12, 30, ago(60)), RoomSizeView("!<b>:x", 100, 0, 2, 9, None)),
+        rooms=(RoomSizeView("!a:x", 950, 12, ago(60)), RoomSizeView("!<b>:x", 100, 2, None)),
     )  # fmt: skip
     return replace(storage, **changes)
 

@@ -16,7 +16,6 @@ OF_SEVERAL_MODULES = {
     "test_pre_commit.py": "the hooks and .ci/run",
     "test_purity.py": "all pure packages",
     "test_scripts.py": "all shell scripts",
-    "test_start_of_commands.py": "manage.py with all that it imports",
     "test_test_sessions.py": "all tests with a database",
 }
 

@@ -1,6 +1,6 @@
 """``manage.py pipeline run``: runs the live pipeline until SIGTERM or SIGINT.
 
-With ``--until-idle``, the command also ends when the queries have nothing to do.
+With ``--until-idle``, the command also ends when the query has nothing to do.
 """
 
 from __future__ import annotations
@@ -20,25 +20,19 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command that runs the queries that keep derived tables current."""
+    """The command that runs the query that keeps counts of rooms current."""
 
-    help = "Keep statistics and per-user feeds current with Spark, from the streams, each fact once."
+    help = "Keep counts of rooms current with Spark, from the streams, each fact once."
 
     examples = (
-        ("pipeline run", "statistics and feeds, until SIGTERM"),
-        ("pipeline run --tables statistics --until-idle 10", "statistics; end when 10 s brought nothing"),
+        ("pipeline run", "until SIGTERM"),
+        ("pipeline run --until-idle 10", "end when 10 s brought nothing"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declares the action and the options."""
         parser.add_argument("action", choices=["run"], help="run it until SIGTERM or --until-idle")
         parser.add_argument("--master", type=master_argument, metavar="URL", help="Spark master (default: the setting)")
-        parser.add_argument(
-            "--tables",
-            metavar="NAMES",
-            default="statistics,feeds",
-            help="what to keep, of statistics and feeds (default: both; feeds take the place of runhandlers feeds)",
-        )
         parser.add_argument(
             "--until-idle", type=float, metavar="SECONDS", help="end when nothing was left for this long"
         )
@@ -47,19 +41,15 @@ class Command(SiteCommand):
         return options.get("until_idle") is None
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Runs the queries. The last line of the output has the vectors that the queries' tables have reached."""
-        from pipeline.live.process import TABLES, LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
+        """Runs the query. The last line of the output has the vectors that its tables have reached."""
+        from pipeline.live.process import LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
 
-        names = tuple(dict.fromkeys(name.strip() for name in options["tables"].split(",")))
-        if unknown := sorted(set(names) - set(TABLES)):
-            given = ", ".join(map(repr, unknown))
-            raise CommandError(f"--tables: there is no {given}; there are {', '.join(TABLES)}.", returncode=2)
         if options["until_idle"] is not None and not 0 <= options["until_idle"] < float("inf"):
             raise CommandError("--until-idle must be a number of seconds from 0.", returncode=2)
         told: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: told.append(received))
-        live = LiveOptions(options["master"] or "", names, options["until_idle"])
+        live = LiveOptions(options["master"] or "", options["until_idle"])
         try:
             reached = run(live, lambda: bool(told), self._announce_ready)
         except UnusableArguments as error:

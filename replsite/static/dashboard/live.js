@@ -70,10 +70,10 @@
     wasStale = stale;
   }
 
-  function freshen(element, moment, hasDay = false) {
+  function freshen(element, moment) {
     if (element.dateTime === moment) return;
     element.dateTime = moment;
-    setText(element, `${hasDay ? moment.slice(0, 10) + " " : ""}${moment.slice(11, 19)} UTC`);
+    setText(element, `${moment.slice(11, 19)} UTC`);
   }
 
   /* For who listens: what became better or worse, not every figure; and not more than a word each few seconds. */
@@ -104,9 +104,8 @@
     if (message.summary) morph(part("summary"), message.summary);
     for (const table of tables) if (message[table.id.slice(5)]) update(table, message[table.id.slice(5)]);
     for (const element of root.querySelectorAll(".live-fresh > time")) {
-      const own = /^live-(storage|rooms)-/.exec(element.parentNode.id);
-      // The live pipeline may have stopped days ago, so the time of the rooms' figures has its day.
-      freshen(element, own ? message[`${own[1]}_at`] || element.dateTime : message.as_of, own?.[1] === "rooms");
+      const stored = /^live-(storage|rooms)-/.test(element.parentNode.id);
+      freshen(element, stored ? message.storage_at || element.dateTime : message.as_of);
     }
     showAges();
   }

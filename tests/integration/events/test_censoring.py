@@ -135,13 +135,6 @@ def test_a_run_that_is_stopped_keeps_what_is_done(monkeypatch):
     assert [done.events for done in censor(NOW, "default")] == [1]
 
 
-@pytest.mark.parametrize("options", [{"limit": 0}, {"limit": -3}])
-def test_unusable_arguments_end_with_status_2(options):
-    with pytest.raises(CommandError) as raised:
-        run(**options)
-    assert raised.value.returncode == 2
-
-
 def test_command_tells_people_how_much_is_due(settings):
     room_with(1)
     for options, words in (

@@ -202,14 +202,6 @@ def test_redaction_before_its_target():
     assert Event.objects.get(event_id=message.event_id).redacted_by == redaction.event_id
 
 
-def test_message_on_top_of_a_room_writes_no_range_and_few_rows():
-    made = public_room()
-    persist([incoming(event) for event in made.events])
-    before = list(EventVisibility.objects.values_list())
-    persist([incoming(made.message())])
-    assert list(EventVisibility.objects.values_list()) == before
-
-
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
@@ -221,49 +213,6 @@ def refused(outcome):
 def changed(event, **parts):
     value = {**json.loads(event.json), **parts}
     return Incoming(json.dumps(value).encode(), event.room_version)
-
-
-def test_each_bad_event_is_refused_by_name_and_the_rest_is_stored():
-    made = public_room()
-    message = made.message()
-    fine = [incoming(event) for event in made.events]
-    bad = {
-        b"{": Reason.NOT_JSON,
-        b"[]": Reason.NOT_AN_OBJECT,
-        b'{"a": 1, "a": 2}': Reason.DUPLICATE_KEY,
-        b'{"a": NaN}': Reason.BAD_NUMBER,
-    }
-    events = [Incoming(text, "10") for text in bad]
-    events += [
-        changed(message, content={"n": 0.5}),
-        changed(message, content={"n": 2**53}),
-        changed(message, depth=2**63),
-        changed(message, content={"body": "x" * 100_000}),
-        changed(message, state_key="a\0b"),
-        changed(message, sender="@" + "x" * 1_000 + ":a.test"),
-        Incoming(message.json, "99"),
-        Incoming(message.json, "10", event_id="$wrong"),
-        changed(message, prev_events=["$nowhere"]),
-        changed(message, prev_events=[]),
-        changed(message, prev_events=[f"$n{n}" for n in range(4_000)]),
-        changed(message, room_id="!elsewhere:a.test"),
-    ]
-    wanted = [
-        *bad.values(), Reason.BAD_NUMBER, Reason.BAD_NUMBER, Reason.BAD_NUMBER, Reason.TOO_LARGE, Reason.NUL_CHARACTER,
-        Reason.IDENTIFIER_TOO_LONG, Reason.UNKNOWN_ROOM_VERSION, Reason.WRONG_EVENT_ID, Reason.MISSING_PREV_EVENTS,
-        Reason.NO_PREV_EVENTS, Reason.BAD_REFERENCE, Reason.UNKNOWN_ROOM,
-    ]  # fmt: skip
-    outcome = persist([*events, *fine])
-    assert refused(outcome) == list(enumerate(wanted))
-    assert len(outcome.stored) == len(fine)
-    assert extremities(made.room_id) == [message.event_id]
-
-
-def test_nul_in_content_is_stored_as_it_is():
-    made = public_room()
-    message = made.send({"type": "m.room.message", "content": {"body": "a\0b"}})
-    persist([incoming(event) for event in made.events])
-    assert bytes(EventJson.objects.get(pk=message.event_id).json) == message.json
 
 
 def test_room_version_must_be_that_of_the_room():

@@ -2,7 +2,6 @@
 
 import io
 import json
-import signal
 import threading
 from collections import deque
 from contextlib import closing
@@ -46,7 +45,6 @@ from events.reading.user_timeline import timeline_of
 from events.visibility.explain import explain_visibility
 from events.visibility.rebuild import rebuild_visibility
 from pipeline.jobs import throttle
-from pipeline.jobs.rows import killed_jobs
 from pipeline.jobs.run import queue_job
 from pipeline.maintenance import purge as purge_job
 from pipeline.models import Job
@@ -72,7 +70,7 @@ from tests.support.reading_rooms import readable_room
 from tests.support.room_data import ROOM_NAMES
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import ids, only, since
-from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]
@@ -527,42 +525,6 @@ def test_stopped_anywhere_and_run_again_gives_the_same_end(stop_after, monkeypat
     figures = room_figures(room_id, "default")
     assert figures == {table: after for table, (_, after) in foreseen["tables"].items()}
     assert (gaps(room_id), states(kept)) == (sorted(plan.gaps), before)
-
-
-_KILLED = """
-import os, signal, sys
-import django
-django.setup()
-from events.maintenance import purge_history as purging
-from pipeline.jobs.run import run_job
-purging._EVENTS_PER_TRANSACTION = 3
-plain, done = purging.purge_batch, []
-def purge(*arguments):
-    place = plain(*arguments)
-    done.append(1)
-    if len(done) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return place
-purging.purge_batch = purge
-run_job("purge history", {"room": sys.argv[1], "before_token": sys.argv[2]})
-"""
-
-
-def test_kill_nine_within_a_transaction(run_manage):
-    made = talked_room(20)
-    cut = made.events[-1].depth
-    foreseen = purge(made.room_id, cut, "--dry-run")
-    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
-    killed = run_manage("-c", _KILLED, made.room_id, f"t{cut}-0", env=environment, timeout=2 * DEADLINE_SECONDS)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    outliers = Event.objects.filter(outlier=True).count()
-    assert (outliers, room_figures(made.room_id, "default")["events_event"]) == (4, len(made.events) - 2)
-    wait_until(lambda: killed_jobs("default"))
-    outcome = purge(made.room_id, cut)
-    assert outcome["deleted"] == foreseen["deleted"] - 2
-    assert {t: after for t, (_, after) in outcome["tables"].items()} == {
-        t: a for t, (_, a) in foreseen["tables"].items()
-    }
 
 
 def every_step(request):

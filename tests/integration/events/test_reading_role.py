@@ -10,7 +10,6 @@ from django.db import ProgrammingError, connection, transaction
 from events.models import Event
 from events.reading.pages import events_around, timeline, visible_to
 from events.reading.timeline import state_at, topological_walk
-from events.sync.events_since import events_since
 from events.tokens.positions import current_token, token_text
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.stored_rooms import store_room
@@ -52,7 +51,6 @@ def test_grants_are_enough_for_every_question(as_reader):
     assert len(state_at(message).before) == 2
     assert len(first(ALICE).rooms) == 1
     assert not since(ALICE, here())
-    assert events_since(ALICE, here(), now=here()).events == ()
 
 
 @pytest.mark.usefixtures("as_reader")

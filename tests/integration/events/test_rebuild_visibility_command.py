@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 
 from events.models import EventVisibility
 from tests.oracle.test_live_path import arriving
@@ -61,13 +61,6 @@ def test_room_whose_state_is_not_known_has_none_and_that_is_right():
 def test_unknown_rooms_are_told(rooms):
     found, status = run("!nowhere:a.test", "!a\0:a.test", rooms[0])
     assert [line.get("error") for line in found] == ["unknown", "unknown", None] and status == 1
-
-
-@pytest.mark.parametrize("arguments", [[], ["!a:a.test", "--all"]])
-def test_unusable_arguments_end_with_status_2(arguments):
-    with pytest.raises(CommandError) as error:
-        run(*arguments)
-    assert error.value.returncode == 2
 
 
 @pytest.mark.parametrize("room", ["v10_visibility_walk", "v11_fork_walk", "v10_gap"])

@@ -11,10 +11,9 @@ from django.test.utils import CaptureQueriesContext
 
 from events.declarations import EVENTS
 from events.integrity.repair import check_room
-from events.models import Event, EventVisibility, FeedEntry, FeedPosition, ForwardExtremity, Room
+from events.models import Event, EventVisibility, ForwardExtremity, Room
 from events.persist.room_cache import clear_caches
 from events.sending.send import create_room
-from pipeline.feeds.write import StreamRange, write_feeds
 from pipeline.models import Job
 from streams.catalog.models import CacheInvalidation
 from tests.integration.events.test_live_is_bulk import generated
@@ -28,7 +27,6 @@ from tests.integration.events.test_room_repair import (
 )
 from tests.support.persisted_rooms import persist_all
 from tests.support.room_talker import talkers
-from tests.support.syncing import here
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -160,26 +158,6 @@ def test_user_is_answered_in_full():
     assert status == 0 and found["user"] == ANN
     assert CacheInvalidation.objects.filter(cache_name="resync_user", keys=[ANN]).count() == 1
     assert run("resync", "user", "")[1] == 2
-
-
-def test_feed_entries_are_found_and_put_back():
-    room = create_room(ANN)
-    room.join(BOB)
-    for _ in range(5):
-        room.send(ANN, "m.room.message", {"body": "x"})
-    with connection.cursor() as cursor:
-        write_feeds(cursor, StreamRange(1, here().base), "site", 1_000)
-    entries = FeedEntry.objects.order_by("user_id", "stream_ordering")
-    before = list(entries.values_list())
-    assert run("resync", "feeds", "--all")[0]["before"] == {"missing": 0, "wrong_room": 0, "wrong_length": 0}
-    last = FeedPosition.objects.get().position
-    FeedEntry.objects.filter(user_id=BOB, stream_ordering=last).delete()
-    FeedEntry.objects.filter(user_id=ANN, stream_ordering=last).update(room_id="!other:site")
-    wrong = {"missing": 1, "wrong_room": 1, "wrong_length": 1}
-    assert run("resync", "feeds", room.room_id, "--dry-run")[0]["before"] == wrong
-    found, status = run("resync", "feeds", room.room_id)
-    assert (found["before"], found["left"], status) == (wrong, 0, 0)
-    assert list(entries.values_list()) == before
 
 
 @pytest.mark.parametrize("arguments", [["state"], ["state", "!a:b", "--all"], ["caches"], ["state", "!no:x"]])

@@ -1,7 +1,6 @@
 """Deleting rooms whole: nothing of them is left in any table, nobody else is touched, and an archive brings them back."""
 
 import io
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from django.db import connection
 from events.errors import UnknownRoom
 from events.maintenance import purge_room
 from events.maintenance.purge_history import purge_lock
-from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, Feed, FeedEntry, PurgedRoom, Room
+from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, PurgedRoom, Room
 from events.reading.timeline import timeline
 from pipeline.archive import restore as restore_kind
 from pipeline.archive.format import read_manifest
@@ -23,7 +22,6 @@ from tests.integration.pipeline.test_archive import purge
 from tests.integration.pipeline.test_restore import assert_same, everything, found_wrong, restore, stored
 from tests.support.made_rooms import BOB, MadeRoom
 from tests.support.persisted_rooms import current_state, incoming, persist, persist_all
-from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 _COLUMNS = """
@@ -58,9 +56,6 @@ def surround(room_id):
             Receipt(stream_id=5, instance_name="w", room_id=room_id, receipt_type="m.read", user_id=BOB, event_id="$x"),
         ]
     )
-    Feed.objects.create(user_id=BOB, complete_from=0, entries=2)
-    FeedEntry.objects.create(user_id=BOB, stream_ordering=5, room_id=room_id)
-    FeedEntry.objects.create(user_id=BOB, stream_ordering=6, room_id="!another:a.test")
 
 
 # --- gone -------------------------------------------------------------------------------------------------------------
@@ -73,7 +68,7 @@ def test_nothing_is_left_in_any_table(monkeypatch):
     surround(made.room_id)
     kept = states([event.event_id for event in other.events])
     foreseen = purge("room", made.room_id, "--dry-run")
-    assert tables_that_name(made.room_id) > {"events_event", "state_stategroup", "streams_receipt", "events_feedentry"}
+    assert tables_that_name(made.room_id) > {"events_event", "state_stategroup", "streams_receipt"}
     outcome = purge("room", made.room_id)
     assert {table: before for table, (before, _) in outcome["tables"].items()} == {
         table: before for table, (before, _) in foreseen["tables"].items()
@@ -87,7 +82,6 @@ def test_nothing_is_left_in_any_table(monkeypatch):
     assert set(StateGroupDelta.objects.values_list("state_group", flat=True)) <= groups
     assert states([event.event_id for event in other.events]) == kept
     check_groups(other.room_id)
-    assert (Feed.objects.get().entries, FeedEntry.objects.count()) == (1, 1)
 
 
 def test_others_are_told_and_the_room_is_gone_at_once():
@@ -150,30 +144,23 @@ def test_a_blocked_room_is_not_made_again():
 
 # --- stopped, and beside others ---------------------------------------------------------------------------------------
 
-_KILLED = """
-import os, signal, sys
-import django
-django.setup()
-from events.maintenance import purge_room as room_purging
-from pipeline.jobs.run import run_job
-room_purging._EVENTS_PER_TRANSACTION = 3
-plain, done = room_purging.RoomPurge._step, []
-def step(self, *arguments):
-    found = plain(self, *arguments)
-    done.append(1)
-    if len(done) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return found
-room_purging.RoomPurge._step = step
-run_job("purge room", {"room": sys.argv[1]})
-"""
 
+def test_stopped_and_run_again(monkeypatch, tmp_path):
+    """Killed at any call of the database: ``test_jobs_killed_anywhere``."""
+    made, done, plain = talked_room(15), [], purge_room.RoomPurge._step
 
-def test_killed_and_run_again(run_manage, tmp_path):
-    made = talked_room(15)
-    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
-    killed = run_manage("-c", _KILLED, made.room_id, env=environment, timeout=2 * DEADLINE_SECONDS)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    def step(self, *arguments):
+        found = plain(self, *arguments)
+        done.append(1)
+        if len(done) == 3:
+            raise OSError("stopped")
+        return found
+
+    monkeypatch.setattr(purge_room, "_EVENTS_PER_TRANSACTION", 3)
+    monkeypatch.setattr(purge_room.RoomPurge, "_step", step)
+    with pytest.raises(CommandError, match="stopped"):
+        purge("room", made.room_id)
+    monkeypatch.undo()
     assert 0 < Event.objects.count() < len(made.events) and not Room.objects.exists()
     refused = persist([incoming(event) for event in made.events]).refused
     assert refused and not Room.objects.exists()  # nobody makes it again before the rest is gone

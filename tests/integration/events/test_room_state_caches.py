@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from django.db import transaction
 
 from events.format.parsing import ParsedEvent
 from events.integrity.repair import resync_room
@@ -16,7 +15,6 @@ from streams.catalog.models import CacheInvalidation
 from streams.core import invalidation
 from streams.core.invalidation import any_depends_on_room_state
 from streams.reading import cache_feed
-from streams.writing.process import current_writer
 from tests.integration.events.cached_topics import membership_of, reason_of, topic_of
 from tests.integration.events.test_given_states import told
 from tests.integration.events.test_misfits import tampered
@@ -25,7 +23,6 @@ from tests.support.asked_process import AskedProcess, asked_process
 from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -82,17 +79,6 @@ def test_another_room_keeps_its_values(made):
     put(made.topic("second"))
     assert (topic_of(made.room_id), topic_of(other.room_id)) == ("second", "kept")
     assert topic_of.store.counts.hits == hits + 1
-
-
-def test_transaction_sees_its_own_change_and_others_do_not(made):
-    assert topic_of(made.room_id) == "first"
-    seen: list[str | None] = []
-    with transaction.atomic():
-        put(made.topic("second"))
-        assert topic_of(made.room_id) == "second"
-        in_thread(lambda: seen.append(topic_of(made.room_id))).join()
-    assert seen == ["first"]
-    assert topic_of(made.room_id) == "second"
 
 
 def test_redaction_of_an_entry_drops_it(made):
@@ -228,26 +214,6 @@ def test_other_process_drops_for_a_redaction_before_the_position_shows(made, oth
     position = put(made.redaction(topic)).stream_ordering
     other.ask("wait", "events", position)
     assert other.ask("topic", made.room_id) == "None"
-
-
-def test_writing_process_drops_what_another_one_changed(made, run_manage):
-    """This process writes too; its tracker shows the other's position only when its values are dropped."""
-    assert topic_of(made.room_id) == "first"
-    events = made.topic("from afar")
-    code = (
-        "import sys, django; django.setup(); from events.persist.batch import Incoming, persist;"
-        "from streams.writing.process import retire_all;"
-        "found = persist([Incoming(sys.stdin.buffer.read())], verified=True);"
-        "print(found.stored[0].stream_ordering); retire_all()"
-    )
-    done = run_manage(
-        "-c", code, env={"REPLSITE_INSTANCE": "afar"}, input=events.json.decode(), timeout=2 * DEADLINE_SECONDS
-    )
-    assert done.returncode == 0, done.stderr
-    position = int(done.stdout)
-    tracker = current_writer().tracker(registry.get("events"))
-    wait_until(lambda: tracker.position_of("afar") >= position)
-    assert topic_of(made.room_id) == "from afar"
 
 
 def test_function_that_is_declared_late_misses_no_change(made, monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 from django.db import connections
 
 from events.sending.send import LocalRoom, create_room
-from events.sync.events_since import events_since
 from events.sync.rooms import rooms_since
 from events.tokens.positions import events_token
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -54,24 +53,6 @@ class Talkers:
 
     def all(self):
         return sorted(event for events in self.said.values() for event in events)
-
-
-def test_events_since_gives_each_event_once(rooms):
-    token, found = events_token(), []
-
-    def read():
-        nonlocal token
-        done = talkers.done
-        page = events_since(ANN, token, limit=5)
-        found.extend(page.events)
-        token = page.token
-        return done and not page.events and len(found) >= ROOMS * MESSAGES
-
-    with Talkers(rooms) as talkers:
-        wait_until(read)
-    assert sorted(event.event_id for event in found) == talkers.all()
-    for room, said in talkers.said.items():
-        assert [event.event_id for event in found if event.room_id == room] == said
 
 
 def test_rooms_since_gives_each_event_once(rooms):

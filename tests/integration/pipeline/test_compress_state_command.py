@@ -9,8 +9,8 @@ from django.core.management import CommandError, call_command
 from events.maintenance.group_compaction import RoomCompaction, group_rows
 from events.maintenance.purge_history import purge_lock
 from events.models import Event
-from pipeline.errors import JobCancelled, UnusableArguments
-from pipeline.jobs.run import JobRun, job_kinds, queue_job, run_job
+from pipeline.errors import JobCancelled
+from pipeline.jobs.run import JobRun, queue_job, run_job
 from pipeline.maintenance.compress import CompressStateKind
 from pipeline.models import Job, JobState
 from state.models import StateGroup
@@ -146,18 +146,3 @@ def test_a_room_that_is_not_here_is_told():
     with pytest.raises(CommandError, match="There is no room") as raised:
         run("!nobody:a.test")
     assert raised.value.returncode == 2
-
-
-@pytest.mark.parametrize("arguments", [[], ["!a:b.test", "--all"], ["!a:b.test", "--least-saving", "101"]])
-def test_unusable_arguments_are_refused(arguments):
-    with pytest.raises(CommandError) as raised:
-        run(*arguments)
-    assert raised.value.returncode == 2
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"rooms": "!a:b.test"}, {"rooms": [1]}, {"least_saving": True}, {"least_saving": "5"}, {"room": "!a"}]
-)
-def test_unusable_arguments_of_a_job_are_refused(arguments):
-    with pytest.raises(UnusableArguments):
-        job_kinds()[CompressStateKind.name].check(arguments)

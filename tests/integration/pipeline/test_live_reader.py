@@ -7,16 +7,14 @@ from datetime import timedelta
 from importlib import import_module
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
 from events.models import Event
 from pipeline.errors import QueryFailed
 from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
-from pipeline.live.statistics_table import STATISTICS, StatisticsTable
+from pipeline.live.statistics_table import READER, STATISTICS, StatisticsTable
 from pipeline.models import BatchLedger
-from pipeline.statistics.update import READER, Figures
 from replsite.metrics.cluster import families
 from replsite.snapshot.take import take_snapshot
 from replsite.status.verdicts import HealthWord
@@ -56,7 +54,7 @@ def begin(table: StatisticsTable) -> dict[str, dict[str, int]]:
 
 def started() -> dict[str, int]:
     """Where a pipeline that starts now begins in the stream."""
-    table = StatisticsTable("site")
+    table = StatisticsTable("default")
     with table.held():
         return begin(table)["events"]
 
@@ -66,12 +64,12 @@ def batch(table: StatisticsTable, upto: dict[str, int], *, moves_cursors: bool =
     with transaction.atomic(), connection.cursor() as cursor:
         offsets = BatchOffsets(0, ledger_vectors(cursor, STATISTICS), {"events": upto, "backfill": {}})
         if take_batch(cursor, STATISTICS, offsets) and moves_cursors:
-            table.write(cursor, Figures(), offsets)
+            table.apply(cursor, {name: [] for name in ("room_id", "events", "history")}, offsets)
 
 
 def ran(upto: dict[str, int]) -> None:
     """A pipeline that has read up to there, and was ended."""
-    table = StatisticsTable("site")
+    table = StatisticsTable("default")
     with table.held():
         begin(table)
         batch(table, upto)
@@ -116,7 +114,7 @@ def test_one_that_is_away_is_listed_with_its_lag_until_it_is_forgotten(killed):
 
 def test_while_it_runs_it_is_shown_with_what_it_has_read():
     upto = append(5)
-    table = StatisticsTable("site")
+    table = StatisticsTable("default")
     with table.held():
         begin(table)
         batch(table, upto)
@@ -143,27 +141,26 @@ def test_set_to_the_present_it_passes_over_facts():
 def test_what_an_earlier_version_counted_meanwhile_is_not_counted_again():
     ran(append(5))
     upto = append(3)
-    batch(StatisticsTable("site"), upto, moves_cursors=False)
+    batch(StatisticsTable("default"), upto, moves_cursors=False)
     assert started() == upto
     assert listed().lag_facts == 0
 
 
-def test_purged_statistics_are_behind_by_everything():
+def test_without_ledger_and_cursors_it_counts_from_the_beginning():
     ran(append(5))
-    call_command("purge", "statistics")
-    assert listed().lag_facts == 5
+    forget_reader(READER)
+    BatchLedger.objects.all().delete()
     assert not any(started().values())
 
 
-def test_an_error_is_stored_with_the_reader_of_the_query_that_failed():
+def test_an_error_is_stored_with_the_reader_of_the_query():
     upto = append(5)
-    table = StatisticsTable("site")
-    for query, word in (("feeds", "stopped"), (STATISTICS, "failed")):
-        with pytest.raises(QueryFailed), table.held():
-            begin(table)
-            batch(table, upto)
-            raise QueryFailed("a disk is full", query)
-        assert listed().status.word == word
+    table = StatisticsTable("default")
+    with pytest.raises(QueryFailed), table.held():
+        begin(table)
+        batch(table, upto)
+        raise QueryFailed("a disk is full")
+    assert listed().status.word == "failed"
     assert "a disk is full" in listed().status.sentence and "manage.py pipeline run" in listed().status.sentence
 
 

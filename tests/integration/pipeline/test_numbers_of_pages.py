@@ -16,7 +16,6 @@ from events.models import Event
 from pipeline.jobs.run import queue_job
 from pipeline.models import Job
 from streams.models import ParkedFact
-from tests.integration.pipeline.test_statistics_page import fill
 from tests.support.made_rooms import MadeRoom
 from tests.support.persisted_rooms import persist_all
 from tests.support.writing import append, give_out, wait_for_linear
@@ -63,11 +62,10 @@ def pages(transactional_db) -> list[str]:
     Job.objects.filter(pk=dry.pk).update(
         state="done", finished_at=Now(), before={"events": 12_345}, after={"events": 7}
     )
-    fill(rooms=9)
     newest = Event.objects.latest("stream_ordering")
     job = reverse("admin:pipeline_job_changelist")
     return [
-        *map(reverse, ("live", "live-history", "happened", "status-words", "statistics", "archives", "api-page")),
+        *map(reverse, ("live", "live-history", "happened", "status-words", "archives", "api-page")),
         f"{reverse('facts')}?stream=caches", f"{reverse('parked-facts')}?name=r", room_url(made.room_id),
         event_url(newest.stream_ordering), job, f"{job}{dry.pk}/change/", f"{job}{dry.pk}/carry-out/",
     ]  # fmt: skip

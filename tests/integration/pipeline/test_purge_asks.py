@@ -11,12 +11,10 @@ import subprocess
 import time
 
 import pytest
-from django.db import connection, transaction
 
-from events.models import Event, FeedEntry, Room
+from events.models import Event, Room
 from pipeline.jobs.run import queue_job, run_job
-from pipeline.models import Job, ServerStatistics
-from pipeline.statistics.update import Figures, add_figures
+from pipeline.models import Job
 from streams.catalog.models import CacheInvalidation
 from streams.maintenance.subjects import subjects
 from tests.integration.events.test_purging import middle, talked_room
@@ -89,18 +87,13 @@ def test_a_room_is_asked_about(cut, at_terminal):
 
 
 def rows_of_all():
-    counted = (Event, FeedEntry, ServerStatistics, CacheInvalidation)
+    counted = (Event, CacheInvalidation)
     return {model.__name__: model.objects.count() for model in counted}
 
 
 @pytest.fixture
 def something_of_all(cut):
     """Something for each of these subjects to delete."""
-    with transaction.atomic(), connection.cursor() as cursor:
-        add_figures(
-            cursor, Figures([3_600_000], [cut[0]], [1], [1], [0], [0], [0], [0], [9], [1], [1], ["@a:site"]), "site"
-        )
-    FeedEntry.objects.create(user_id="@ann:site", stream_ordering=5)
     append(3)
 
 
@@ -109,8 +102,6 @@ def something_of_all(cut):
     [
         (["retention"], "events would be deleted"),
         (["orphans"], "of their rows would be deleted"),
-        (["feeds"], "entries would be deleted"),
-        (["statistics"], "rows of statistics would be deleted"),
         (["stream", "caches", "--keep", "0", "--horizon", "0s"], "rows would be deleted"),
     ],
 )

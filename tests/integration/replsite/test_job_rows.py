@@ -141,8 +141,8 @@ def test_a_later_resync_of_the_same_rooms_is_what_counts(later, counts):
 
 
 def test_a_check_of_all_rooms_or_of_others_is_not_ended_by_one_of_a_room():
-    check = resynced(3, None, "feeds")
-    resynced(0, ("!r:a.test",), "feeds")
+    check = resynced(3, None, "caches")
+    resynced(0, ("!r:a.test",), "caches")
     resynced(0, None, "rooms")
     assert [job.id for job in jobs() if "differences" in job.status.word] == [check.pk]
 
@@ -210,11 +210,11 @@ def test_a_site_without_the_pipeline_has_no_jobs(settings):
 
 def test_queries_of_the_live_pipeline_are_read():
     at = timezone.now()
-    for name, batches in (("statistics", 2), ("feeds", 7)):
+    for name, batches in (("statistics", 2), ("mine", 7)):
         BatchLedger.objects.create(query=name, batch_id=1, offsets={}, batches=batches, applied_at=at)
     with connection.cursor() as cursor:
         found = read_jobs(cursor, at).queries
     assert [(query.query, query.batches, query.applied_at) for query in found] == [
-        ("feeds", 7, at),
+        ("mine", 7, at),
         ("statistics", 2, at),
     ]

@@ -8,7 +8,7 @@ from html import unescape
 from io import StringIO
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
 from django.urls import reverse
@@ -195,13 +195,3 @@ def test_health_command_prints_parts_and_json(capsys):
     out = StringIO()
     call_command("health", "--json", stdout=out)
     assert json.loads(out.getvalue())["well"] is True
-
-
-def test_metrics_stand_beside_djangos_own(client):
-    names = {family.name for family in text_string_to_metric_families(client.get("/metrics").content.decode())}
-    assert {"replsite_snapshot_up", "replsite_build_info", "django_http_requests_before_middlewares"} <= names
-
-
-def test_unusable_arguments_are_refused():
-    with pytest.raises(CommandError):
-        call_command("streams", "--bogus")

@@ -7,17 +7,17 @@ import re
 import socket
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.error import URLError
 
 import pytest
 
 from streams.conf import on_this_host
-from tests.support.own_project import OwnProject, made_project, tables_of
+from tests.support.own_project import OwnProject, as_it_was, made_for_module, made_project, tables_of
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 from tests.support.writing import sessions
 
+pytestmark = pytest.mark.django_db(transaction=True)
 SCHEMA = "own_site"
 #: As ``startproject`` writes them, and the lines that the page on installing adds.
 SETTINGS = """
@@ -69,9 +69,8 @@ import json, sys
 from django.contrib.auth.models import User
 from django.test import Client
 
-User.objects.create_superuser("ann", password="x")
 client = Client()
-client.login(username="ann", password="x")
+client.force_login(User.objects.filter(username="ann").first() or User.objects.create_superuser("ann"))
 pages = {}
 for address in json.loads(sys.argv[-1]):
     answer = client.get(address)
@@ -87,11 +86,18 @@ PAGES = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, url_of_test_database, django_db_blocker) -> Iterator[OwnProject]:
+    folder = tmp_path_factory.mktemp(SCHEMA)
+    (folder / "urls.py").write_text(URLS)
+    with made_for_module(django_db_blocker, made_project(folder, url_of_test_database, SCHEMA, SETTINGS)) as project:
+        yield project
+
+
 @pytest.fixture
-def site(tmp_path: Path, database_url: str) -> Iterator[OwnProject]:
-    (tmp_path / "urls.py").write_text(URLS)
-    with made_project(tmp_path, database_url, SCHEMA, SETTINGS) as made:
-        yield made
+def site(made) -> Iterator[OwnProject]:
+    with as_it_was(made) as project:
+        yield project
 
 
 def look(site: OwnProject, *addresses: str) -> tuple[dict[str, tuple[int, str]], list[str]]:

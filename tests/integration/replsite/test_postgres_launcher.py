@@ -147,7 +147,7 @@ def place(data_dir: Path) -> Iterator[Place]:
     yield place
     for user in place.users:
         user.kill()
-    release(data_dir)
+    release(data_dir)  # users that were killed count no more, nor with a server that was adopted
     if place.folder.path.exists():
         wait_until(place.is_stopped, what="the server stopped after the test")
 
@@ -187,54 +187,32 @@ def test_importing_the_settings_starts_nothing(data_dir):
     assert not (data_dir / "postgres").exists()
 
 
-def test_without_the_password_nobody_gets_in(ready):
-    port = ready.user().port()
+def test_a_server_is_one_for_its_users_and_stops_after_the_last(ready):
+    first, second = ready.user(), ready.user()
+    port = first.port()
+    assert second.port() == port
     with pytest.raises(Database.OperationalError, match="password"):
         Database.connect(host="127.0.0.1", port=port, user="postgres", password="guess", dbname="postgres")
-
-
-def test_only_the_random_password_has_a_quick_hash(ready):
-    ready.user().port()
+    assert ready.folder.password_file.stat().st_mode & 0o077 == 0
     ready.query("CREATE ROLE somebody PASSWORD 'of a person'")
     found = dict(ready.query("SELECT rolname, split_part(split_part(rolpassword, '$', 2), ':', 1) FROM pg_authid"))
-    assert (found["postgres"], found["somebody"]) == ("1", "4096")
-
-
-def test_the_password_is_closed_to_others(ready):
-    assert ready.folder.password_file.stat().st_mode & 0o077 == 0
+    assert (found["postgres"], found["somebody"]) == ("1", "4096"), "only the random password has a quick hash"
+    assert try_lock(ready.folder.server_lock, fcntl.LOCK_SH) is None, "every process of the server holds its lock"
+    first.end()
+    assert ready.query("SELECT 1") == [(1,)]
+    second.end()
+    wait_until(ready.is_stopped)
+    assert "database system is shut down" in ready.folder.log_tail(2), "no recovery is left to do"
+    lock = try_lock(ready.folder.server_lock, fcntl.LOCK_SH)
+    assert lock is not None
+    os.close(lock)
+    assert ready.user().port() == port, "it is kept across restarts"
 
 
 def test_first_starts_at_once_make_one_server(place):
     users = [place.user() for _ in range(4)]
     assert len({user.port() for user in users}) == 1
     assert not list(place.folder.path.glob("data.new*"))
-
-
-def test_server_stops_after_its_last_user(ready):
-    first, second = ready.user(), ready.user()
-    assert first.port() == second.port()
-    first.end()
-    assert ready.query("SELECT 1") == [(1,)]
-    second.end()
-    wait_until(ready.is_stopped)
-
-
-def test_clean_stop_leaves_no_recovery_to_do(ready):
-    user = ready.user()
-    user.port()
-    user.end()
-    wait_until(ready.is_stopped)
-    assert "database system is shut down" in ready.folder.log_tail(2)
-
-
-def test_port_is_kept_across_restarts(ready):
-    ports = []
-    for _ in range(2):
-        user = ready.user()
-        ports.append(user.port())
-        user.end()
-        wait_until(ready.is_stopped)
-    assert ports[0] == ports[1]
 
 
 def test_port_in_use_is_replaced_by_a_free_one(ready, free_port):
@@ -295,15 +273,6 @@ def test_folder_that_was_removed_takes_its_server_along(ready):
 # --- being killed -------------------------------------------------------------------------------------------------
 
 
-def test_killed_users_count_no_more(ready):
-    users = [ready.user(), ready.user()]
-    for user in users:
-        user.port()
-    for user in users:
-        user.kill()
-    wait_until(ready.is_stopped)
-
-
 def test_killed_server_comes_back_on_its_port_with_its_data(ready):
     port = ready.user().port()
     ready.query("CREATE TABLE kept AS SELECT 7 AS n")
@@ -321,15 +290,6 @@ def test_server_whose_keeper_was_killed_is_adopted(ready):
     ready.user().port()
     assert ready.postgres_pid() == server
     assert ready.keeper_pid() not in (0, keeper)
-
-
-def test_adopted_server_stops_after_its_last_user(ready):
-    ready.user().port()
-    kill(ready.keeper_pid())
-    ready.user().port()
-    for user in ready.users:
-        user.end()
-    wait_until(ready.is_stopped)
 
 
 def test_everything_killed_at_once_comes_back_with_its_data(ready):
@@ -371,16 +331,6 @@ def test_pid_file_stays_while_children_of_a_killed_server_live(ready):
         assert not ready.serves()
         assert (ready.folder.cluster / "postmaster.pid").exists()
     assert user.port()
-
-
-def test_every_process_of_the_server_holds_its_lock(ready):
-    ready.user().port()
-    assert try_lock(ready.folder.server_lock, fcntl.LOCK_SH) is None
-    ready.users[0].end()
-    wait_until(ready.is_stopped)
-    lock = try_lock(ready.folder.server_lock, fcntl.LOCK_SH)
-    assert lock is not None
-    os.close(lock)
 
 
 def test_number_of_another_process_is_not_taken_for_the_server(tmp_path):

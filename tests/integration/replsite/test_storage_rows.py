@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from django.db import connection
 from django.utils import timezone
 
-from events.models import Event
-from pipeline.models import BatchLedger, RoomStatistics
+from events.models import Event, RoomSummary
 from replsite.snapshot import storage as storage_rows
 from replsite.snapshot.storage import DATABASE, MOST_ROOMS, MOST_TABLES, read_storage
+from replsite.snapshot.types import RoomSizeView
 from state.models import StateGroup
 from streams.models import Sample
 
@@ -75,18 +75,13 @@ def test_without_history_nothing_is_said_of_growth():
 
 
 def test_biggest_rooms_are_bounded_and_in_order():
-    RoomStatistics.objects.bulk_create(RoomStatistics(room_id=f"!{n}:x", events=n) for n in range(MOST_ROOMS + 5))
+    never, on = datetime.fromtimestamp(0, UTC), date(2026, 1, 1)
+    RoomSummary.objects.bulk_create(
+        RoomSummary(room_id=f"!{n}:x", words="", events=n, size=n // 4, joined=n, active_at=never, active_on=on)
+        for n in range(MOST_ROOMS + 5)
+    )
     assert [room.events for room in storage().rooms] == list(range(MOST_ROOMS + 4, 4, -1))
-
-
-def test_rooms_have_the_time_of_their_figures():
-    """They had the time at which the page read them, although the live pipeline had stopped long before."""
-    RoomStatistics.objects.create(room_id="!a:x", events=5)
-    assert storage().rooms_as_of is None
-    stopped = timezone.now() - timedelta(days=3)
-    BatchLedger.objects.create(query="statistics", batch_id=1, offsets={})
-    BatchLedger.objects.update(applied_at=stopped)
-    assert storage().rooms_as_of == stopped
+    assert storage().rooms[0] == RoomSizeView(f"!{MOST_ROOMS + 4}:x", MOST_ROOMS + 4, MOST_ROOMS + 4, None)
 
 
 def test_it_takes_a_handful_of_queries(groups, django_assert_max_num_queries):

@@ -6,32 +6,12 @@ import signal
 import subprocess
 
 import pytest
-from django.core.management import CommandError, call_command
 
 from streams.catalog.models import CacheInvalidation
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("nonsense",),
-        ("caches", "--batch=0"),
-        ("caches", "--batch=1000001"),
-        ("caches", "--threads=501"),
-        ("caches", "--rate=-1"),
-        ("caches", "--rate=nan"),
-        ("caches", "--instance=two words"),
-    ],
-)
-def test_unusable_arguments_are_refused_with_status_two(arguments):
-    with pytest.raises(CommandError) as error:
-        call_command("append", *arguments, "--count=1")
-    assert error.value.returncode == 2
-    assert not CacheInvalidation.objects.exists()
 
 
 @pytest.mark.parametrize("rate", ["0", "0.1"])

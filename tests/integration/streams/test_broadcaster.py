@@ -17,11 +17,6 @@ from tests.support.writing import append, as_instance, cut, fact, linear, stream
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def port(start_manage) -> int:
-    return start_replication(start_manage)
-
-
 def rdata(line: str) -> tuple[str, str, list]:
     """(writer, token, row) of an RDATA line of the tested stream."""
     _, _, writer, token, row = line.split(" ", 4)
@@ -74,20 +69,6 @@ def test_positions_come_in_the_order_of_the_table(port):
     assert all(line.split()[3] == line.split()[4] for line in lines)
 
 
-def test_everybody_hears_the_answer_to_replicate(port):
-    with positioned(port, "first") as first:
-        before = len(first.of("POSITION caches"))
-        with positioned(port, "second"):
-            first.read_until(lambda _: len(first.of("POSITION caches")) > before)
-
-
-def test_replicate_is_answered_each_time(port):
-    with WireClient(port, "REPLICATE") as client:
-        for number in range(1, 4):
-            client.read_until(lambda _, number=number: len(client.of("POSITION caches")) >= number)
-            client.say("REPLICATE")
-
-
 def test_a_new_writer_is_announced_before_its_rows(port):
     append()
     with positioned(port) as client:
@@ -124,39 +105,6 @@ def test_a_row_longer_than_a_line_becomes_a_position_beyond_every_cursor(port):
         client.read_until(f"RDATA caches master {next_id} ")
         assert client.of("POSITION caches master", str(long_id), str(long_id))
         assert client.of("RDATA caches master") == [client.lines[-1]]
-
-
-def test_remote_server_up_goes_to_all_others(port):
-    with positioned(port, "a") as sender, positioned(port, "b") as other:
-        sender.say("REMOTE_SERVER_UP remote.example")
-        other.read_until("REMOTE_SERVER_UP remote.example")
-        assert not sender.of("REMOTE_SERVER_UP")
-
-
-def test_commands_of_workers_are_taken_without_an_answer(port):
-    with WireClient(port) as client:
-        client.say("USER_SYNC inst1 @c:a start 5\nCLEAR_USER_SYNC inst1\nFEDERATION_ACK sender 0")
-        client.say('USER_IP @c:a ["t","1.2.3.4","ua",null,5]\nERROR it hurts\nPING\nREPLICATE')
-        client.read_until("POSITION caches")
-        assert not client.of("ERROR")
-
-
-BROKEN = {
-    b"BOGUS\nREPLICATE\n": "ERROR failed to parse line: unknown command 'BOGUS'",
-    b"RDATA caches w 5 []\n": "ERROR invalid command: RDATA",
-    b"x" * 17_000: "ERROR Line length exceeded",
-    b"GET / HTTP/1.1\r\n\r\n": "ERROR failed to parse line: unknown command 'GET'",
-    b"NAME \xff\n": "PING ",
-}
-
-
-def test_a_broken_rule_ends_the_connection_with_its_reason(port):
-    for data, last_line in BROKEN.items():
-        with WireClient(port) as client:
-            client.socket.sendall(data)
-            assert client.read_to_end()[-1].startswith(last_line)
-    reasons = {"parse error", "invalid command", "line too long", "invalid UTF-8"}
-    wait_until(lambda: set(Reader.objects.values_list("close_reason", flat=True)) >= reasons)
 
 
 def test_the_table_of_readers_shows_a_client_and_its_end(port):
@@ -200,9 +148,3 @@ def test_two_servers_send_the_same(start_manage, port):
         for client in (one, other):
             client.read_until(f"RDATA caches master {last} ")
         assert one.of("RDATA") == other.of("RDATA")
-
-
-def test_connections_over_the_limit_are_told_so(start_manage):
-    port = start_replication(start_manage, REPLSITE_CONNECTION_LIMIT="1")
-    with positioned(port), WireClient(port) as refused:
-        assert refused.read_to_end() == ["ERROR too many connections"]

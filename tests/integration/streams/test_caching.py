@@ -37,13 +37,6 @@ def test_value_is_computed_once():
     assert word("a") == "1"
 
 
-def test_own_commit_drops_it():
-    set_word("a", "1")
-    assert word("a") == "1"
-    set_word("a", "2")
-    assert word("a") == "2"
-
-
 def test_own_rollback_drops_nothing():
     set_word("a", "1")
     assert word("a") == "1"
@@ -215,17 +208,6 @@ def test_change_in_another_process_is_heard_here(elsewhere):
         assert word("a") == str(number)
 
 
-def test_writing_process_drops_before_its_tracker_advances(elsewhere):
-    from streams.writing.process import current_writer
-
-    set_word("a", "0")
-    assert word("a") == "0"
-    token = int(elsewhere.ask("set", "a", "1"))
-    tracker = current_writer().tracker(registry.get("caches"))
-    wait_until(lambda: tracker.position_of("other") >= token)
-    assert word("a") == "1"
-
-
 def test_made_up_invalidations_of_others_drop_nothing_here():
     store_quietly("a", "1")
     assert word("a") == "1"
@@ -383,12 +365,6 @@ def change_elsewhere(elsewhere: AskedProcess) -> int:
     return int(elsewhere.ask("set", "a", "1"))
 
 
-def test_waiting_drops_first(elsewhere):
-    token = change_elsewhere(elsewhere)
-    registry.get("caches").wait_for(token, DEADLINE_SECONDS)
-    assert word("a") == "1"
-
-
 def test_tracker_of_a_writer_drops_first(deaf, elsewhere):
     token = change_elsewhere(elsewhere)
     from streams.writing.process import current_writer
@@ -396,17 +372,6 @@ def test_tracker_of_a_writer_drops_first(deaf, elsewhere):
     tracker = current_writer().tracker(registry.get("caches"))
     wait_until(lambda: tracker.position_of("other") >= token)
     assert word("a") == "1"
-
-
-def test_named_reader_drops_first(deaf, elsewhere):
-    from streams.follow import Begin, Handler, Reader
-
-    seen: list[str | None] = []
-    change_elsewhere(elsewhere)
-    wait_until(lambda: linear() >= CacheInvalidation.objects.latest("stream_id").stream_id)
-    handler = Handler("caches", "r", lambda chunk: seen.append(word("a")), begin=Begin.OLDEST)
-    Reader("r", [handler]).catch_up()
-    assert seen[-1] == "1"
 
 
 async def test_follower_drops_first(deaf, elsewhere, start_manage):

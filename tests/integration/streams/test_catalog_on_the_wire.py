@@ -60,16 +60,6 @@ def test_position_of_the_other_stream_of_a_pair_moves_without_rows(start_manage)
         assert client.of("RDATA account_data") == []
 
 
-def test_rows_of_one_fact_are_a_batch_for_the_client(start_manage):
-    with positioned(start_replication(start_manage)) as client:
-        token = append.messages_to_devices(["@a:x", "@b:x"])
-        client.read_until(f"RDATA to_device master {token}")
-        assert [(command.token, command.row) for command in rdata(client, "to_device")] == [
-            (None, ["@a:x"]),
-            (token, ["@b:x"]),
-        ]
-
-
 def test_follower_is_told_of_a_new_beginning_before_its_rows(start_manage):
     typing_users.set_typing("!r:x", "@a:x", True)
     typing_users.set_typing("!r:x", "@b:x", True)

@@ -122,7 +122,6 @@ def test_rooms_must_have_a_lifetime_to_choose():
         ("REPLSITE_RETENTION_DEFAULT_SECONDS", -1.0, "streams.E014"),
         ("REPLSITE_RETENTION_LONGEST_SECONDS", float("nan"), "streams.E014"),
         ("REPLSITE_CENSOR_AFTER_DAYS", -1.0, "streams.E014"),
-        ("REPLSITE_FEED_ENTRIES", 0, "streams.E010"),
         ("REPLSITE_TLS_SERVER_CA", "nowhere.pem", "streams.E012"),
     ],
 )

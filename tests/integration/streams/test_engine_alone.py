@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from streams.catalog.declarations import declarations
-from tests.support.own_project import OwnProject, made_project, tables_of
+from tests.support.own_project import OwnProject, as_it_was, made_for_module, made_project, tables_of
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import ready_ports
 
+pytestmark = pytest.mark.django_db(transaction=True)
 SCHEMA = "engine_alone"
 #: A fact, and a cached value that it drops.
 APPEND = """
@@ -42,10 +42,17 @@ except UnknownStream as error:
 """
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, url_of_test_database, django_db_blocker) -> Iterator[OwnProject]:
+    folder = tmp_path_factory.mktemp(SCHEMA)
+    with made_for_module(django_db_blocker, made_project(folder, url_of_test_database, SCHEMA)) as project:
+        yield project
+
+
 @pytest.fixture
-def project(tmp_path: Path, database_url: str) -> Iterator[OwnProject]:
-    with made_project(tmp_path, database_url, SCHEMA) as made:
-        yield made
+def project(made) -> Iterator[OwnProject]:
+    with as_it_was(made) as project:
+        yield project
 
 
 def foreign() -> set[str]:

@@ -15,7 +15,7 @@ from tests.integration.streams.test_follow_redis import recorded, rows_by_hand
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
-from tests.support.writing import append
+from tests.support.writing import append, ids
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FOREIGN = "foreign.example"
@@ -62,10 +62,6 @@ def kept(stream: str = "caches") -> list[int]:
     return list(RecordedFact.objects.filter(stream=stream).order_by("id").values_list("token", flat=True))
 
 
-def written() -> list[int]:
-    return list(CacheInvalidation.objects.order_by("stream_id").values_list("stream_id", flat=True))
-
-
 def positioned(stream: str = "caches") -> None:
     wait_until(lambda: RecordedPosition.objects.filter(stream=stream).exists(), what="the first position is recorded")
 
@@ -88,7 +84,7 @@ def test_rows_and_positions_of_a_foreign_server_are_kept(foreign, record):
     positioned()
     last = append(5)[-1]
     reaches(last)
-    assert kept() == written()
+    assert kept() == ids()
     fact = RecordedFact.objects.first()
     assert json.loads(fact.row)[0] == CacheInvalidation.objects.order_by("-stream_id").first().cache_name
     assert RecordedPosition.objects.filter(stream="events").exists()
@@ -115,7 +111,7 @@ def test_over_kill_nine_every_row_is_there_exactly_once(foreign, record):
         append(30)
         process = record(at(server), *http)
     reaches(append()[-1])
-    assert kept() == [token for token in written() if token >= first]
+    assert kept() == [token for token in ids() if token >= first]
     assert not RecordedGap.objects.exists()
 
 
@@ -134,7 +130,7 @@ def test_without_catch_up_a_gap_is_recorded_and_recording_goes_on(foreign, recor
     reaches(last)
     gap = RecordedGap.objects.get()
     assert (gap.after, gap.upto) == (before, missed[-1])
-    assert kept() == [token for token in written() if token not in missed]
+    assert kept() == [token for token in ids() if token not in missed]
 
 
 def test_what_http_refuses_is_a_gap_with_the_reason(foreign, record):

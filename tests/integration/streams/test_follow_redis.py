@@ -7,14 +7,14 @@ import gzip
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from streams.catalog.models import CacheInvalidation
 from streams.conf import stream_settings
-from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.follower import FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.errors import RedisRefused
 from streams.replication.follow_command import _plain_line
@@ -22,6 +22,7 @@ from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.redis import subscriber
 from streams.replication.redis.subscriber import RedisConnector
 from streams.replication.transport.addresses import RedisAddress
+from tests.support.following import Followed, running
 from tests.support.redis_homeserver import RedisHomeserver, redis_homeserver
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scripted_http import scripted_http
@@ -38,52 +39,9 @@ def server(tmp_path, free_port) -> Iterator[RedisServer]:
         yield server
 
 
-class Heard:
-    """A follower on a loop in a thread, what it handed out and what it said is missing."""
-
-    def __init__(self, server: RedisServer, url: str = "", catch_up=None, **options) -> None:
-        self.rows: list[FollowedRow] = []
-        self.gaps: list = []
-        self.error: BaseException | None = None
-        connector = RedisConnector(RedisAddress.parse(url or server.url), CHANNEL, "test follower")
-        given = FollowerOptions(None, "test", connector=connector, **options)
-        self.follower = Follower(given, self.rows.extend, catch_up, missed=self.gaps.append)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self.follower.run())
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
-        finally:
-            self._loop.close()
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            with suppress(RuntimeError):  # it ended just now
-                self._loop.call_soon_threadsafe(self.follower.finish)
-        self._thread.join(DEADLINE_SECONDS)
-        assert not self._thread.is_alive()
-
-    def of(self, stream: str) -> list[tuple]:
-        return [(row.instance, row.token, row.row) for row in self.rows if row.stream == stream]
-
-    def position(self, stream: str, writer: str = "master") -> int:
-        return self.follower.positions().get(stream, {}).get(writer, -1)
-
-
-@contextmanager
-def hearing(server: RedisServer, **options) -> Iterator[Heard]:
-    heard = Heard(server, **options)
-    heard.start()
-    try:
-        yield heard
-    finally:
-        heard.stop()
+def hearing(server: RedisServer, url: str = "", catch_up=None, **options) -> AbstractContextManager[Followed]:
+    connector = RedisConnector(RedisAddress.parse(url or server.url), CHANNEL, "test follower")
+    return running(Followed(FollowerOptions(None, "test", connector=connector, **options), catch_up))
 
 
 def subscribed(server: RedisServer) -> None:
@@ -257,7 +215,6 @@ def test_what_a_stream_holds_since_it_began_anew_is_fetched(server, view):
             wait_until(lambda: len(heard.rows) == 4)
             assert [token for _, token, _ in heard.of("typing")] == [6, 1, 3, 4]
             assert heard.position("typing") == 4
-        asyncio.run(catch_up.close())
     assert "from_token=0&upto_token=3" in http.paths[0]
 
 

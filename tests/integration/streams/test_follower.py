@@ -10,91 +10,36 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.models import StreamPosition
-from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.follower import FollowerOptions
 from streams.replication.client.table_catch_up import TableCatchUp
 from streams.replication.errors import CatchUpError, WrongRemote
-from streams.replication.protocol.ordering import FollowedRow, View
+from streams.replication.protocol.ordering import View
 from streams.replication.transport.addresses import Address
 from streams.runtime import logs
+from tests.support.following import Followed, running
 from tests.support.lying_server import lying_server
 from tests.support.proxy import proxy_to
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, as_instance, fact, session, stored, stream, wait_for_linear
+from tests.support.writing import append, as_instance, fact, ids, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def port(start_manage) -> int:
-    return start_replication(start_manage)
-
-
-class Followed:
-    """A follower on a loop in a thread, and what it handed out."""
-
-    def __init__(self, port: int, uses_table: bool = True, handle: Callable | None = None, **options) -> None:
-        self.rows: list[FollowedRow] = []
-        self.error: BaseException | None = None
-        catch_up = TableCatchUp("default", "test follower") if uses_table else None
-        given = FollowerOptions(Address("127.0.0.1", port), "test", streams=["caches"], **options)
-        self.follower = Follower(given, handle or self.rows.extend, catch_up)
-        self._catch_up = catch_up
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._follow())
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
-        finally:
-            self._loop.close()
-
-    async def _follow(self) -> None:
-        try:
-            await self.follower.run()
-        finally:
-            if self._catch_up is not None:
-                await self._catch_up.close()
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wait_until_positioned(self) -> None:
-        wait_until(lambda: self.follower.positions().get("caches") or self.error, what="the follower is positioned")
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self.follower.finish)
-        self._thread.join(DEADLINE_SECONDS)
-        assert not self._thread.is_alive()
-
-    def tokens(self) -> list[int]:
-        return [row.token for row in self.rows]
-
-    def wait_for(self, token: int) -> None:
-        wait_until(lambda: self.follower.linear("caches") >= token, what=f"linear position {token}")
+def follower(port: int, uses_table: bool = True, handle: Callable | None = None, **options) -> Followed:
+    given = FollowerOptions(Address("127.0.0.1", port), "test", streams=["caches"], **options)
+    return Followed(given, TableCatchUp("default", "test follower") if uses_table else None, handle)
 
 
 @contextmanager
 def following(port: int, *, is_positioned: bool = True, **options) -> Iterator[Followed]:
     """A follower, when it was told a position unless its server tells none that it can take."""
-    followed = Followed(port, **options)
-    followed.start()
-    try:
+    with running(follower(port, **options)) as followed:
         if is_positioned:
             followed.wait_until_positioned()
         yield followed
-    finally:
-        followed.stop()
-
-
-def written() -> list[int]:
-    return list(CacheInvalidation.objects.order_by("stream_id").values_list("stream_id", flat=True))
 
 
 FAR = 1_000_000
@@ -115,12 +60,12 @@ def test_a_server_that_names_a_token_above_the_sequence_loses_its_followers_no_f
     options = {"view": view, "start": {"caches": VectorToken(0)}, "is_positioned": False}
     with lying_server(said) as server, following(server.port, **options) as followed:
         wait_until(lambda: server.connects >= 2, what="the follower has left the server")
-        assert set(followed.tokens()) <= set(written())
+        assert set(followed.tokens()) <= set(ids())
         second = append(3)
         wait_for_linear(second[-1])
         server.said = f"POSITION caches master {second[-1]} {second[-1]}\n"
         wait_until(lambda: followed.tokens()[-1:] == second[-1:])
-        assert followed.tokens() == written()
+        assert followed.tokens() == ids()
 
 
 def test_missed_facts_are_told_to_who_may_not_see_the_epoch():
@@ -169,8 +114,8 @@ def test_nothing_is_missed_or_repeated_over_cuts(port, view):
             append(5)
             if number % 12 == 5:
                 proxy.cut()
-        followed.wait_for(written()[-1])
-        assert followed.tokens() == written()
+        followed.wait_for(ids()[-1])
+        assert followed.tokens() == ids()
         assert followed.follower.connects > 1
 
 
@@ -180,8 +125,8 @@ def test_what_was_written_while_the_server_was_away_comes_from_the_table(port):
         proxy.cut()
         append(50)
         proxy.refuse(False)
-        followed.wait_for(written()[-1])
-        assert followed.tokens() == written()
+        followed.wait_for(ids()[-1])
+        assert followed.tokens() == ids()
 
 
 @pytest.mark.parametrize("view", list(View))
@@ -192,8 +137,8 @@ def test_a_follower_that_was_cut_as_slow_converges(start_manage, view):
         for _ in range(10):
             stream().append(*(fact("z" * 9_000) for _ in range(100)))
         proxy.stall(False)
-        followed.wait_for(written()[-1])
-        assert followed.tokens() == written()
+        followed.wait_for(ids()[-1])
+        assert followed.tokens() == ids()
 
 
 def test_a_slow_handler_loses_nothing(port):
@@ -206,8 +151,8 @@ def test_a_slow_handler_loses_nothing(port):
     with following(port, handle=slowly) as followed:
         for _ in range(20):
             append(10)
-        followed.wait_for(written()[-1])
-        assert got == written()
+        followed.wait_for(ids()[-1])
+        assert got == ids()
 
 
 def test_a_row_longer_than_a_line_is_fetched(port):
@@ -216,7 +161,7 @@ def test_a_row_longer_than_a_line_is_fetched(port):
         stream().append(fact("x" * 20_000))
         last = append()[-1]
         followed.wait_for(last)
-        assert followed.tokens() == written()
+        assert followed.tokens() == ids()
 
 
 @pytest.mark.parametrize("view", list(View))
@@ -228,11 +173,11 @@ def test_two_writers_and_one_that_joins(port, run_manage, view):
             append(2)
         run_manage("append", "caches", "--count", "50", "--instance", "newcomer")
         first.join()
-        followed.wait_for(written()[-1])
+        followed.wait_for(ids()[-1])
         tokens = followed.tokens()
-    assert sorted(tokens) == written()
+    assert sorted(tokens) == ids()
     if view is View.LINEAR:
-        assert tokens == written()
+        assert tokens == ids()
     for writer in ("master", "append-1", "newcomer"):
         own = [row.token for row in followed.rows if row.instance == writer]
         assert own == sorted(own)
@@ -241,7 +186,7 @@ def test_two_writers_and_one_that_joins(port, run_manage, view):
 def test_a_writer_that_came_and_went_while_we_were_away_is_not_missed(port, run_manage):
     wait_for_linear(append()[-1])
     with proxy_to(port) as proxy, following(proxy.port, view=View.LINEAR) as followed:
-        before = len(written())
+        before = len(ids())
         proxy.refuse()
         proxy.cut()
         append(5)
@@ -249,8 +194,8 @@ def test_a_writer_that_came_and_went_while_we_were_away_is_not_missed(port, run_
         append(5)
         wait_until(lambda: stored()["visitor"].state == "retired")
         proxy.refuse(False)
-        followed.wait_for(written()[-1])
-        assert followed.tokens() == written()[before:]
+        followed.wait_for(ids()[-1])
+        assert followed.tokens() == ids()[before:]
 
 
 def test_following_may_begin_at_an_earlier_token(port):
@@ -276,7 +221,7 @@ def test_a_vector_start_passes_over_what_its_writers_had(port, view):
 def test_without_catch_up_gaps_are_counted_and_passed(port):
     with proxy_to(port) as proxy, positioned(port) as beside, following(proxy.port, uses_table=False) as followed:
         append(2)
-        followed.wait_for(written()[-1])
+        followed.wait_for(ids()[-1])
         proxy.refuse()
         proxy.cut()
         beside.read_until(f"RDATA caches master {append(5)[-1]}")  # the server has sent them, but to this one alone
@@ -284,7 +229,7 @@ def test_without_catch_up_gaps_are_counted_and_passed(port):
         wait_until(lambda: followed.follower.facts_missed_ranges == 1)
         last = append()[-1]
         followed.wait_for(last)
-        assert followed.tokens() == [*written()[:2], last]
+        assert followed.tokens() == [*ids()[:2], last]
 
 
 def test_another_server_than_the_wanted_one_is_refused(port):
@@ -310,14 +255,10 @@ def test_a_server_that_cannot_be_used_is_named_again_and_again(accepts, monkeypa
             threading.Thread(target=close_each, daemon=True).start()
         else:
             server.close()
-        followed = Followed(port)
-        followed._thread.start()
-        try:
+        with running(follower(port)):
             wait_until(lambda: caplog.text.count("follower.still_not_connected") > 1)
-        finally:
-            followed.stop()
-            if accepts:
-                server.shutdown(socket.SHUT_RDWR)
+        if accepts:
+            server.shutdown(socket.SHUT_RDWR)
     assert caplog.text.count("follower.connection_failed") == 1
     assert "next_try_seconds" in caplog.text and f"127.0.0.1:{port}" in caplog.text
 

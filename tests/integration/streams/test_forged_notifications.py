@@ -20,7 +20,7 @@ from streams.writing.process import current_writer
 from streams.writing.writer import WriterProcess
 from tests.support.forging import forge, forger
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.wire_client import positioned, start_replication
+from tests.support.wire_client import positioned
 from tests.support.writing import append, as_instance, give_out, ids, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,11 +30,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def liar() -> Iterator[Any]:
     with forger() as cursor:
         yield cursor
-
-
-@pytest.fixture
-def port(start_manage) -> int:
-    return start_replication(start_manage)
 
 
 def sequence_value() -> int:
@@ -278,27 +273,29 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("line", LIES, ids=lambda line: line.split()[0])
-def test_followers_hear_nothing_of_what_a_reading_role_relays(liar, port, line):
+def relay(cursor: Any, line: str) -> None:
+    for payload in parts_of("elsewhere", f"{line}\n".encode()):
+        forge(cursor, payload, "replsite_relay")
+
+
+def test_followers_hear_nothing_of_what_a_reading_role_relays(liar, port):
     with positioned(port) as client:
-        for payload in parts_of("elsewhere", f"{line}\n".encode()):
-            forge(liar, payload, "replsite_relay")
+        for line in LIES:
+            relay(liar, line)
         number = append()[0]
         client.read_until(f"RDATA caches master {number} ")
         client.say("REPLICATE")
         client.read_until("POSITION caches")
-        assert line not in client.lines
+        assert not set(LIES) & set(client.lines)
 
 
-@pytest.mark.parametrize("line", LIES[:4], ids=lambda line: line.split()[0])
-def test_only_what_may_be_relayed_is_relayed_also_from_a_server(port, line):
+def test_only_what_may_be_relayed_is_relayed_also_from_a_server(port):
     """A session of the site's own role: another version, or a mistake."""
     with positioned(port) as client, session() as cursor:
-        for text in (line, "REMOTE_SERVER_UP truth.example"):
-            for payload in parts_of("elsewhere", f"{text}\n".encode()):
-                forge(cursor, payload, "replsite_relay")
+        for line in (*LIES[:4], "REMOTE_SERVER_UP truth.example"):
+            relay(cursor, line)
         client.read_until("REMOTE_SERVER_UP truth.example")
-        assert line not in client.lines
+        assert not set(LIES) & set(client.lines)
 
 
 def test_who_got_the_number_of_a_killed_server_relays_nothing(liar, port):
@@ -306,17 +303,13 @@ def test_who_got_the_number_of_a_killed_server_relays_nothing(liar, port):
     liar.execute("SELECT current_user")
     role = liar.fetchone()[0]
 
-    def say(cursor: Any, line: str) -> None:
-        for payload in parts_of("elsewhere", f"{line}\n".encode()):
-            forge(cursor, payload, "replsite_relay")
-
     with positioned(port) as client, session() as cursor:
         cursor.execute(f"GRANT UPDATE ON streams_streamposition TO {role}")
-        say(liar, "REMOTE_SERVER_UP server.example")
+        relay(liar, "REMOTE_SERVER_UP server.example")
         client.read_until("REMOTE_SERVER_UP server.example")
         cursor.execute(f"REVOKE UPDATE ON streams_streamposition FROM {role}")
-        say(liar, "REMOTE_SERVER_UP lie.example")
-        say(cursor, "REMOTE_SERVER_UP truth.example")
+        relay(liar, "REMOTE_SERVER_UP lie.example")
+        relay(cursor, "REMOTE_SERVER_UP truth.example")
         client.read_until("REMOTE_SERVER_UP truth.example")
         assert "REMOTE_SERVER_UP lie.example" not in client.lines
 
@@ -334,8 +327,7 @@ def test_strange_parts_end_no_connection(liar, port):
             )
 
         def is_heard() -> bool:  # what is relayed while much waits in the server's queue is dropped
-            for payload in parts_of("elsewhere", b"REMOTE_SERVER_UP truth.example\n"):
-                forge(cursor, payload, "replsite_relay")
+            relay(cursor, "REMOTE_SERVER_UP truth.example")
             with suppress(AssertionError):
                 client.read_until("REMOTE_SERVER_UP truth.example", 1)
                 return True

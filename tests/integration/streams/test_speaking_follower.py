@@ -8,20 +8,18 @@ import pytest
 
 from streams import workers
 from streams.models import WorkerConnection
+from streams.replication.client.follower import FollowerOptions
+from streams.replication.client.table_catch_up import TableCatchUp
 from streams.replication.common.command_hooks import subscribe
 from streams.replication.protocol.client_state import ClientState
 from streams.replication.protocol.commands import RemoteServerUp
-from tests.integration.streams.test_follower import Followed
+from streams.replication.transport.addresses import Address
+from tests.support.following import Followed
 from tests.support.proxy import proxy_to
 from tests.support.waiting import wait_until
-from tests.support.wire_client import WireClient, start_replication
+from tests.support.wire_client import WireClient
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def port(start_manage) -> int:
-    return start_replication(start_manage)
 
 
 class Speaking(Followed):
@@ -29,13 +27,15 @@ class Speaking(Followed):
 
     def __init__(self, port: int) -> None:
         self.speaker = ClientState("zHeCu", "test", lambda: int(time.time() * 1000))
-        super().__init__(port, speaker=self.speaker)
+        given = FollowerOptions(Address("127.0.0.1", port), "test", streams=["caches"], speaker=self.speaker)
+        super().__init__(given, TableCatchUp("default", "test follower"))
 
     def do(self, method, *arguments) -> None:
         self._loop.call_soon_threadsafe(method, *arguments)
 
     def __enter__(self):
         self.start()
+        self.wait_until_positioned()  # what is no state is told to who is connected only
         return self
 
     def __exit__(self, *_):
@@ -61,19 +61,15 @@ def test_who_syncs_is_known_again_after_a_reconnect(port):
         assert WorkerConnection.objects.get().key != first
 
 
-def test_an_orderly_end_clears_who_synced(port):
+def test_what_it_says_arrives_and_an_orderly_end_clears_who_synced(port):
     with Speaking(port) as follower:
         follower.do(follower.speaker.start_syncing, "@a:b")
-        syncing("@a:b")
-    syncing()
-
-
-def test_acknowledgements_and_addresses_arrive(port):
-    with Speaking(port) as follower:
         follower.do(follower.speaker.acknowledge_federation, 5)
         follower.do(follower.speaker.see, "@a:b", "token", "1.2.3.4", "ua")
+        syncing("@a:b")
         wait_until(lambda: workers.federation_acknowledged() == {"test": 5})
         wait_until(lambda: [sight.ip for sight in workers.seen_addresses("@a:b")] == ["1.2.3.4"])
+    syncing()
 
 
 def test_hints_are_told_to_others_and_heard_from_them(port):

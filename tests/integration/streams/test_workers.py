@@ -20,11 +20,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 NOW_MS = int(time.time() * 1000)
 
 
-@pytest.fixture
-def port(start_manage) -> int:
-    return start_replication(start_manage)
-
-
 def syncing(*users: str) -> None:
     wait_until(lambda: workers.users_syncing() == set(users), what=f"syncing: {users}")
 
@@ -41,43 +36,25 @@ def test_a_command_that_gets_too_long_in_ascii_is_dropped_and_its_client_stays(p
 # --- who syncs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_user_syncs_from_start_to_end(port):
-    with WireClient(port, f"NAME w1\nUSER_SYNC zHeCu @a:b start {NOW_MS}") as worker:
-        syncing("@a:b")
+def test_who_syncs_is_known_until_the_last_worker_says_end_or_is_gone(port):
+    with WireClient(port, f"NAME w1\nUSER_SYNC zHeCu @a:b start {NOW_MS}\nUSER_SYNC zHeCu @c:b start 1") as first:
+        syncing("@a:b", "@c:b")
         assert workers.is_syncing("@a:b")
         assert not workers.is_syncing("@other:b")
         assert WorkerConnection.objects.get().name == "w1"
-        worker.say(f"USER_SYNC zHeCu @a:b end {NOW_MS}")
-        syncing()
-
-
-def test_a_user_syncs_until_the_last_worker_says_end(port):
-    with WireClient(port, "USER_SYNC one @a:b start 1") as first, WireClient(port, "USER_SYNC two @a:b start 1"):
-        wait_until(lambda: SyncingUser.objects.count() == 2)
-        first.say("USER_SYNC one @a:b end 2")
-        wait_until(lambda: SyncingUser.objects.count() == 1)
-        syncing("@a:b")
-
-
-def test_devices_of_later_versions_sync_by_themselves(port):
-    with WireClient(port, "USER_SYNC w @a:b D1 start 1\nUSER_SYNC w @a:b D2 start 1") as worker:
-        wait_until(lambda: SyncingUser.objects.count() == 2)
-        worker.say("USER_SYNC w @a:b D1 end 2")
-        wait_until(lambda: [one.device_id for one in SyncingUser.objects.all()] == ["D2"])
-
-
-def test_clearing_forgets_one_worker_only(port):
-    with WireClient(
-        port, "USER_SYNC one @a:b start 1\nUSER_SYNC one @c:b start 1\nUSER_SYNC two @d:b start 1"
-    ) as client:
-        syncing("@a:b", "@c:b", "@d:b")
-        client.say("CLEAR_USER_SYNC one")
-        syncing("@d:b")
-
-
-def test_users_go_with_their_connection(port):
-    with WireClient(port, "USER_SYNC one @a:b start 1"), WireClient(port, "USER_SYNC two @c:b start 1"):
-        syncing("@a:b", "@c:b")
+        devices = "USER_SYNC two @d:b D1 start 1\nUSER_SYNC two @d:b D2 start 1"
+        with WireClient(port, f"USER_SYNC two @a:b start 1\n{devices}") as second:
+            wait_until(lambda: SyncingUser.objects.count() == 5)
+            first.say(f"USER_SYNC zHeCu @a:b end {NOW_MS}\n")
+            second.say("USER_SYNC two @d:b D1 end 2")
+            wait_until(lambda: SyncingUser.objects.count() == 3)
+            syncing("@a:b", "@c:b", "@d:b")
+            assert SyncingUser.objects.get(user_id="@d:b").device_id == "D2"
+            second.say("CLEAR_USER_SYNC two")
+            syncing("@c:b")
+            second.say("USER_SYNC two @d:b start 1")
+            syncing("@c:b", "@d:b")
+        syncing("@c:b")
     syncing()
     wait_until(lambda: not WorkerConnection.objects.exists())
 
@@ -136,12 +113,6 @@ def test_the_last_acknowledgement_of_each_sender_is_kept(port):
         wait_until(lambda: workers.federation_acknowledged() == {"sender1": 5, "sender2": 7})
 
 
-def test_a_client_that_is_called_otherwise_each_time_acknowledges_for_one_name(port):
-    """It had a row for each name, 20,000 a second, which nobody took away."""
-    with WireClient(port, "NAME a\nFEDERATION_ACK a 1\nNAME b\nFEDERATION_ACK b 2\nFEDERATION_ACK a 3"):
-        wait_until(lambda: workers.federation_acknowledged() == {"a": 3})
-
-
 def test_senders_of_ever_new_names_are_bounded(monkeypatch):
     """Each name kept a row for ever. While more may be there than are stored, nothing that they wait for is deleted."""
     monkeypatch.setattr(worker_sql, "MOST_SENDERS", 50)
@@ -191,12 +162,9 @@ def test_an_address_is_one_row_however_often_it_is_seen(port):
     assert workers.last_seen("@a:b") == first.last_seen_at
     assert abs(first.last_seen_at.timestamp() * 1000 - NOW_MS) < 60_000
     assert not UserAddress.objects.filter(token_digest__contains="secret").exists()
-
-
-def test_a_time_in_the_future_is_now(port):
-    with WireClient(port, f'USER_IP @a:b ["t","1.2.3.4","ua",null,{NOW_MS * 2}]'):
-        wait_until(lambda: workers.last_seen("@a:b") is not None)
-    assert abs(workers.last_seen("@a:b").timestamp() - time.time()) < 60
+    with WireClient(port, f'USER_IP @future:b ["t","1.2.3.4","ua",null,{NOW_MS * 2}]'):
+        wait_until(lambda: workers.last_seen("@future:b") is not None)
+    assert abs(workers.last_seen("@future:b").timestamp() - time.time()) < 60, "a time in the future is now"
 
 
 def test_ever_new_users_fill_no_disk(start_manage):
@@ -241,18 +209,19 @@ def two_servers(start_manage):
         yield a, b, c
 
 
-@pytest.mark.parametrize("name", ["remote.example", "", "a" * 255, "nul\0 and \u00fcmlaut"])
-def test_remote_server_up_reaches_clients_of_all_servers_but_not_the_sender(two_servers, name):
+def test_remote_server_up_reaches_clients_of_all_servers_but_not_the_sender(two_servers):
     sender, neighbour, far = two_servers
-    sender.say(f"REMOTE_SERVER_UP {name}")
-    for client in (neighbour, far):
-        client.read_until(lambda line: line == f"REMOTE_SERVER_UP {name}")
+    names = [f"REMOTE_SERVER_UP {name}" for name in ("remote.example", "", "a" * 255, "nul\0 and \u00fcmlaut")]
+    for said in names:
+        sender.say(said)
+        for client in (neighbour, far):
+            client.read_until(lambda line, said=said: line == said)
     sender.say("REPLICATE")
     sender.read_until("POSITION caches")
     far.say("REMOTE_SERVER_UP back")
     sender.read_until("REMOTE_SERVER_UP back")
     assert sender.of("REMOTE_SERVER_UP") == ["REMOTE_SERVER_UP back"]
-    assert far.of("REMOTE_SERVER_UP") == [f"REMOTE_SERVER_UP {name}"]
+    assert far.of("REMOTE_SERVER_UP") == names
 
 
 def test_commands_of_later_versions_go_to_those_that_know_them(two_servers):

@@ -39,9 +39,7 @@ PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, WORDS, PAGE_TA
 
 def apply(page, message):
     """Returns what the browser shows after a message."""
-    single = {
-        name: message.get(name, getattr(page, name)) for name in ("as_of", "storage_at", "rooms_at", "state", "summary")
-    }
+    single = {name: message.get(name, getattr(page, name)) for name in ("as_of", "storage_at", "state", "summary")}
     tables = {name: apply_table(dict(page.tables.get(name, ())), message[name]) for name in TABLES if name in message}
     return Fragments(**single, tables={**page.tables, **tables})
 
@@ -164,10 +162,10 @@ def test_each_right_shows_what_it_is_for_and_nothing_more(right):
     parts = a_stream(a_writer(row_id=77)), a_reader()
     more = {"jobs": JobsView((a_job(3),)), "storage": some_storage()}
     found = shown(*parts, rights=frozenset([right]), **more)
-    assert bool(found.tables["rooms"]) == (right == "pipeline.view_roomstatistics")
+    assert bool(found.tables["rooms"]) == (right == "events.view_room")
     room, _, view = right.partition(".view_")
     led = set(re.findall(r'href="/admin/(\w+/\w+)/', html_of(found)))
-    assert led == ({f"{room}/{view}"} if view in ("streamposition", "reader", "job") else set())
+    assert led == ({f"{room}/{view}"} if view in ("streamposition", "reader", "job", "room") else set())
 
 
 def test_a_picture_breaks_where_nothing_is_known():

@@ -211,7 +211,7 @@ def test_waits_that_timed_out_are_counted_per_stream_under_both_names(monkeypatc
 
 def test_every_name_is_exported_by_a_full_snapshot(settings):
     settings.REPLSITE_JOB_PERIODS = {"censor": 86_400}
-    jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),), (QueryFigures("feeds", 7, ago(3)),))
+    jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),), (QueryFigures("mine", 7, ago(3)),))
     readers = a_reader("f"), a_reader("c", kind="connection")
     expected = ExpectedView("events", "web-{n}", 1, None, None, Verdict("there", Severity.FINE, ""))
     storage = _storage(3)
@@ -274,9 +274,9 @@ def test_jobs_are_told_as_background_updates(jobs, status):
 
 
 def test_queries_of_the_live_pipeline_are_told():
-    found = scrape(jobs=JobsView((), (), (QueryFigures("feeds", 7, ago(3)),)))
-    assert value(found, "replsite_pipeline_batches_total", query="feeds") == 7
-    assert value(found, "replsite_pipeline_last_batch_timestamp_seconds", query="feeds") == ago(3).timestamp()
+    found = scrape(jobs=JobsView((), (), (QueryFigures("mine", 7, ago(3)),)))
+    assert value(found, "replsite_pipeline_batches_total", query="mine") == 7
+    assert value(found, "replsite_pipeline_last_batch_timestamp_seconds", query="mine") == ago(3).timestamp()
 
 
 def test_the_snapshots_own_time_is_told_to_compare_with():

@@ -19,17 +19,44 @@ OURS = sorted(name for name, app in get_commands().items() if app in ROOMS)
 #: Commands that report nothing, or work until they are told to stop: they have no ``--json``.
 SILENT = {"append", "migrate", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
 #: Arguments that nobody can use, besides an option that is not there.
+FOLLOW = "follow tcp://127.0.0.1:1"
 UNUSABLE = [
     "append nosuchstream --count 1",
     "append caches --count many",
+    "append caches --count 1 --batch=0",
+    "append caches --count 1 --batch=1000001",
+    "append caches --count 1 --threads=501",
+    "append caches --count 1 --rate=-1",
+    "append caches --count 1 --rate=nan",
+    "append caches --count 1 --instance='two words'",
+    "censor --limit 0",
+    "censor --limit -3",
     "censor --older-than yesterday",
     "check_room",
     "check_room !a:b --master yarrn",
     "compress_state",
+    "compress_state !a:b --all",
+    "compress_state !a:b --least-saving 101",
     "explain_visibility @bob:example.org",
     "export",
     "follow nowhere",
-    "follow tcp://127.0.0.1:1 --from events",
+    "follow redis://127.0.0.1:6379/x",
+    "follow 127.0.0.1:1",
+    "follow http://127.0.0.1:1",
+    f"{FOLLOW} --from caches",
+    f"{FOLLOW} --from nonsense=5",
+    f"{FOLLOW} --until nonsense=5",
+    f"{FOLLOW} --streams caches,nonsense",
+    f"{FOLLOW} --streams events --until caches=5",
+    f"{FOLLOW} --catch-up http",
+    f"{FOLLOW} --server-name other --catch-up table",
+    f"{FOLLOW} --server-name 'two\nlines'",
+    f"{FOLLOW} --record 'two words'",
+    f"{FOLLOW} --name 'two\nlines'",
+    f"{FOLLOW} --name {'x' * 20_000}",
+    f"{FOLLOW} --name \udcff",
+    f"{FOLLOW} --view sideways",
+    *(f"{FOLLOW} --timeout={seconds}" for seconds in ("nan", "inf", "0", "-1")),
     "import_events",
     "jobs show first",
     "parked retry",
@@ -42,11 +69,13 @@ UNUSABLE = [
     "purge stream caches --keep some",
     "purge history !a:b",
     "rebuild_visibility",
+    "rebuild_visibility !a:b --all",
     "restore",
     "resync reader",
     "runreplication --bind nowhere",
     "serve --http nowhere",
     "state_at",
+    "streams explode",
     "streams retire",
     "timeline",
 ]
@@ -134,9 +163,11 @@ def test_the_list_of_silent_commands_is_right(name: str) -> None:
     assert not any("--json" in action.option_strings for action in own_actions(parser_of(name)))
 
 
-@pytest.mark.parametrize("typed", [*(f"{name} --no-such-option" for name in OURS), *UNUSABLE])
+@pytest.mark.parametrize(
+    "typed", [*(f"{name} --no-such-option" for name in OURS), *UNUSABLE], ids=lambda typed: ascii(typed[:60])
+)
 def test_unusable_arguments_end_with_status_two(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name, *arguments = typed.split()
+    name, *arguments = shlex.split(typed)
     with pytest.raises(SystemExit) as ended:
         command(name).run_from_argv(["manage.py", name, *arguments])
     told = capsys.readouterr()

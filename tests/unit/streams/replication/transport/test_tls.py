@@ -74,13 +74,6 @@ def kept(authority, monkeypatch):
     return Certificates(TlsFiles(*authority.sign("server", server=True), str(authority.file)))
 
 
-def test_new_certificates_are_taken_without_a_restart(authority, kept):
-    first = kept.context()
-    assert kept.context() is first
-    authority.sign("server", server=True)
-    assert kept.context() is not first
-
-
 def test_broken_new_files_leave_the_old_ones_in_force(kept, caplog):
     first = kept.context()
     Path(kept._files.certificate).write_text("broken")

@@ -1,1 +1,0 @@
-"""Per-user feeds: writing and checking."""

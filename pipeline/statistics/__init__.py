@@ -1,1 +1,0 @@
-"""Statistics of rooms and of the site."""
