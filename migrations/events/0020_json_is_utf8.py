@@ -12,7 +12,7 @@ _TABLE = "ALTER TABLE events_eventjson"
 
 
 class Migration(migrations.Migration):
-    dependencies = [("events", "0018_start_above_empty")]
+    dependencies = [("events", "0019_no_feeds")]
 
     operations = [
         migrations.RunSQL(
