@@ -18,6 +18,7 @@ import orjson
 from replsite.snapshot.types import RightsView, WaitingView
 from replsite.status.lag import Window
 from streams.core.declaration import FactTable, StreamDeclaration, quoted
+from streams.core.json_codec import decode_stored_json
 from streams.core.queries import bounds_sql, order_sql, token_sql
 from streams.reading.reader_table import NAMED
 from streams.runtime.gc_pause import collector_paused
@@ -263,7 +264,7 @@ def read_cursors(cursor: Any) -> list[CursorRow]:
 
 
 def _entries(text: str) -> dict[str, int]:
-    stored = orjson.loads(text)
+    stored = decode_stored_json(text)
     return {writer: at for writer, at in stored.items() if isinstance(at, int)} if isinstance(stored, dict) else {}
 
 
@@ -277,7 +278,7 @@ def _reader(row: Sequence[Any], known: KnownPositions) -> ReaderRow:
 
 
 def _rights(text: str | None) -> RightsView | None:
-    stored = orjson.loads(text) if text is not None else None
+    stored = decode_stored_json(text) if text is not None else None
     if not isinstance(stored, dict):
         return None
     patterns = {kind: tuple(map(str, stored.get(kind, ()))) for kind in ("names", "streams", "reports")}
@@ -286,7 +287,7 @@ def _rights(text: str | None) -> RightsView | None:
 
 
 def _queued(text: str) -> dict[str, int]:
-    stored = orjson.loads(text)
+    stored = decode_stored_json(text)
     if not isinstance(stored, dict):
         return {}
     return {stream: rows for stream, rows in stored.items() if isinstance(rows, int)}
@@ -294,7 +295,7 @@ def _queued(text: str) -> dict[str, int]:
 
 def _vectors(text: str) -> dict[str, dict[str, int]]:
     """Parses the stored positions of a reader: ``{stream: {writer: position}}``. Leaves out entries of an unexpected type."""
-    stored = orjson.loads(text)
+    stored = decode_stored_json(text)
     if not isinstance(stored, dict):
         return {}
     return {stream: _positive(vector) for stream, vector in stored.items() if isinstance(vector, dict)}

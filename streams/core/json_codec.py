@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -19,13 +20,22 @@ import orjson
 from streams.core.own_stack import on_own_stack
 from streams.errors import BadJson
 
-__all__ = ["MOST_DEPTH", "MOST_VALUE_DEPTH", "decode_json", "decode_stored_json", "encode_json", "is_deeper"]
+__all__ = [
+    "MOST_DEPTH",
+    "MOST_VALUE_DEPTH",
+    "decode_json",
+    "decode_stored_json",
+    "decode_stored_object",
+    "encode_json",
+    "is_deeper",
+]
 
 #: Most levels of arrays and objects in one another.
 MOST_DEPTH = 900
 #: The most levels in one value of a fact. Fewer, because rows, answers and dead letters have some levels around the value.
 MOST_VALUE_DEPTH = 850
 
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]')
 _EXACT = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 
@@ -62,6 +72,28 @@ def decode_stored_json(text: str) -> Any:
         return decode_json(text)
     except BadJson:
         return None
+
+
+def decode_stored_object(text: str) -> dict[str, Any]:
+    """Decodes the JSON object of a stored row. A member whose value cannot be decoded is null (``decode_stored_json``).
+
+    A number of PostgreSQL's ``jsonb`` may have 131,072 digits, and a value 6,000 levels. The text must be an object.
+    """
+    try:
+        return dict(decode_json(text))
+    except BadJson:
+        pass
+    found, key, began, depth = {}, "", 0, 0
+    for token in _TOKENS.finditer(text):
+        said = token[0]
+        if depth == 1 and said == ":":
+            key, began = json.loads(text[began : token.start()]), token.end()
+        elif depth == 1 and said in ",}":
+            found[key], began = decode_stored_json(text[began : token.start()]), token.end()
+        elif not depth:
+            began = token.end()
+        depth += (said in "[{") - (said in "]}")
+    return found
 
 
 def is_deeper(value: Any, depth: int) -> bool:

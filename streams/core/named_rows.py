@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from streams.core.declaration import ColumnKind, quoted
-from streams.core.json_codec import decode_json
+from streams.core.json_codec import decode_json, decode_stored_object
 from streams.errors import UnknownVersion
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class NamedRow:
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """Returns the object whose JSON text is ``values[0]``."""
-        return decode_json(values[0])
+        return decode_stored_object(values[0])
 
 
 def places_of(table: FactTable) -> dict[str, Any]:
@@ -160,9 +160,13 @@ _VALUES: Mapping[ColumnKind, Callable[[Any], Any]] = {
 def from_json(column: Column, value: Any) -> Any:
     """Converts a column's value in a JSON row to a Python value.
 
-    The result is the value that Django's field would load from the database. Times are in UTC.
+    The result is the value that Django's field would load from the database. Times are in UTC. A value that Python has
+    not, such as the year 10000, which only SQL can store, is null: one such fact must not keep readers from all others.
     """
-    return _converted(column, value, _VALUES)
+    try:
+        return _converted(column, value, _VALUES)
+    except (ValueError, ArithmeticError):
+        return None
 
 
 def _converted(column: Column, value: Any, functions: Mapping[ColumnKind, Callable[[Any], Any]]) -> Any:

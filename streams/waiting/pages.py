@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
+from django.db import DataError, connections
 
 from streams import epochs
 from streams.core.own_stack import on_own_stack
@@ -45,6 +45,8 @@ __all__ = [
 ]
 
 LARGEST_LIMIT = 10_000
+#: Errors of drivers and of fields for a value that Python has not: the year 10000, a whole number of 5,000 digits.
+_UNREADABLE = (ValueError, OverflowError, RecursionError, DataError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,8 @@ def _of_table(
 def _instances(query: QuerySet[Any]) -> list[Any]:
     """Returns the instances of a query.
 
-    If the parser of deep JSON values needs more stack than the caller has left, the query runs again in a new thread.
+    If the parser of deep JSON values needs more stack than the caller has left, the query runs again in a new thread. A
+    value that Python has not, and that only SQL can store, is null, as in a row (``streams.core.named_rows.from_json``).
     """
     connection = connections[query.db]
 
@@ -216,8 +219,29 @@ def _instances(query: QuerySet[Any]) -> list[Any]:
     connection.inc_thread_sharing()
     try:
         return on_own_stack(fetch)
+    except _UNREADABLE:
+        each = (_instance(all_rows(query.model, query.db).filter(pk=key)) for key in query.values_list("pk", flat=True))
+        return [fact for fact in each if fact is not None]
     finally:
         connection.dec_thread_sharing()
+
+
+def _instance(query: QuerySet[Any]) -> Any:
+    """Returns the instance of a query for one row, or null if the row is gone. Values that cannot be read are null."""
+    attributes = [field.attname for field in query.model._meta.concrete_fields]
+    unreadable = [attribute for attribute in attributes if not _can_be_read(query, attribute)]
+    fact = query.defer(*unreadable).first()
+    if fact is not None:
+        fact.__dict__.update(dict.fromkeys(unreadable))
+    return fact
+
+
+def _can_be_read(query: QuerySet[Any], attribute: str) -> bool:
+    try:
+        query.values_list(attribute, flat=True).first()
+    except _UNREADABLE:
+        return False
+    return True
 
 
 def _with_tokens(rows: list[tuple[int, Any]], word: str) -> list[Any]:

@@ -22,7 +22,7 @@ from replsite.status.verdicts import HealthWord
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.core.declaration import FactTable, StreamDeclaration
-from streams.models import Instance, Reader, Sample, StreamPosition
+from streams.models import Instance, Reader, Sample, StoredCursor, StreamPosition
 from streams.writing.process import retire_all
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import ids
@@ -231,6 +231,20 @@ def test_closed_connection_is_remembered_for_a_while():
 def test_positions_that_make_no_sense_harm_nobody(positions):
     Reader.objects.create(key="odd", name="odd", kind="connection", positions=positions)
     assert len(take_snapshot().readers) == 1
+
+
+@pytest.mark.parametrize("table", ["streams_reader", "streams_storedcursor"])
+@pytest.mark.parametrize(
+    "stored", ["1e400", '{"caches":{"master":1e400}}', '{"master":1e5000}', "[" * 2_000 + "]" * 2_000]
+)
+def test_numbers_and_nesting_that_only_sql_stores_harm_nobody(table, stored):
+    """A whole number may have 131,072 digits in jsonb; one ended the page, the metrics and every alarm."""
+    Reader.objects.create(key="reader odd", name="odd", kind="reader")
+    StoredCursor.objects.create(reader="odd", stream="caches", base=1, host="h", process_id=1)
+    for column in ["positions", "queued", "rights"] if table == "streams_reader" else ["entries"]:
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE {table} SET {column} = %s::jsonb", [stored])
+        assert len(take_snapshot().readers) == 1
 
 
 def test_sequence_behind_is_wrong():

@@ -139,6 +139,45 @@ def values(row: Any) -> dict[str, Any]:
     return {name: getattr(made, name) for name in FACTS[0]}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("thing", "'1e5000'"),
+        ("thing", """'{"a": [1e5000], "b": "]}\\\\\\","}'"""),
+        ("thing", "(repeat('[', 3000) || repeat(']', 3000))::jsonb"),
+        ("moment", "'infinity'"),
+        ("moment", "'294276-12-31'"),
+        ("moment", "'0044-03-15 BC'"),
+        ("day", "'-infinity'"),
+        ("day", "'0044-03-15 BC'"),
+        ("day", "'10000-01-01'"),
+        ("hour", "'24:00'"),
+        ("pause", "'178000000 years'"),
+        ("total", "'NaN'"),
+        ("moments", "ARRAY['infinity'::timestamptz]"),
+    ],
+)
+def test_what_only_sql_can_store_keeps_readers_from_nothing(ids, model, name, value):
+    """Python has no such value, and one such fact stopped all readers."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f'UPDATE "{TABLE}" SET "{model._meta.get_field(name).column}" = {value} WHERE stream_id = {ids[0]}'
+        )
+    with session() as cursor:
+        rows, _ = rows_between(cursor, declaration(), None, ids[0] - 1, ids[-1], 100)
+        lines, _ = read_lines(cursor, declaration(), Read(NAME, writer(), ids[0] - 1, ids[-1]), LINE_LIMIT)
+    sent = [row.row for row in rows]
+    assert sent == of_the_wire(lines.data.splitlines())
+    assert [row | {name: None} for row in sent] == [row | {name: None} for row in ROWS]
+    made = [model.stream.fact(row.row, token=row.token) for row in rows]
+    read = model.stream.read().facts
+    assert [fact.stream_id for fact in read] == ids
+    for one, other in zip(read, made, strict=True):
+        for field in ROWS[0].keys() - {"@version", name}:
+            assert plain(getattr(one, field)) == plain(getattr(other, field))
+    assert not value.startswith("'1e") or getattr(made[0], name) is getattr(read[0], name) is None
+
+
 #: Fields whose text or numbers the database writes its own way: 1e23 in JSON, an address.
 OWN_FORM = {"thing", "sets", "address"}
 

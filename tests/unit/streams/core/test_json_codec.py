@@ -1,10 +1,20 @@
 """JSON on the wire: compact, ASCII, exact."""
 
+import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from streams.core.json_codec import MOST_DEPTH, decode_json, decode_stored_json, encode_json, is_deeper
+from streams.core.json_codec import (
+    MOST_DEPTH,
+    decode_json,
+    decode_stored_json,
+    decode_stored_object,
+    encode_json,
+    is_deeper,
+)
 from streams.errors import BadJson
 
 
@@ -93,3 +103,15 @@ def test_what_is_not_json_is_null_in_a_stored_row(text):
 
 def test_a_stored_row_keeps_numbers_and_text():
     assert decode_stored_json('{"n":%s,"t":"\\u0000\\ud800"}' % 10**400) == {"n": 10**400, "t": "\0\ud800"}
+
+
+@given(st.dictionaries(st.text(), st.recursive(st.integers() | st.text() | st.booleans(), st.lists, max_leaves=5)))
+def test_a_member_that_cannot_be_decoded_is_null_beside_all_others(members):
+    for bad in ("9" * 5_000, '{"]}": [' + "9" * 5_000 + "]}", "[" * 2_000 + "]" * 2_000):
+        text = json.dumps(members | {"bad": "here"}, separators=(", ", ": ")).replace('"here"', bad)
+        assert decode_stored_object(text) == members | {"bad": None}
+
+
+def test_an_object_is_decoded_as_it_is():
+    assert decode_stored_object('{"a": {"b": [1, "}"]}, "c": 1e5}') == {"a": {"b": [1, "}"]}, "c": 1e5}
+    assert decode_stored_object("{}") == {}
