@@ -9,159 +9,261 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='EventAuth',
+            name="EventAuth",
             fields=[
-                ('event_id', state.fields.IdentifierField(db_collation='C', primary_key=True, serialize=False)),
-                ('auth_event_ids', django.contrib.postgres.fields.ArrayField(base_field=state.fields.IdentifierField(db_collation='C'), size=None)),
+                ("event_id", state.fields.IdentifierField(db_collation="C", primary_key=True, serialize=False)),
+                (
+                    "auth_event_ids",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=state.fields.IdentifierField(db_collation="C"), size=None
+                    ),
+                ),
             ],
             options={
-                'db_table': 'events_eventauth',
+                "db_table": "events_eventauth",
             },
         ),
         migrations.CreateModel(
-            name='EventJson',
+            name="EventJson",
             fields=[
-                ('event_id', state.fields.IdentifierField(db_collation='C', primary_key=True, serialize=False)),
-                ('room_version', models.TextField(help_text="tells the event's format")),
-                ('json', models.BinaryField(help_text='UTF-8 JSON text')),
+                ("event_id", state.fields.IdentifierField(db_collation="C", primary_key=True, serialize=False)),
+                ("room_version", models.TextField(help_text="tells the event's format")),
+                ("json", models.BinaryField(help_text="UTF-8 JSON text")),
             ],
             options={
-                'db_table': 'events_eventjson',
+                "db_table": "events_eventjson",
             },
         ),
         migrations.CreateModel(
-            name='Room',
+            name="Room",
             fields=[
-                ('room_id', state.fields.IdentifierField(db_collation='C', primary_key=True, serialize=False)),
-                ('room_version', models.TextField(help_text='"1" to "12"')),
-                ('creator', state.fields.IdentifierField(db_collation='C', help_text='sender of the create event; null while that is not here', null=True)),
-                ('create_event_id', state.fields.IdentifierField(db_collation='C', null=True)),
-                ('current_state_unresolved', models.BooleanField(db_default=False)),
-                ('visibility_unresolved', models.BooleanField(db_default=False)),
+                ("room_id", state.fields.IdentifierField(db_collation="C", primary_key=True, serialize=False)),
+                ("room_version", models.TextField(help_text='"1" to "12"')),
+                (
+                    "creator",
+                    state.fields.IdentifierField(
+                        db_collation="C", help_text="sender of the create event; null while that is not here", null=True
+                    ),
+                ),
+                ("create_event_id", state.fields.IdentifierField(db_collation="C", null=True)),
+                ("current_state_unresolved", models.BooleanField(db_default=False)),
+                ("visibility_unresolved", models.BooleanField(db_default=False)),
             ],
             options={
-                'db_table': 'events_room',
+                "db_table": "events_room",
             },
         ),
         migrations.CreateModel(
-            name='BackwardExtremity',
+            name="BackwardExtremity",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
-                ('event_id', state.fields.IdentifierField(db_collation='C')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
+                ("event_id", state.fields.IdentifierField(db_collation="C")),
             ],
             options={
-                'db_table': 'events_backwardextremity',
-                'constraints': [models.UniqueConstraint(fields=('room_id', 'event_id'), name='events_backwardextremity_event')],
+                "db_table": "events_backwardextremity",
+                "constraints": [
+                    models.UniqueConstraint(fields=("room_id", "event_id"), name="events_backwardextremity_event")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='CurrentState',
+            name="CurrentState",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
-                ('type', state.fields.IdentifierField(db_collation='C')),
-                ('state_key', state.fields.IdentifierField(db_collation='C')),
-                ('event_id', state.fields.IdentifierField(db_collation='C')),
-                ('membership', state.fields.IdentifierField(db_collation='C', null=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
+                ("type", state.fields.IdentifierField(db_collation="C")),
+                ("state_key", state.fields.IdentifierField(db_collation="C")),
+                ("event_id", state.fields.IdentifierField(db_collation="C")),
+                ("membership", state.fields.IdentifierField(db_collation="C", null=True)),
             ],
             options={
-                'db_table': 'events_currentstate',
-                'indexes': [models.Index(condition=models.Q(('type', 'm.room.member')), fields=['state_key', 'membership', 'room_id'], name='events_currentstate_user')],
-                'constraints': [models.UniqueConstraint(fields=('room_id', 'type', 'state_key'), name='events_currentstate_key')],
+                "db_table": "events_currentstate",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("type", "m.room.member")),
+                        fields=["state_key", "membership", "room_id"],
+                        name="events_currentstate_user",
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("room_id", "type", "state_key"), name="events_currentstate_key")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='CurrentStateDelta',
+            name="CurrentStateDelta",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('instance_name', models.TextField()),
-                ('received_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('stream_ordering', models.BigIntegerField(db_index=True)),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
-                ('type', state.fields.IdentifierField(db_collation='C')),
-                ('state_key', state.fields.IdentifierField(db_collation='C')),
-                ('event_id', state.fields.IdentifierField(db_collation='C', null=True)),
-                ('prev_event_id', state.fields.IdentifierField(db_collation='C', null=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("instance_name", models.TextField()),
+                ("received_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("stream_ordering", models.BigIntegerField(db_index=True)),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
+                ("type", state.fields.IdentifierField(db_collation="C")),
+                ("state_key", state.fields.IdentifierField(db_collation="C")),
+                ("event_id", state.fields.IdentifierField(db_collation="C", null=True)),
+                ("prev_event_id", state.fields.IdentifierField(db_collation="C", null=True)),
             ],
             options={
-                'db_table': 'events_currentstatedelta',
-                'indexes': [models.Index(fields=['room_id', 'stream_ordering'], name='events_currentstatedelta_room')],
+                "db_table": "events_currentstatedelta",
+                "indexes": [models.Index(fields=["room_id", "stream_ordering"], name="events_currentstatedelta_room")],
             },
         ),
         migrations.CreateModel(
-            name='Event',
+            name="Event",
             fields=[
-                ('instance_name', models.TextField()),
-                ('received_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('stream_ordering', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('event_id', state.fields.IdentifierField(db_collation='C', unique=True)),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
-                ('type', state.fields.IdentifierField(db_collation='C')),
-                ('state_key', state.fields.IdentifierField(db_collation='C', help_text='null: not a state event', null=True)),
-                ('sender', state.fields.IdentifierField(db_collation='C')),
-                ('topological_ordering', models.BigIntegerField(help_text='depth as claimed by the sender')),
-                ('origin_server_ts', models.BigIntegerField(help_text='milliseconds since the epoch, as claimed by the sender')),
-                ('membership', state.fields.IdentifierField(db_collation='C', help_text='content.membership of an m.room.member event', null=True)),
-                ('redacts', state.fields.IdentifierField(db_collation='C', help_text='event that this m.room.redaction is about', null=True)),
-                ('relates_to', state.fields.IdentifierField(db_collation='C', help_text='target of content.m.relates_to', null=True)),
-                ('outlier', models.BooleanField(db_default=False, help_text='known by content only: no place in the graph')),
-                ('rejected_reason', models.TextField(help_text='why the auth rules refused it; null: accepted', null=True)),
-                ('soft_failed', models.BooleanField(db_default=False, help_text="fails against the room's state on arrival")),
-                ('redacted_by', state.fields.IdentifierField(db_collation='C', help_text='redaction that applies to this event', null=True)),
-                ('state_unresolved', models.BooleanField(db_default=False, help_text='its state needs resolution and is not known')),
+                ("instance_name", models.TextField()),
+                ("received_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("stream_ordering", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("event_id", state.fields.IdentifierField(db_collation="C", unique=True)),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
+                ("type", state.fields.IdentifierField(db_collation="C")),
+                (
+                    "state_key",
+                    state.fields.IdentifierField(db_collation="C", help_text="null: not a state event", null=True),
+                ),
+                ("sender", state.fields.IdentifierField(db_collation="C")),
+                ("topological_ordering", models.BigIntegerField(help_text="depth as claimed by the sender")),
+                (
+                    "origin_server_ts",
+                    models.BigIntegerField(help_text="milliseconds since the epoch, as claimed by the sender"),
+                ),
+                (
+                    "membership",
+                    state.fields.IdentifierField(
+                        db_collation="C", help_text="content.membership of an m.room.member event", null=True
+                    ),
+                ),
+                (
+                    "redacts",
+                    state.fields.IdentifierField(
+                        db_collation="C", help_text="event that this m.room.redaction is about", null=True
+                    ),
+                ),
+                (
+                    "relates_to",
+                    state.fields.IdentifierField(
+                        db_collation="C", help_text="target of content.m.relates_to", null=True
+                    ),
+                ),
+                (
+                    "outlier",
+                    models.BooleanField(db_default=False, help_text="known by content only: no place in the graph"),
+                ),
+                (
+                    "rejected_reason",
+                    models.TextField(help_text="why the auth rules refused it; null: accepted", null=True),
+                ),
+                (
+                    "soft_failed",
+                    models.BooleanField(db_default=False, help_text="fails against the room's state on arrival"),
+                ),
+                (
+                    "redacted_by",
+                    state.fields.IdentifierField(
+                        db_collation="C", help_text="redaction that applies to this event", null=True
+                    ),
+                ),
+                (
+                    "state_unresolved",
+                    models.BooleanField(db_default=False, help_text="its state needs resolution and is not known"),
+                ),
             ],
             options={
-                'db_table': 'events_event',
-                'indexes': [models.Index(fields=['room_id', 'topological_ordering', 'stream_ordering'], name='events_event_timeline'), models.Index(fields=['room_id', 'stream_ordering'], name='events_event_room_stream'), models.Index(condition=models.Q(('redacts__isnull', False)), fields=['redacts'], name='events_event_redacts'), models.Index(condition=models.Q(('state_unresolved', True)), fields=['room_id'], name='events_event_unresolved')],
-                'constraints': [models.CheckConstraint(condition=models.Q(('stream_ordering', 0), _negated=True), name='events_event_ordering_not_zero')],
+                "db_table": "events_event",
+                "indexes": [
+                    models.Index(
+                        fields=["room_id", "topological_ordering", "stream_ordering"], name="events_event_timeline"
+                    ),
+                    models.Index(fields=["room_id", "stream_ordering"], name="events_event_room_stream"),
+                    models.Index(
+                        condition=models.Q(("redacts__isnull", False)), fields=["redacts"], name="events_event_redacts"
+                    ),
+                    models.Index(
+                        condition=models.Q(("state_unresolved", True)),
+                        fields=["room_id"],
+                        name="events_event_unresolved",
+                    ),
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("stream_ordering", 0), _negated=True), name="events_event_ordering_not_zero"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='EventEdge',
+            name="EventEdge",
             fields=[
-                ('pk', models.CompositePrimaryKey('event_id', 'prev_event_id', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('event_id', state.fields.IdentifierField(db_collation='C')),
-                ('prev_event_id', state.fields.IdentifierField(db_collation='C')),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "event_id", "prev_event_id", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("event_id", state.fields.IdentifierField(db_collation="C")),
+                ("prev_event_id", state.fields.IdentifierField(db_collation="C")),
             ],
             options={
-                'db_table': 'events_eventedge',
-                'indexes': [models.Index(fields=['prev_event_id'], name='events_eventedge_prev')],
+                "db_table": "events_eventedge",
+                "indexes": [models.Index(fields=["prev_event_id"], name="events_eventedge_prev")],
             },
         ),
         migrations.CreateModel(
-            name='EventVisibility',
+            name="EventVisibility",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
-                ('user_id', state.fields.IdentifierField(db_collation='C', help_text='null: room-wide', null=True)),
-                ('kind', models.TextField(choices=[('world', 'world readable'), ('shared', 'shared with members'), ('joined', 'the user is joined'), ('invited', 'invited, and invited members may read'), ('cut', 'the user has left or is banned'), ('shown', 'single event, shown'), ('hidden', 'single event, hidden')])),
-                ('first', models.BigIntegerField(help_text='stream position of the first event')),
-                ('last', models.BigIntegerField(help_text='stream position of the last event; null: still open', null=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
+                ("user_id", state.fields.IdentifierField(db_collation="C", help_text="null: room-wide", null=True)),
+                (
+                    "kind",
+                    models.TextField(
+                        choices=[
+                            ("world", "world readable"),
+                            ("shared", "shared with members"),
+                            ("joined", "the user is joined"),
+                            ("invited", "invited, and invited members may read"),
+                            ("cut", "the user has left or is banned"),
+                            ("shown", "single event, shown"),
+                            ("hidden", "single event, hidden"),
+                        ]
+                    ),
+                ),
+                ("first", models.BigIntegerField(help_text="stream position of the first event")),
+                (
+                    "last",
+                    models.BigIntegerField(help_text="stream position of the last event; null: still open", null=True),
+                ),
             ],
             options={
-                'db_table': 'events_eventvisibility',
-                'indexes': [models.Index(fields=['room_id', 'user_id', 'first'], name='events_eventvisibility_range'), models.Index(fields=['user_id', 'room_id'], name='events_eventvisibility_user')],
-                'constraints': [models.CheckConstraint(condition=models.Q(('last__isnull', True), ('last__gte', models.F('first')), _connector='OR'), name='events_eventvisibility_ascending')],
+                "db_table": "events_eventvisibility",
+                "indexes": [
+                    models.Index(fields=["room_id", "user_id", "first"], name="events_eventvisibility_range"),
+                    models.Index(fields=["user_id", "room_id"], name="events_eventvisibility_user"),
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("last__isnull", True), ("last__gte", models.F("first")), _connector="OR"),
+                        name="events_eventvisibility_ascending",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='ForwardExtremity',
+            name="ForwardExtremity",
             fields=[
-                ('event_id', state.fields.IdentifierField(db_collation='C', primary_key=True, serialize=False)),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
+                ("event_id", state.fields.IdentifierField(db_collation="C", primary_key=True, serialize=False)),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
             ],
             options={
-                'db_table': 'events_forwardextremity',
-                'indexes': [models.Index(fields=['room_id'], name='events_forwardextremity_room')],
+                "db_table": "events_forwardextremity",
+                "indexes": [models.Index(fields=["room_id"], name="events_forwardextremity_room")],
             },
         ),
     ]

@@ -38,7 +38,9 @@ class Migration(migrations.Migration):
         AddIndexConcurrently(
             "room",
             models.Index(
-                condition=models.Q(("current_state_unresolved", True), ("visibility_unresolved", True), _connector="OR"),
+                condition=models.Q(
+                    ("current_state_unresolved", True), ("visibility_unresolved", True), _connector="OR"
+                ),
                 fields=["room_id"],
                 name="events_room_unknown",
             ),

@@ -7,92 +7,96 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='BatchLedger',
+            name="BatchLedger",
             fields=[
-                ('query', models.TextField(primary_key=True, serialize=False)),
-                ('batch_id', models.BigIntegerField(help_text="Spark's number, of the checkpoint in use")),
-                ('offsets', models.JSONField(help_text='{writer: position} up to which the table holds every fact')),
-                ('batches', models.BigIntegerField(db_default=0)),
-                ('applied_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("query", models.TextField(primary_key=True, serialize=False)),
+                ("batch_id", models.BigIntegerField(help_text="Spark's number, of the checkpoint in use")),
+                ("offsets", models.JSONField(help_text="{writer: position} up to which the table holds every fact")),
+                ("batches", models.BigIntegerField(db_default=0)),
+                ("applied_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                'db_table': 'pipeline_batchledger',
+                "db_table": "pipeline_batchledger",
             },
         ),
         migrations.CreateModel(
-            name='Job',
+            name="Job",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.TextField(help_text='the command')),
-                ('state', models.TextField(choices=[('queued', 'queued'), ('running', 'running'), ('done', 'done'), ('failed', 'failed')], db_default='running')),
-                ('arguments', models.JSONField(default=dict)),
-                ('stage', models.TextField(db_default='')),
-                ('done', models.BigIntegerField(db_default=0, help_text='of the stage, in its own unit')),
-                ('total', models.BigIntegerField(null=True)),
-                ('rate', models.FloatField(help_text='per second, in this stage', null=True)),
-                ('host', models.TextField(db_default='')),
-                ('process_id', models.BigIntegerField(null=True)),
-                ('error', models.TextField(db_default='')),
-                ('summary', models.JSONField(null=True)),
-                ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('finished_at', models.DateTimeField(null=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("kind", models.TextField(help_text="the command")),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[("queued", "queued"), ("running", "running"), ("done", "done"), ("failed", "failed")],
+                        db_default="running",
+                    ),
+                ),
+                ("arguments", models.JSONField(default=dict)),
+                ("stage", models.TextField(db_default="")),
+                ("done", models.BigIntegerField(db_default=0, help_text="of the stage, in its own unit")),
+                ("total", models.BigIntegerField(null=True)),
+                ("rate", models.FloatField(help_text="per second, in this stage", null=True)),
+                ("host", models.TextField(db_default="")),
+                ("process_id", models.BigIntegerField(null=True)),
+                ("error", models.TextField(db_default="")),
+                ("summary", models.JSONField(null=True)),
+                ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("updated_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("finished_at", models.DateTimeField(null=True)),
             ],
             options={
-                'db_table': 'pipeline_job',
-                'ordering': ['-id'],
+                "db_table": "pipeline_job",
+                "ordering": ["-id"],
             },
         ),
         migrations.CreateModel(
-            name='RoomCount',
+            name="RoomCount",
             fields=[
-                ('room_id', state.fields.IdentifierField(db_collation='C', primary_key=True, serialize=False)),
-                ('events', models.BigIntegerField()),
-                ('last_position', models.BigIntegerField(help_text='stream position of the newest event')),
+                ("room_id", state.fields.IdentifierField(db_collation="C", primary_key=True, serialize=False)),
+                ("events", models.BigIntegerField()),
+                ("last_position", models.BigIntegerField(help_text="stream position of the newest event")),
             ],
             options={
-                'db_table': 'pipeline_roomcount',
+                "db_table": "pipeline_roomcount",
             },
         ),
         migrations.CreateModel(
-            name='ImportedRoom',
+            name="ImportedRoom",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
-                ('imported', models.BigIntegerField()),
-                ('rejected', models.BigIntegerField()),
-                ('unresolved', models.BigIntegerField(help_text='events whose state needs resolution')),
-                ('loaded_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='pipeline.job')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
+                ("imported", models.BigIntegerField()),
+                ("rejected", models.BigIntegerField()),
+                ("unresolved", models.BigIntegerField(help_text="events whose state needs resolution")),
+                ("loaded_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("job", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="pipeline.job")),
             ],
             options={
-                'db_table': 'pipeline_importedroom',
-                'constraints': [models.UniqueConstraint(fields=('job', 'room_id'), name='pipeline_importedroom_once')],
+                "db_table": "pipeline_importedroom",
+                "constraints": [models.UniqueConstraint(fields=("job", "room_id"), name="pipeline_importedroom_once")],
             },
         ),
         migrations.CreateModel(
-            name='QuarantinedLine',
+            name="QuarantinedLine",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('file', models.TextField()),
-                ('line', models.BigIntegerField(help_text='counted from 1')),
-                ('reason', models.TextField(help_text='a word, such as not-json or room-known')),
-                ('detail', models.TextField(db_default='')),
-                ('content', models.BinaryField(help_text='the first bytes of the line')),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='pipeline.job')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("file", models.TextField()),
+                ("line", models.BigIntegerField(help_text="counted from 1")),
+                ("reason", models.TextField(help_text="a word, such as not-json or room-known")),
+                ("detail", models.TextField(db_default="")),
+                ("content", models.BinaryField(help_text="the first bytes of the line")),
+                ("job", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="pipeline.job")),
             ],
             options={
-                'db_table': 'pipeline_quarantinedline',
-                'ordering': ['job', 'file', 'line'],
-                'indexes': [models.Index(fields=['job', 'reason'], name='pipeline_quarantined_reason')],
+                "db_table": "pipeline_quarantinedline",
+                "ordering": ["job", "file", "line"],
+                "indexes": [models.Index(fields=["job", "reason"], name="pipeline_quarantined_reason")],
             },
         ),
     ]

@@ -15,7 +15,9 @@ class Migration(migrations.Migration):
                 (
                     "write_id",
                     models.TextField(
-                        help_text="option writeId, else the name of the job's staging table", primary_key=True, serialize=False
+                        help_text="option writeId, else the name of the job's staging table",
+                        primary_key=True,
+                        serialize=False,
                     ),
                 ),
                 ("stream", models.TextField()),

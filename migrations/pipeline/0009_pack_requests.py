@@ -24,7 +24,9 @@ class Migration(migrations.Migration):
                 ("counts", models.JSONField(help_text="number of IDs by stream")),
                 (
                     "ids",
-                    models.JSONField(help_text="runs of IDs (first, last) by stream; null: not reserved yet", null=True),
+                    models.JSONField(
+                        help_text="runs of IDs (first, last) by stream; null: not reserved yet", null=True
+                    ),
                 ),
                 ("refused", models.TextField(help_text="why no IDs can be had", null=True)),
                 ("asked_at", models.DateTimeField(db_default=Now())),

@@ -7,53 +7,79 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='StateGroupDelta',
+            name="StateGroupDelta",
             fields=[
-                ('pk', models.CompositePrimaryKey('chain', 'state_group', 'type', 'state_key', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('chain', models.BigIntegerField()),
-                ('state_group', models.BigIntegerField()),
-                ('type', state.fields.IdentifierField(db_collation='C')),
-                ('state_key', state.fields.IdentifierField(db_collation='C')),
-                ('event_id', state.fields.IdentifierField(db_collation='C', null=True)),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "chain",
+                        "state_group",
+                        "type",
+                        "state_key",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("chain", models.BigIntegerField()),
+                ("state_group", models.BigIntegerField()),
+                ("type", state.fields.IdentifierField(db_collation="C")),
+                ("state_key", state.fields.IdentifierField(db_collation="C")),
+                ("event_id", state.fields.IdentifierField(db_collation="C", null=True)),
             ],
             options={
-                'db_table': 'state_stategroupdelta',
+                "db_table": "state_stategroupdelta",
             },
         ),
         migrations.CreateModel(
-            name='EventStateGroup',
+            name="EventStateGroup",
             fields=[
-                ('event_id', state.fields.IdentifierField(db_collation='C', primary_key=True, serialize=False)),
-                ('state_group', models.BigIntegerField()),
+                ("event_id", state.fields.IdentifierField(db_collation="C", primary_key=True, serialize=False)),
+                ("state_group", models.BigIntegerField()),
             ],
             options={
-                'db_table': 'state_eventstategroup',
-                'indexes': [models.Index(fields=['state_group'], name='state_eventstategroup_group')],
+                "db_table": "state_eventstategroup",
+                "indexes": [models.Index(fields=["state_group"], name="state_eventstategroup_group")],
             },
         ),
         migrations.CreateModel(
-            name='StateGroup',
+            name="StateGroup",
             fields=[
-                ('id', models.BigAutoField(primary_key=True, serialize=False)),
-                ('room_id', state.fields.IdentifierField(db_collation='C')),
-                ('prev_group', models.BigIntegerField(help_text='group this one is a delta of; null: stored in full', null=True)),
-                ('chain', models.BigIntegerField(help_text='ID of the first group of its chain')),
-                ('hops', models.SmallIntegerField(help_text='other chains that an expansion reads besides its own')),
-                ('keys', models.IntegerField(help_text='entries of the full state')),
-                ('rows_to_read', models.IntegerField(help_text='delta rows that an expansion reads')),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("room_id", state.fields.IdentifierField(db_collation="C")),
+                (
+                    "prev_group",
+                    models.BigIntegerField(help_text="group this one is a delta of; null: stored in full", null=True),
+                ),
+                ("chain", models.BigIntegerField(help_text="ID of the first group of its chain")),
+                ("hops", models.SmallIntegerField(help_text="other chains that an expansion reads besides its own")),
+                ("keys", models.IntegerField(help_text="entries of the full state")),
+                ("rows_to_read", models.IntegerField(help_text="delta rows that an expansion reads")),
             ],
             options={
-                'db_table': 'state_stategroup',
-                'indexes': [models.Index(fields=['room_id', 'id'], name='state_stategroup_room'), models.Index(fields=['prev_group'], name='state_stategroup_prev')],
-                'constraints': [models.CheckConstraint(condition=models.Q(('prev_group__isnull', True), ('prev_group__lt', models.F('id')), _connector='OR'), name='state_stategroup_prev_is_older'), models.CheckConstraint(condition=models.Q(('chain__lte', models.F('id'))), name='state_stategroup_chain_is_older')],
+                "db_table": "state_stategroup",
+                "indexes": [
+                    models.Index(fields=["room_id", "id"], name="state_stategroup_room"),
+                    models.Index(fields=["prev_group"], name="state_stategroup_prev"),
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("prev_group__isnull", True), ("prev_group__lt", models.F("id")), _connector="OR"
+                        ),
+                        name="state_stategroup_prev_is_older",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("chain__lte", models.F("id"))), name="state_stategroup_chain_is_older"
+                    ),
+                ],
             },
         ),
     ]

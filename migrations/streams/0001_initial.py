@@ -5,96 +5,141 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Instance',
+            name="Instance",
             fields=[
-                ('name', models.TextField(primary_key=True, serialize=False)),
-                ('lease', models.BigIntegerField(db_default=0)),
-                ('state', models.TextField(choices=[('active', 'active'), ('draining', 'draining'), ('retired', 'retired')], db_default='active')),
-                ('host', models.TextField(db_default='')),
-                ('process_id', models.BigIntegerField(null=True)),
-                ('lock_backend_pid', models.IntegerField(help_text='server process that holds the writer lock', null=True)),
-                ('version', models.TextField(db_default='')),
-                ('command', models.TextField(db_default='', help_text='what the process was started as')),
-                ('started_at', models.DateTimeField(null=True)),
-                ('heartbeat_at', models.DateTimeField(null=True)),
+                ("name", models.TextField(primary_key=True, serialize=False)),
+                ("lease", models.BigIntegerField(db_default=0)),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[("active", "active"), ("draining", "draining"), ("retired", "retired")],
+                        db_default="active",
+                    ),
+                ),
+                ("host", models.TextField(db_default="")),
+                ("process_id", models.BigIntegerField(null=True)),
+                (
+                    "lock_backend_pid",
+                    models.IntegerField(help_text="server process that holds the writer lock", null=True),
+                ),
+                ("version", models.TextField(db_default="")),
+                ("command", models.TextField(db_default="", help_text="what the process was started as")),
+                ("started_at", models.DateTimeField(null=True)),
+                ("heartbeat_at", models.DateTimeField(null=True)),
             ],
             options={
-                'db_table': 'streams_instance',
-                'ordering': ['name'],
+                "db_table": "streams_instance",
+                "ordering": ["name"],
             },
         ),
         migrations.CreateModel(
-            name='Reader',
+            name="Reader",
             fields=[
-                ('key', models.TextField(help_text='unique per connection or named reader', primary_key=True, serialize=False)),
-                ('name', models.TextField(help_text='what the reader calls itself')),
-                ('kind', models.TextField(choices=[('connection', 'connection'), ('follower', 'follower'), ('spark', 'Spark')])),
-                ('served_by', models.TextField(db_default='', help_text='the replication server of a connection')),
-                ('address', models.TextField(db_default='')),
-                ('process_id', models.BigIntegerField(null=True)),
-                ('connected_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('heartbeat_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('positions', models.JSONField(default=dict)),
-                ('bytes_in', models.BigIntegerField(db_default=0)),
-                ('bytes_out', models.BigIntegerField(db_default=0)),
-                ('lines_in', models.BigIntegerField(db_default=0)),
-                ('lines_out', models.BigIntegerField(db_default=0)),
-                ('buffer_bytes', models.BigIntegerField(db_default=0)),
-                ('closed_at', models.DateTimeField(null=True)),
-                ('close_reason', models.TextField(db_default='')),
+                (
+                    "key",
+                    models.TextField(
+                        help_text="unique per connection or named reader", primary_key=True, serialize=False
+                    ),
+                ),
+                ("name", models.TextField(help_text="what the reader calls itself")),
+                (
+                    "kind",
+                    models.TextField(
+                        choices=[("connection", "connection"), ("follower", "follower"), ("spark", "Spark")]
+                    ),
+                ),
+                ("served_by", models.TextField(db_default="", help_text="the replication server of a connection")),
+                ("address", models.TextField(db_default="")),
+                ("process_id", models.BigIntegerField(null=True)),
+                ("connected_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("heartbeat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("positions", models.JSONField(default=dict)),
+                ("bytes_in", models.BigIntegerField(db_default=0)),
+                ("bytes_out", models.BigIntegerField(db_default=0)),
+                ("lines_in", models.BigIntegerField(db_default=0)),
+                ("lines_out", models.BigIntegerField(db_default=0)),
+                ("buffer_bytes", models.BigIntegerField(db_default=0)),
+                ("closed_at", models.DateTimeField(null=True)),
+                ("close_reason", models.TextField(db_default="")),
             ],
             options={
-                'db_table': 'streams_reader',
-                'ordering': ['kind', 'name', 'key'],
+                "db_table": "streams_reader",
+                "ordering": ["kind", "name", "key"],
             },
         ),
         migrations.CreateModel(
-            name='WriterResolution',
+            name="WriterResolution",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('stream', models.TextField()),
-                ('instance_name', models.TextField()),
-                ('from_position', models.BigIntegerField()),
-                ('to_position', models.BigIntegerField()),
-                ('evidence', models.TextField(help_text='what proved that no transaction of the writer is open')),
-                ('resolved_by', models.TextField(help_text='instance that resolved it')),
-                ('resolved_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("stream", models.TextField()),
+                ("instance_name", models.TextField()),
+                ("from_position", models.BigIntegerField()),
+                ("to_position", models.BigIntegerField()),
+                ("evidence", models.TextField(help_text="what proved that no transaction of the writer is open")),
+                ("resolved_by", models.TextField(help_text="instance that resolved it")),
+                ("resolved_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                'db_table': 'streams_writerresolution',
-                'ordering': ['-id'],
+                "db_table": "streams_writerresolution",
+                "ordering": ["-id"],
             },
         ),
         migrations.CreateModel(
-            name='StreamPosition',
+            name="StreamPosition",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('stream', models.TextField()),
-                ('instance_name', models.TextField(help_text='name of the writer')),
-                ('position', models.BigIntegerField(help_text='largest ID up to which all facts of this writer are complete')),
-                ('last_write_position', models.BigIntegerField(help_text='ID of the last fact this writer really wrote', null=True)),
-                ('last_advance_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='when the position last rose')),
-                ('state', models.TextField(choices=[('active', 'active'), ('draining', 'draining'), ('retired', 'retired')], db_default='active')),
-                ('pending_facts', models.IntegerField(db_default=0, help_text='IDs reserved and not complete')),
-                ('oldest_pending_id', models.BigIntegerField(null=True)),
-                ('oldest_pending_at', models.DateTimeField(help_text='when the oldest pending ID was reserved', null=True)),
-                ('oldest_pending_transaction', models.BigIntegerField(help_text="PostgreSQL's number of its transaction", null=True)),
-                ('facts_written', models.BigIntegerField(db_default=0, help_text='completed by a commit, in all lives of the writer')),
-                ('facts_rolled_back', models.BigIntegerField(db_default=0, help_text='completed by a rollback')),
-                ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("stream", models.TextField()),
+                ("instance_name", models.TextField(help_text="name of the writer")),
+                (
+                    "position",
+                    models.BigIntegerField(help_text="largest ID up to which all facts of this writer are complete"),
+                ),
+                (
+                    "last_write_position",
+                    models.BigIntegerField(help_text="ID of the last fact this writer really wrote", null=True),
+                ),
+                (
+                    "last_advance_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(), help_text="when the position last rose"
+                    ),
+                ),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[("active", "active"), ("draining", "draining"), ("retired", "retired")],
+                        db_default="active",
+                    ),
+                ),
+                ("pending_facts", models.IntegerField(db_default=0, help_text="IDs reserved and not complete")),
+                ("oldest_pending_id", models.BigIntegerField(null=True)),
+                (
+                    "oldest_pending_at",
+                    models.DateTimeField(help_text="when the oldest pending ID was reserved", null=True),
+                ),
+                (
+                    "oldest_pending_transaction",
+                    models.BigIntegerField(help_text="PostgreSQL's number of its transaction", null=True),
+                ),
+                (
+                    "facts_written",
+                    models.BigIntegerField(db_default=0, help_text="completed by a commit, in all lives of the writer"),
+                ),
+                ("facts_rolled_back", models.BigIntegerField(db_default=0, help_text="completed by a rollback")),
+                ("updated_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                'db_table': 'streams_streamposition',
-                'ordering': ['stream', 'instance_name'],
-                'constraints': [models.UniqueConstraint(fields=('stream', 'instance_name'), name='streams_streamposition_writer')],
+                "db_table": "streams_streamposition",
+                "ordering": ["stream", "instance_name"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("stream", "instance_name"), name="streams_streamposition_writer")
+                ],
             },
         ),
     ]

@@ -4,15 +4,14 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('streams', '0002_sequences'),
+        ("streams", "0002_sequences"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='streamposition',
-            name='facts_resolved',
-            field=models.BigIntegerField(db_default=0, help_text='last seen pending when the writer was proven dead'),
+            model_name="streamposition",
+            name="facts_resolved",
+            field=models.BigIntegerField(db_default=0, help_text="last seen pending when the writer was proven dead"),
         ),
     ]

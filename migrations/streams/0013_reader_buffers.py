@@ -27,6 +27,8 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="reader",
             name="queued",
-            field=models.JSONField(default=dict, db_default={}, help_text="stream -> rows received and not handled yet"),
+            field=models.JSONField(
+                default=dict, db_default={}, help_text="stream -> rows received and not handled yet"
+            ),
         ),
     ]

@@ -17,12 +17,16 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="storedcursor",
             name="ended_at",
-            field=models.DateTimeField(null=True, help_text="when the reader's process let it go; null: it runs, or was killed"),
+            field=models.DateTimeField(
+                null=True, help_text="when the reader's process let it go; null: it runs, or was killed"
+            ),
         ),
         migrations.AddField(
             model_name="storedcursor",
             name="error",
-            field=models.TextField(db_default="", help_text="what stopped the reader here, until its cursor moves again"),
+            field=models.TextField(
+                db_default="", help_text="what stopped the reader here, until its cursor moves again"
+            ),
         ),
         migrations.AddField(
             model_name="reader",

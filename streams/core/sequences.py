@@ -167,6 +167,10 @@ class FoundSequence:
         clauses = [fault.clause for fault in self.faults if fault.clause]
         alone = [clause for clause in clauses if clause.startswith(("SET", "OWNED"))]
         together = [clause for clause in clauses if clause not in alone]
+        # START and SET LOGGED write the sequence anew, with the count of IDs that are logged ahead. The WAL does not have
+        # these IDs any more: after a crash they would be given out again. NO CYCLE sets the count to 0, as RESTART does.
+        if "NO CYCLE" not in together and any(clause.startswith(("SET", "START")) for clause in clauses):
+            together.append("NO CYCLE")
         together += [] if next_value is None else [f"RESTART WITH {next_value}"]
         return [f"ALTER SEQUENCE {self.sequence} {clause}" for clause in [*alone, " ".join(together)] if clause]
 

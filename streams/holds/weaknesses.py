@@ -47,7 +47,7 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
     "cycle": ("sequence {object} begins again at its end", "ALTER SEQUENCE {object} NO CYCLE", True),
     "unlogged": (
         "sequence {object} is unlogged: after a crash it gives out IDs again",
-        "ALTER SEQUENCE {object} SET LOGGED",
+        "ALTER SEQUENCE {object} SET LOGGED; ALTER SEQUENCE {object} NO CYCLE",  # SET LOGGED alone keeps IDs that no WAL has
         True,
     ),
     "missing": ("table {object} has no trigger {detail}", _INSTALL, True),

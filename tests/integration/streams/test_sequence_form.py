@@ -116,6 +116,17 @@ def test_a_changed_start_is_told_and_mended_and_stops_nobody():
     assert (checked()[0]["verdict"], health()[1]) == ("ok", "")
 
 
+@pytest.mark.parametrize("change", ["START WITH 1", "SET UNLOGGED"])
+def test_a_mended_sequence_gives_out_nothing_that_the_wal_does_not_have(change: str):
+    """PostgreSQL writes it anew with its count of values that are logged ahead; after a crash these came again."""
+    run(f"SELECT nextval('{NAME}'); ALTER SEQUENCE {NAME} {change}")
+    checked("--repair")
+    assert checked()[0]["verdict"] == "ok"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT log_cnt FROM {NAME}")
+        assert cursor.fetchone() == (0,)
+
+
 def test_two_writers_beside_a_cache_lose_no_fact(database_url: str):
     """Each has IDs of its own in its session; those that readers have passed are refused, and all after a restart."""
     with asked_process(MODULE, database_url, "north") as north, asked_process(MODULE, database_url, "south") as south:

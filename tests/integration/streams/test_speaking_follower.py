@@ -36,6 +36,7 @@ class Speaking(Followed):
 
     def __enter__(self):
         self.start()
+        self.wait_until_positioned()  # what is no state is told to who is connected only
         return self
 
     def __exit__(self, *_):

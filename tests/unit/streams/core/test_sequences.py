@@ -32,19 +32,23 @@ def test_a_right_one_has_no_faults():
         ({"increment": -1}, "has INCREMENT BY -1, not INCREMENT BY 1", "INCREMENT BY 1"),
         ({"cycles": True}, "has CYCLE, not NO CYCLE", "NO CYCLE"),
         ({"minimum": -5}, "has MINVALUE -5, not MINVALUE 1", "MINVALUE 1"),
-        ({"start": 1}, "has START WITH 1, not START WITH 2", "START WITH 2"),
+        ({"start": 1}, "has START WITH 1, not START WITH 2", "START WITH 2 NO CYCLE"),
         (
             {"data_type": "integer", "maximum": 2**31 - 1},
             "has AS integer, not AS bigint; it has MAXVALUE 2147483647, not MAXVALUE 9223372036854775807",
             "AS bigint MAXVALUE 9223372036854775807",
         ),
-        ({"persistence": "u"}, "is UNLOGGED, and begins anew after a crash", "SET LOGGED"),
+        (
+            {"persistence": "u"},
+            "is UNLOGGED, and begins anew after a crash",
+            "SET LOGGED; ALTER SEQUENCE orders_stream_seq NO CYCLE",
+        ),
         ({"other_owner": "x"}, "is owned by x, and is restarted and dropped with it", "OWNED BY NONE"),
     ],
 )
 def test_each_property_is_named_with_the_statement_that_mends_it(change: dict[str, Any], said: str, statement: str):
     found = replace(RIGHT, **change)
-    assert found.mending() == [f"ALTER SEQUENCE orders_stream_seq {statement}"]
+    assert "; ".join(found.mending()) == f"ALTER SEQUENCE orders_stream_seq {statement}"
     assert found.sentence == (
         f"The sequence orders_stream_seq {said}. To mend it: check_streams --repair as the owner of the sequence, or: "
         f"ALTER SEQUENCE orders_stream_seq {statement}."
