@@ -65,6 +65,7 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=1) from error
         finally:
             self._sampler.stop()
+            self._stop_database(stream_settings().database)
 
     def _make_tables(self, using: str) -> None:
         """Makes the tables if the database is the embedded one and has no tables.
@@ -82,6 +83,14 @@ class Command(SiteCommand):
             raise CommandError(driver.explain(error), returncode=1) from error
         finally:
             connection.close()
+
+    def _stop_database(self, using: str) -> None:
+        """Stops the embedded server if this process has started it."""
+        if connections[using].settings_dict["ENGINE"] == _EMBEDDED:
+            from replsite.postgres.backend.base import embedded_server  # noqa: PLC0415 - the other engine may lack its extra
+
+            if (server := embedded_server()).started_here():
+                server.stop_for_good()
 
     def _announce_ready(self, endpoints: Any) -> None:
         # Only now: a server that cannot start stores no samples.
