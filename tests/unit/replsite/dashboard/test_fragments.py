@@ -34,7 +34,7 @@ PAGE_TABLES = st.dictionaries(
     st.sampled_from(list(TABLES)), keyed(st.sampled_from("abc"), keyed(st.sampled_from(["", "1", "<"]), ROWS))
 )
 WORDS = st.sampled_from(["", "x", "y"])
-PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, WORDS, PAGE_TABLES)
+PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, PAGE_TABLES)
 
 
 def apply(page, message):
