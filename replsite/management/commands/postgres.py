@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from json import dumps
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from replsite.health import EMBEDDED
+from replsite.postgres.backend.base import embedded_server
 from replsite.postgres.errors import EmbeddedPostgresError
 from streams.conf import stream_settings
 from streams.runtime.command_line import SITE_CHECKS, SiteCommand
@@ -27,25 +29,29 @@ class Command(SiteCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declares the argument."""
-        parser.add_argument("what", choices=("status", "stop"))
+        parser.add_argument("what", choices=("status", "stop"), help="whether it runs and where; or stop it")
+        parser.add_argument("--json", action="store_true", help="one JSON object instead of a line")
 
-    def handle(self, *args: Any, what: str, **options: Any) -> None:
+    def handle(self, *args: Any, what: str, json: bool, **options: Any) -> None:
         """Stops the server, or prints how it is."""
         if settings.DATABASES[stream_settings().database]["ENGINE"] != EMBEDDED:
             raise CommandError(
                 "The database is not the embedded PostgreSQL: DATABASE_URL is set. Use that server's tools."
             )
-        from replsite.postgres.backend.base import embedded_server  # noqa: PLC0415 - the other engine may lack its extra
-
         server = embedded_server()
-        if what == "stop":
-            try:
-                stopped = server.stop()
-            except (EmbeddedPostgresError, OSError) as error:
-                raise CommandError(str(error), returncode=1) from error
-            self.stdout.write(f"stopped: {server.folder}" if stopped else f"does not run: {server.folder}")
-        elif (found := server.running()) is None:
-            self.stdout.write(f"does not run: {server.folder}")
-            sys.exit(3)
+        try:
+            stopped = what == "stop" and server.stop()
+        except (EmbeddedPostgresError, OSError) as error:
+            raise CommandError(str(error), returncode=1) from error
+        found = server.running()
+        if json:
+            more = {"folder": str(server.folder), "log": str(server.log)}
+            number, port = (found.pid, found.port) if found else (None, None)
+            line = dumps({"runs": found is not None, "stopped": stopped, "process": number, "port": port, **more})
+        elif found is not None:
+            line = f"runs: process {found.pid}, 127.0.0.1:{found.port}, {server.folder}. Log: {server.log}"
         else:
-            self.stdout.write(f"runs: process {found.pid}, 127.0.0.1:{found.port}, {server.folder}. Log: {server.log}")
+            line = f"{'stopped' if stopped else 'does not run'}: {server.folder}"
+        self.stdout.write(line)
+        if what == "status" and found is None:
+            sys.exit(3)

@@ -75,7 +75,7 @@ def test_old_page_and_changes_make_the_new_page(old, new):
 @settings(max_examples=examples(50))
 @given(PAGES)
 def test_changes_from_nothing_make_the_page(new):
-    assert apply(Fragments("", "", "", "", "", {}), told(None, new)) == new
+    assert apply(Fragments("", "", "", "", {}), told(None, new)) == new
 
 
 def shown(*parts, rights=EVERYTHING, now=None, **more):
