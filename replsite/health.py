@@ -28,7 +28,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from replsite.disk import disk_free, disk_reserve
 from replsite.humanize import byte_size
 from replsite.postgres.errors import DiskFull
-from replsite.postgres.launcher import LaunchSettings
+from replsite.postgres.server import EmbeddedServer
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import Snapshot
 from replsite.status.verdicts import DISK_FULL, HealthWord, Severity, judge_disk
@@ -100,12 +100,12 @@ def _embedded_away(error: Error, reason: str) -> Part:
 
     No operator starts this server: the processes that use it start it.
     """
-    folder = LaunchSettings(Path(settings.REPLSITE_DATA_DIR)).folder
-    if isinstance(error.__cause__, DiskFull) or folder.is_disk_full():
-        sentence = f"The disk of {folder.path} is full, so the embedded server cannot run. Free space there"
-        return Part("database", False, f"{sentence}; it starts again by itself. Its log: {folder.log}.", DISK_IS_FULL)
+    server = EmbeddedServer(Path(settings.REPLSITE_DATA_DIR))
+    if isinstance(error.__cause__, DiskFull) or server.is_disk_full():
+        sentence = f"The disk of {server.folder} is full, so the embedded server cannot run. Free space there"
+        return Part("database", False, f"{sentence}; it starts again by itself. Its log: {server.log}.", DISK_IS_FULL)
     sentence = (
-        f"The embedded server could not start, or does not answer ({reason}). Mend what its log names: {folder.log}"
+        f"The embedded server could not start, or does not answer ({reason}). Mend what its log names: {server.log}"
     )
     return Part("database", False, f"{sentence}. It starts again by itself.", NOT_STARTED)
 

@@ -26,6 +26,8 @@ from typing import IO, Any
 
 import psutil
 
+from replsite.postgres.server import EmbeddedServer
+
 PROJECT = Path(__file__).resolve().parent.parent
 ROOMS = PROJECT / "tests" / "data" / "rooms"
 STREAMS = ("events", "backfill", "caches")
@@ -347,11 +349,12 @@ def _folder(once: bool, stack: ExitStack) -> Path:
             f"another demo runs in {home / 'demo'}; end it, or set REPLSITE_DATA_DIR to another folder."
         ) from None
     folder = home / "demo"
-    # The database of a demo that was interrupted stops about a second after it, and writes files until then.
+    EmbeddedServer(folder).stop()  # of a demo that was killed
     if not _delete(folder):
         raise DemoError(f"{folder} cannot be removed; delete it, or set REPLSITE_DATA_DIR to another folder.")
     folder.mkdir()
-    stack.callback(_end_rest, folder)
+    stack.callback(EmbeddedServer(folder).stop_for_good)
+    stack.callback(_end_rest, folder)  # before the one above
     return folder
 
 
@@ -368,24 +371,16 @@ def _end_rest(folder: Path) -> None:
 
 
 def _rest(folder: Path) -> Iterator[psutil.Process]:
-    """Yields the processes of this data directory, except the database's: that ends after its last user."""
+    """Yields the processes of this data directory, except the database's."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or belongs to another user
-            is_of_database = process.name() == "postgres" or "replsite.postgres.keeper" in process.cmdline()
-            if not is_of_database and process.environ().get("REPLSITE_DATA_DIR") == str(folder):
+            if process.name() != "postgres" and process.environ().get("REPLSITE_DATA_DIR") == str(folder):
                 yield process
 
 
 def _remove(folder: Path) -> None:
     """Removes the temporary data directory, after its database has stopped writing to it."""
-    from django.conf import settings  # noqa: PLC0415
-    from django.db import connections  # noqa: PLC0415
-
-    from replsite.postgres.launcher import release  # noqa: PLC0415
-
-    if settings.configured:  # not if the demo was interrupted before Django was set up
-        connections.close_all()
-        release(folder)
+    EmbeddedServer(folder).stop_for_good()
     _delete(folder)
 
 

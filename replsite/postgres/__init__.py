@@ -1,1 +1,1 @@
-"""The embedded PostgreSQL: runs if ``DATABASE_URL`` is unset, from the first connection until no process uses it."""
+"""The embedded PostgreSQL: runs if ``DATABASE_URL`` is unset, from the first connection until it is stopped."""

@@ -1,7 +1,7 @@
 """Chooses the account that runs the server's programs.
 
 PostgreSQL refuses to run as root. An ordinary user runs it under its own account. Root runs it as the owner of an
-existing cluster, else as ``postgres``, else as ``nobody``.
+existing cluster or data folder, else as ``postgres``, else as ``nobody``.
 
 Folders above the cluster or the programs may be closed to that account (``/root``, a private temporary folder). The
 modes of these folders are not changed, because the folders belong to others. Instead, the child process gets the one
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replsite.postgres.errors import BinariesMissing, FolderClosed
-from replsite.postgres.folder import Folder
 
 __all__ = ["Account", "choose_account"]
 
@@ -56,8 +55,8 @@ class Account:
             os.chown(path, self.uid, self.gid if self.gid is not None else -1)
 
 
-def choose_account(folder: Folder, programs: Path) -> Account:
-    """Returns the account that can run ``programs`` on ``folder``.
+def choose_account(folder: Path, programs: Path) -> Account:
+    """Returns the account that can run ``programs`` on the server's ``folder``.
 
     Raises FolderClosed if no account can, and BinariesMissing if the caller is root and ``setpriv`` is missing.
     """
@@ -68,7 +67,7 @@ def choose_account(folder: Folder, programs: Path) -> Account:
             "As root the embedded PostgreSQL runs as another account, which needs the program setpriv (Debian package"
             " util-linux). Install it, run replsite as an ordinary user, or set DATABASE_URL."
         )
-    uid, gid = _unprivileged_owner(folder.cluster)
+    uid, gid = _unprivileged_owner(folder)
     refusal = ""
     for capability in _CAPABILITIES:
         account = Account(uid, gid, capability)
@@ -76,20 +75,21 @@ def choose_account(folder: Folder, programs: Path) -> Account:
         if not refusal:
             return account
     raise FolderClosed(
-        f"The account {_name(uid)} runs the embedded PostgreSQL for root and cannot use {programs} or {folder.path}:"
+        f"The account {_name(uid)} runs the embedded PostgreSQL for root and cannot use {programs} or {folder}:"
         f" {refusal}. Let it pass through the folders above (chmod o+x), choose another REPLSITE_DATA_DIR,"
         " or set DATABASE_URL."
     )
 
 
-def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
-    """Returns user and group of the cluster's owner.
+def _unprivileged_owner(folder: Path) -> tuple[int, int]:
+    """Returns user and group of the owner of the cluster, or else of the folders around it.
 
-    Without a cluster, or if root owns it, returns user and group of ``postgres``, or of ``nobody`` if there is no
-    ``postgres``. Raises FolderClosed if neither account exists.
+    If root owns them, returns user and group of ``postgres``, or of ``nobody`` if there is no ``postgres``. Raises
+    FolderClosed if neither account exists.
     """
-    if cluster.exists() and (owner := cluster.stat()).st_uid != 0:
-        return owner.st_uid, owner.st_gid
+    for path in (folder / "data", folder, folder.parent):
+        if path.exists() and (owner := path.stat()).st_uid != 0:
+            return owner.st_uid, owner.st_gid
     for name in ("postgres", "nobody"):
         try:
             entry = pwd.getpwnam(name)
@@ -102,13 +102,13 @@ def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
     )
 
 
-def _refusal(account: Account, folder: Folder, programs: Path) -> str:
+def _refusal(account: Account, folder: Path, programs: Path) -> str:
     """Returns the operating system's error if the account cannot use the folder or a program.
 
     Returns an empty text if the account can use both.
     """
     postgres = programs / "postgres"
-    for attempt in (("ls", "-d", f"{folder.path}/."), ("test", "-x", postgres), (postgres, "--version")):
+    for attempt in (("ls", "-d", f"{folder}/."), ("test", "-x", postgres), (postgres, "--version")):
         done = subprocess.run(account.command(*attempt), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return done.stderr.strip() or "no permission"

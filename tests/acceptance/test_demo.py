@@ -131,7 +131,7 @@ def written(site: OwnFolder) -> dict[str, tuple[int, int]]:
         SELECT name, lease, max(position) FROM streams_instance
         JOIN streams_streamposition ON instance_name = name GROUP BY name, lease
     """
-    if site.folder.running_server() is None:
+    if site.server.running() is None:
         return {}
     try:
         with closing(Database.connect(site.url())) as connection, connection.cursor() as cursor:
@@ -158,8 +158,8 @@ def test_the_writers_of_the_demo_take_their_names_again_after_restarts_of_the_da
 
         wait_until(lambda: beyond({}))
         for turn in (2, 3):
-            server = psutil.Process(site.folder.server().pid)
-            server.send_signal(signal.SIGINT)  # a restart: its sessions are ended, and the keeper starts another
+            server = psutil.Process(site.server.running().pid)
+            server.send_signal(signal.SIGINT)  # its sessions are ended, and who connects next starts another
             server.wait(DEADLINE_SECONDS)
             before = wait_until(lambda: written(site))
             now = wait_until(lambda before=before: beyond(before), what="both writers write again")

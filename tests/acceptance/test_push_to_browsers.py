@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from replsite.postgres.folder import Folder
+from replsite.postgres.server import EmbeddedServer
 from tests.conftest import end_processes
 from tests.support.browsing import BROWSER, keep
 from tests.support.session import PROJECT
@@ -107,21 +107,22 @@ class Served:
         return list(json.loads(self.shop.run("-c", TABLE).splitlines()[-1]))
 
     def end_database(self, sign: signal.Signals) -> None:
-        """Its keeper starts it again."""
-        folder = Folder(self.shop.folder / "data" / "postgres")
-        server = folder.server()
-        assert server is not None
-        os.kill(server.pid, sign)
+        """Who connects next starts it again."""
+        server = EmbeddedServer(self.shop.folder / "data")
+        before = server.running()
+        assert before is not None
+        os.kill(before.pid, sign)
 
         def is_another() -> bool:
-            now = folder.running_server()
-            return now is not None and now.pid != server.pid
+            now = server.running()
+            return now is not None and now.ready and now.pid != before.pid
 
         wait_until(is_another)
 
     def end(self) -> None:
         (self.shop.folder / "stop").touch()
         end_processes(filter(None, (self.process, self.writer)))
+        EmbeddedServer(self.shop.folder / "data").stop()
 
 
 @pytest.fixture

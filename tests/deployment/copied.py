@@ -14,7 +14,6 @@ import psycopg2
 from django.db import connection
 
 from replsite.postgres.account import Account, choose_account
-from replsite.postgres.folder import Folder
 from tests.deployment.places import postgres_program
 from tests.support.ports import free_ports
 from tests.support.session import PROJECT
@@ -66,7 +65,7 @@ class Copy:
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
         programs = Path(postgres_program("postgres")).parent
-        self.account: Account = choose_account(Folder(folder), programs)
+        self.account: Account = choose_account(folder, programs)
         self.account.chown(folder)
         self.process: subprocess.Popen[bytes] | None = None
         try:

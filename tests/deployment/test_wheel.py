@@ -97,3 +97,4 @@ def test_the_tutorial_works_in_a_new_environment_beside_other_packages(tmp_path:
     assert "no issues" in newcomer.run("python manage.py check --fail-level WARNING")
     assert "No changes detected" in newcomer.run("python manage.py makemigrations --check --dry-run")
     assert newcomer.run("python -c 'import streams; print(streams.__file__)'").startswith(str(environment))
+    newcomer.run("python manage.py postgres stop")

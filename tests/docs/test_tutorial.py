@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,14 @@ def follow_the_page(newcomer: Newcomer) -> None:
 
 
 @pytest.fixture(scope="module")
-def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     """Has done what the page says, up to its last block."""
     made = Newcomer(tmp_path_factory.mktemp("newcomer"))
-    follow_the_page(made)
-    return made
+    try:
+        follow_the_page(made)
+        yield made
+    finally:
+        made.run("python manage.py postgres stop")
 
 
 def test_every_file_and_command_of_the_page_works(newcomer: Newcomer) -> None:

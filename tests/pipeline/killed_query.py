@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from replsite.postgres.server import EmbeddedServer
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -182,6 +183,7 @@ def main() -> int:
         call_command("migrate", verbosity=0)
         facts, rows, distinct, joined = torture(kills, dsn(), folder)
     finally:
+        EmbeddedServer(folder / "data").stop_for_good()
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(
         f"{kills} kills, {joined} writers: {facts} facts, {rows} rows in Parquet, {distinct} facts in Parquet\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from replsite.postgres.folder import Folder
+from replsite.postgres.server import EmbeddedServer
 from tests.conftest import end_processes
-from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.warm_start import WARM
 from tests.support.wire_client import ready_ports
 
@@ -27,10 +27,10 @@ class Serving:
 
 
 class OwnFolder:
-    """Processes on the data folder; ``close`` ends them, and waits until the folder's server has stopped."""
+    """Processes on the data folder; ``close`` ends them and the folder's server."""
 
     def __init__(self, path: Path, env: dict[str, str] | None = None) -> None:
-        self.path, self.folder = path, Folder(path / "postgres")
+        self.path, self.server = path, EmbeddedServer(path)
         self._env = env or {}
         self._started: list[subprocess.Popen[str]] = []
 
@@ -60,7 +60,7 @@ class OwnFolder:
 
     def url(self) -> str:
         """``DATABASE_URL`` of the running server."""
-        server, password = self.folder.server(), self.folder.password_file.read_text()
+        server, password = self.server.running(), self.server.password_file.read_text()
         assert server is not None
         return f"postgres://postgres:{password}@127.0.0.1:{server.port}/replsite"
 
@@ -69,15 +69,15 @@ class OwnFolder:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
-            if "-D" in words and str(self.folder.cluster) in words:  # its children have other titles
+            if "-D" in words and str(self.server.cluster) in words:  # its children have other titles
                 found.append(process.pid)
         return found
 
     def is_stopped(self) -> bool:
-        """No keeper, and no process of PostgreSQL."""
-        return not self.folder.has_keeper() and not self.servers()
+        """No process of PostgreSQL."""
+        return not self.servers()
 
     def close(self) -> None:
         """Ends what runs."""
         end_processes(self._started)
-        wait_until(self.is_stopped, what="the server of the folder has stopped")
+        self.server.stop()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 from django.db import connection
-from django.db.backends.postgresql.base import Database
 
-from tests.support.waiting import wait_until
+from replsite.postgres.server import EmbeddedServer
 from tests.support.writing import session
 
 __all__ = ["restart", "set_and_restart"]
@@ -27,22 +25,8 @@ def set_and_restart(name: str, value: int) -> str:
 
 
 def restart() -> None:
-    """Ends the server, and waits until its keeper has started it again."""
+    """Stops the server, and starts it again unless a thread of this process has already."""
     connection.close()
-    before = _server_process()
-    os.kill(int(before), signal.SIGINT)
-    wait_until(lambda: _answers() and _server_process() != before)
-
-
-def _server_process() -> str:
-    folder = Path(os.environ["REPLSITE_DATA_DIR"]) / "postgres/data"
-    return (folder / "postmaster.pid").read_text().split()[0]
-
-
-def _answers() -> bool:
-    try:
-        with session() as cursor:
-            cursor.execute("SELECT 1")
-    except Database.Error:
-        return False
-    return True
+    server = EmbeddedServer(Path(os.environ["REPLSITE_DATA_DIR"]), fsync=False)
+    server.stop()
+    server.ensure_running()

@@ -14,6 +14,8 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -91,16 +93,11 @@ def class_archive_options() -> str:
 
 
 def leave(folder: Path) -> None:
-    """Let go of the servers, wait until their keepers have stopped them, and remove the folder. The controller's last act."""
-    from replsite.postgres.folder import Folder
-    from replsite.postgres.launcher import release
+    """Stop the servers, and remove the folder. The controller's last act."""
+    from replsite.postgres.server import EmbeddedServer
 
-    deadline = time.monotonic() + DEADLINE_SECONDS
     for data in folder.glob("data-*"):
-        release(data)
-        server = Folder(data / "postgres")
-        while server.path.exists() and server.has_keeper() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        EmbeddedServer(data).stop_for_good()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -117,7 +114,7 @@ def left_behind(seconds: float = DEADLINE_SECONDS) -> tuple[list[str], list[str]
 
 
 def left_processes() -> list[str]:
-    """Living children of this process, but for Python's own helper of multiprocessing."""
+    """Living children of this process, but for Python's own helper of multiprocessing, and servers that its tests started."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -126,6 +123,12 @@ def left_processes() -> list[str]:
                 found.append(f"{child.pid}: {' '.join(words)[:200]}")
         except psutil.NoSuchProcess:
             continue
+    own = os.environ["REPLSITE_DATA_DIR"]
+    found += [
+        f"{server.pid}: {' '.join(server.cmdline())[:200]}"
+        for server in _servers(lambda environment: environment.get("TMPDIR") == os.environ["TMPDIR"])
+        if not any(word.startswith(own) for word in server.cmdline())
+    ]
     return found
 
 
@@ -139,4 +142,20 @@ def _sweep() -> None:
     for entry in Path(tempfile.gettempdir()).glob(_NAME.format(pid="*") + "*"):
         found = re.match(_NAME.format(pid=r"(\d+)"), entry.name)
         if found and not psutil.pid_exists(int(found.group(1))):
+            for server in _servers(lambda environment, folder=entry: environment.get(FOLDER_VARIABLE) == str(folder)):
+                server.kill()
             shutil.rmtree(entry, ignore_errors=True)
+
+
+def _servers(is_ours: Callable[[dict[str, str]], bool]) -> list[psutil.Process]:
+    """First processes of embedded servers, by the environment of the process that started them."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        with suppress(psutil.Error):
+            if (
+                process.info["name"] == "postgres"
+                and "-D" in (process.info["cmdline"] or ())
+                and is_ours(process.environ())
+            ):
+                found.append(process)
+    return found

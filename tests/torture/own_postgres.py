@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import psycopg2
 
-from replsite.postgres.launcher import LaunchSettings, ensure_running, release
-from tests.support.waiting import wait_until
+from replsite.postgres.server import EmbeddedServer
 
 __all__ = ["OwnPostgres"]
 
@@ -27,17 +26,16 @@ class OwnPostgres:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._settings = LaunchSettings(folder / "data", fsync=False)
+        self.server = EmbeddedServer(folder / "data", fsync=False)
         self.database = "postgres"
 
     def close(self) -> None:
-        """Let the server stop."""
-        release(self._settings.data_dir)
-        wait_until(lambda: not self._settings.folder.has_keeper(), what="the server to stop")
+        """Stop the server."""
+        self.server.stop_for_good()
 
     def parameters(self) -> dict[str, Any]:
         """Where the server is, for a driver. Starts it when it is down."""
-        return {**ensure_running(self._settings), "dbname": self.database, "connect_timeout": 10}
+        return {**self.server.ensure_running(), "dbname": self.database, "connect_timeout": 10}
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
@@ -79,9 +77,9 @@ class OwnPostgres:
 
     def _postmaster(self) -> psutil.Process | None:
         try:
-            number = int((self._settings.folder.cluster / "postmaster.pid").read_text().split()[0])
+            number = int((self.server.cluster / "postmaster.pid").read_text().split()[0])
             process = psutil.Process(number)
-            is_ours = str(self._settings.folder.cluster) in process.cmdline()
+            is_ours = str(self.server.cluster) in process.cmdline()
         except (OSError, ValueError, IndexError, psutil.Error):
             return None
         return process if is_ours else None

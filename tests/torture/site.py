@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from replsite.postgres.launcher import ensure_running
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.torture.logs import checksum
@@ -49,7 +48,7 @@ class Site(OwnPostgres):
 
     def manage(self, *arguments: str) -> str:
         """Run a command to its end; its stdout."""
-        ensure_running(self._settings)
+        self.server.ensure_running()
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=PROJECT, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False,

@@ -11,6 +11,7 @@ from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.utils import DatabaseError
 
+from replsite.postgres.backend.base import embedded_server
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.replication.errors import BadAddress, BadCertificate, BadRights, ReplicationError
@@ -53,7 +54,7 @@ class Command(SiteCommand):
         from replsite.http.request_places import request_threads_end  # noqa: PLC0415
         from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
 
-        self._sampler = Sampler()
+        self._sampler, self._is_ready = Sampler(), False
         try:
             wanted = Endpoints(http=Address.parse(options["http"]), replication=Address.parse(options["replication"]))
             self._make_tables(stream_settings().database)
@@ -65,6 +66,8 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=1) from error
         finally:
             self._sampler.stop()
+            if self._is_ready:
+                self._stop_database(stream_settings().database)
 
     def _make_tables(self, using: str) -> None:
         """Makes the tables if the database is the embedded one and has no tables.
@@ -83,7 +86,13 @@ class Command(SiteCommand):
         finally:
             connection.close()
 
+    def _stop_database(self, using: str) -> None:
+        """Stops the embedded server if this process has started it."""
+        if connections[using].settings_dict["ENGINE"] == _EMBEDDED and (server := embedded_server()).started_here():
+            server.stop_for_good()
+
     def _announce_ready(self, endpoints: Any) -> None:
         # Only now: a server that cannot start stores no samples.
         self._sampler.start()
+        self._is_ready = True
         self.announce_ready(endpoints.ready_line)

@@ -18,25 +18,25 @@ from django.db.backends.postgresql.psycopg_any import errors, sql
 from django.db.utils import OperationalError
 
 from replsite.postgres.errors import EmbeddedPostgresError
-from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs
+from replsite.postgres.server import EmbeddedServer, find_programs
 
 if "django_prometheus" in settings.INSTALLED_APPS:
     from django_prometheus.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper
 else:
     from django.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper
 
-__all__ = ["DatabaseClient", "DatabaseWrapper", "launch_settings"]
+__all__ = ["DatabaseClient", "DatabaseWrapper", "embedded_server"]
 
 
-def launch_settings() -> LaunchSettings:
-    """Returns the launch settings of the embedded server, taken from Django's settings."""
+def embedded_server() -> EmbeddedServer:
+    """Returns the embedded server that Django's settings describe."""
     programs = getattr(settings, "REPLSITE_POSTGRES_BIN", "")
     if not (folder := getattr(settings, "REPLSITE_DATA_DIR", "")):
         raise ImproperlyConfigured(
             "The embedded PostgreSQL (replsite.postgres.backend) needs a folder for its data. Set, for instance: "
             'REPLSITE_DATA_DIR = BASE_DIR / "data"'
         )
-    return LaunchSettings(
+    return EmbeddedServer(
         data_dir=Path(folder),
         programs=Path(programs) if programs else None,
         fsync=getattr(settings, "REPLSITE_POSTGRES_FSYNC", True),
@@ -63,7 +63,7 @@ class DatabaseClient(PostgresClient):
     ) -> tuple[list[str], dict[str, str] | None]:
         """Returns Django's command line and environment, with the path of ``psql`` in the folder of the server's programs."""
         arguments, environment = super().settings_to_cmd_args_env(settings_dict, parameters)
-        psql = find_programs(launch_settings().programs) / "psql"
+        psql = find_programs(embedded_server().programs) / "psql"
         return ([str(psql), *arguments[1:]] if psql.is_file() else arguments), environment
 
 
@@ -78,7 +78,7 @@ class DatabaseWrapper(PostgresWrapper):
         Raises OperationalError if the server cannot be used.
         """
         try:
-            server = ensure_running(launch_settings())
+            server = embedded_server().ensure_running()
         except EmbeddedPostgresError as error:
             raise OperationalError(str(error)) from error
         self.settings_dict.update({name.upper(): str(value) for name, value in server.items()})

@@ -118,7 +118,7 @@ def test_no_purge_is_without_the_option():
         parser = argparse.ArgumentParser()
         subject.add_arguments(parser)
         without += [what] if "--yes" not in parser.format_help() else []
-    assert without == [] and len(subjects("purge")) >= 8
+    assert without == [] and len(subjects("purge")) >= 6
 
 
 def test_an_interrupt_at_the_question_deletes_nothing(cut, start_manage, tmp_path):

@@ -72,9 +72,9 @@ def test_what_was_acknowledged_before_and_after_a_full_disk_is_there_once_and_in
             with suppress(Database.Error):  # the server may fall at this, too
                 rows(site, "SELECT pg_switch_wal()")  # the next record needs a new file
         # The server cannot recover either, and falls again at each start, until there is room.
-        wait_until(lambda: site.folder.log.read_text().count("due to startup process failure") >= 2)
+        wait_until(lambda: site.server.log.read_text().count("due to startup process failure") >= 2)
         # The writer says what its last try to take the name again ended with.
-        wait_until(lambda: f"the disk of {site.folder.path} is full" in append(), what="an append names the cause")
+        wait_until(lambda: f"the disk of {site.server.folder} is full" in append(), what="an append names the cause")
         wait_until(lambda: "The disk of the embedded server is full" in health(serving.http), what="and so does health")
         filler.unlink()
         wait_until(lambda: not append(), what="appends go through again")

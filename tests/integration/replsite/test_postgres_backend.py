@@ -13,12 +13,11 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from replsite.postgres.backend.base import DatabaseWrapper, launch_settings
+from replsite.postgres.backend.base import DatabaseWrapper, embedded_server
 from replsite.postgres.errors import StartFailed
-from replsite.postgres.folder import Folder
-from replsite.postgres.launcher import LaunchSettings, ensure_running, release
+from replsite.postgres.server import EmbeddedServer
 from tests.support.session import PROJECT
-from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 Manage = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -39,10 +38,10 @@ def data_dir() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="backend-") as name:
         Path(name).chmod(0o755)
         folder = Path(name) / "data"
-        ensure_running(LaunchSettings(folder, fsync=False))
+        server = EmbeddedServer(folder, fsync=False)
+        server.ensure_running()
         yield folder
-        release(folder)
-        wait_until(lambda: not Folder(folder / "postgres").has_keeper())
+        server.stop()
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_server_that_cannot_start_is_a_database_error(monkeypatch):
     def fail(_: object) -> None:
         raise StartFailed("no")
 
-    monkeypatch.setattr("replsite.postgres.backend.base.ensure_running", fail)
+    monkeypatch.setattr(EmbeddedServer, "ensure_running", fail)
     wrapper = DatabaseWrapper({"NAME": "x", "OPTIONS": {}, "TIME_ZONE": None}, "other")
     with pytest.raises((DatabaseError, ImproperlyConfigured), match="no"):
         wrapper.find_server()
@@ -157,10 +156,9 @@ def debian_url() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="debian-") as name:
         Path(name).chmod(0o755)
         folder = Path(name) / "data"
-        server = ensure_running(LaunchSettings(folder, DEBIAN[0].parent, fsync=False))
-        yield "postgres://{user}:{password}@{host}:{port}/postgres".format(**server)
-        release(folder)
-        wait_until(lambda: not Folder(folder / "postgres").has_keeper())
+        server = EmbeddedServer(folder, DEBIAN[0].parent, fsync=False)
+        yield "postgres://{user}:{password}@{host}:{port}/postgres".format(**server.ensure_running())
+        server.stop()
 
 
 def test_the_same_code_runs_on_the_server_of_database_url(tmp_path, debian_url):
@@ -177,4 +175,4 @@ def test_without_a_folder_the_error_says_what_to_set(settings):
     """It was an AttributeError with a traceback, from the first command of a new project."""
     del settings.REPLSITE_DATA_DIR
     with pytest.raises(ImproperlyConfigured, match="Set, for instance: REPLSITE_DATA_DIR"):
-        launch_settings()
+        embedded_server()

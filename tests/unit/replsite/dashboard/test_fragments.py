@@ -34,7 +34,7 @@ PAGE_TABLES = st.dictionaries(
     st.sampled_from(list(TABLES)), keyed(st.sampled_from("abc"), keyed(st.sampled_from(["", "1", "<"]), ROWS))
 )
 WORDS = st.sampled_from(["", "x", "y"])
-PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, WORDS, PAGE_TABLES)
+PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, PAGE_TABLES)
 
 
 def apply(page, message):
@@ -75,7 +75,7 @@ def test_old_page_and_changes_make_the_new_page(old, new):
 @settings(max_examples=examples(50))
 @given(PAGES)
 def test_changes_from_nothing_make_the_page(new):
-    assert apply(Fragments("", "", "", "", "", {}), told(None, new)) == new
+    assert apply(Fragments("", "", "", "", {}), told(None, new)) == new
 
 
 def shown(*parts, rights=EVERYTHING, now=None, **more):

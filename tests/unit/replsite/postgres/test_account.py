@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from replsite.postgres.account import Account, choose_account
-from replsite.postgres.folder import Folder
 
 
 def test_an_ordinary_user_runs_the_programs_as_is(monkeypatch, tmp_path):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert choose_account(Folder(tmp_path), tmp_path).command("postgres", "-D", tmp_path) == [
+    assert choose_account(tmp_path, tmp_path).command("postgres", "-D", tmp_path) == [
         "postgres",
         "-D",
         str(tmp_path),

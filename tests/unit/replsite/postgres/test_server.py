@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replsite.postgres.cluster import _memory, shared_buffers_mb
+from replsite.postgres.server import _memory, shared_buffers_mb
 
 GB = 1024**3
 
