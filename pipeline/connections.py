@@ -23,9 +23,17 @@ _CONNECT_SECONDS = 10
 def connect(dsn: str, application_name: str) -> Any:
     """Opens a connection of psycopg2. Its session has what our statements rely on, whatever its role has for sessions.
 
-    Raises ``UnusableArguments`` for a malformed connection string, and errors of the database driver.
+    Raises ``UnusableArguments`` for a malformed connection string and for a connection pooler, and errors of the driver.
     """
-    return psycopg2.connect(_parameters(dsn, application_name))
+    try:
+        return psycopg2.connect(_parameters(dsn, application_name))
+    except psycopg2.OperationalError as error:
+        if "unsupported startup parameter" not in str(error):
+            raise
+        raise UnusableArguments(
+            "The connection string leads to a connection pooler, which refuses the settings that each session relies on: "
+            f"{str(error).strip()}. Give the address of PostgreSQL itself, as in REPLSITE_DATABASE_DIRECT."
+        ) from error
 
 
 def connect_arrow(dsn: str, application_name: str, *, autocommit: bool = False) -> Any:

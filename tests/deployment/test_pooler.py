@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import psycopg2
 import pytest
 
+from pipeline.connections import connect
+from pipeline.errors import UnusableArguments
 from tests.conftest import end_processes
 from tests.deployment.conftest import PASSWORD, Production
 from tests.deployment.followed import Followed
@@ -88,6 +90,12 @@ def test_a_server_without_it_does_not_begin_to_serve(site, pooler):
     out, _ = server.communicate(timeout=DEADLINE_SECONDS)
     assert server.returncode != 0
     assert "ready" not in out
+
+
+def test_spark_says_that_it_needs_the_server_itself(site, pooler):
+    with pytest.raises(UnusableArguments, match=r"pooler.*unsupported startup parameter.*REPLSITE_DATABASE_DIRECT"):
+        connect(pooler, "notebook")
+    connect(site.url(), "notebook").close()
 
 
 def test_the_whole_work_goes_through_it(site, pooler):
