@@ -45,10 +45,12 @@ CLOSED_READERS_KEPT = 1_000
 #: Prefix of a named reader's key. A named reader has stored cursors, here or in the database that its handlers write.
 NAMED = "reader "
 #: Deletes readers that ended or fell silent long ago, and the oldest closed ones if there are too many. Named readers stay
-#: until an operator removes them.
+#: until an operator removes them. A silent Spark query goes on at its checkpoint some day, and until then its row is all
+#: that keeps trimming from its facts (``streams.maintenance.trim``, which asks for the last week).
 _FORGET = f"""
 DELETE FROM streams_reader WHERE left(key, {len(NAMED)}) <> '{NAMED}' AND (
-    closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
+    closed_at < now() - interval '1 hour'
+    OR heartbeat_at < now() - CASE kind WHEN 'spark' THEN interval '30 days' ELSE interval '1 day' END
     OR key IN (SELECT key FROM streams_reader WHERE closed_at IS NOT NULL ORDER BY closed_at DESC OFFSET %(kept)s))
 """
 _REMOVE = "DELETE FROM streams_reader WHERE key = %(key)s"
@@ -75,7 +77,7 @@ def store_readers(
 
 
 def forget_readers(cursor: Any) -> None:
-    """Deletes readers that ended over an hour ago, or that were silent for a day.
+    """Deletes readers that ended over an hour ago, or that were silent for a day, a Spark query for thirty days.
 
     If more than ``CLOSED_READERS_KEPT`` closed readers are left, also deletes the readers that were closed first. Named
     readers stay.

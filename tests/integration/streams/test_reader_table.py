@@ -75,7 +75,7 @@ def test_a_nul_in_a_name_is_replaced():
 @pytest.mark.parametrize(
     ("times", "kept"),
     [
-        ({"heartbeat_at": "2 days"}, 0),
+        ({"heartbeat_at": "31 days"}, 0),
         ({"closed_at": "2 hours"}, 0),
         ({"closed_at": "1 minute"}, 1),
         ({"heartbeat_at": "1 hour"}, 1),
@@ -84,6 +84,16 @@ def test_a_nul_in_a_name_is_replaced():
 def test_readers_of_any_kind_are_forgotten_long_after_their_end(kind, times, kept):
     store(kind)
     age(**times)
+    with connection.cursor() as cursor:
+        forget_readers(cursor)
+    assert Reader.objects.count() == kept
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("connection", 0), ("follower", 0), ("spark", 1)])
+def test_a_silent_query_is_known_as_long_as_it_holds_trimming_back(kind, kept):
+    """It was forgotten after a day, and what it had not read was trimmed, although the horizon is a week."""
+    store(kind)
+    age(heartbeat_at="6 days")
     with connection.cursor() as cursor:
         forget_readers(cursor)
     assert Reader.objects.count() == kept
