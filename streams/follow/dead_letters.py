@@ -8,16 +8,19 @@ gone from the stream's tables by then, and the chunk then has no model instances
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from django.db import transaction
 from django.db.models.functions import Now
 
+from streams.core.json_codec import decode_json, encode_json
 from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
 from streams.follow.handlers import Handler, effects_database_of, handlers_of
 from streams.replication.protocol.ordering import FollowedRow
-from streams.runtime.error_text import error_text, without_secrets
+from streams.runtime.error_text import error_text, storable, without_secrets
 from streams.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) 
         reader=handler.reader,
         stream=handler.stream,
         token=fact.token,
-        defaults={"instance_name": fact.writer, "rows": list(fact.sent), "attempts": attempts, **_trace(error)},
+        defaults={"instance_name": fact.writer, "rows": _kept(fact.sent), "attempts": attempts, **_trace(error)},
     )
 
 
@@ -87,7 +90,7 @@ def retry_one(handler: Handler, key: int) -> bool | None:
             parked = facts.select_for_update(skip_locked=True).filter(pk=key).first()
             if parked is None:
                 return None
-            rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in parked.rows]
+            rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in _sent(parked.rows)]
             handler.call(Chunk(parked.stream, rows, handler.streams_database))
             check_not_undone(using)
             parked.delete()
@@ -122,6 +125,22 @@ def drop_parked(reader: str, stream: str | None = None, token: int | None = None
     return dropped
 
 
+def _kept(rows: Sequence[Any]) -> list[Any] | str:
+    """Returns rows as ``jsonb`` can store them. Rows with NUL or half a surrogate pair, which it refuses, are kept as a text."""
+    text = encode_json(list(rows)).decode()
+    try:
+        msgspec.json.decode(text)  # as strict as jsonb, but for NUL
+    except (msgspec.MsgspecError, RecursionError):
+        return text
+    return text if "\\u0000" in text else list(rows)
+
+
+def _sent(kept: list[Any] | str) -> list[Any]:
+    """Returns the rows as they travelled: the inverse of ``_kept``."""
+    rows: list[Any] = decode_json(kept) if isinstance(kept, str) else kept
+    return rows
+
+
 def _trace(error: Exception) -> dict[str, str]:
     text = "".join(traceback.format_exception(error))
-    return {"error": error_text(error), "traceback": without_secrets(text.replace("\0", "\ufffd"))}
+    return {"error": error_text(error), "traceback": without_secrets(storable(text))}

@@ -10,7 +10,7 @@ from django.conf import settings
 from streams.errors import StreamError
 from streams.runtime.log_format import Cleaner
 
-__all__ = ["LONGEST", "error_text", "without_secrets"]
+__all__ = ["LONGEST", "error_text", "storable", "without_secrets"]
 
 LONGEST = 500
 
@@ -20,9 +20,14 @@ def error_text(error: BaseException) -> str:
 
     For a ``StreamError`` with a message, the type is left out.
     """
-    said = " ".join(str(error).split()).replace("\0", "\ufffd")
+    said = storable(" ".join(str(error).split()))
     text = said if isinstance(error, StreamError) and said else f"{type(error).__name__}: {said}".rstrip(": ")
     return without_secrets(text)[:LONGEST]
+
+
+def storable(text: str) -> str:
+    """Returns the text as PostgreSQL can store it: without NUL, and with half a surrogate pair as its escape."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
 def without_secrets(text: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from django.db import connection, transaction
 
-from streams.catalog.models import CacheInvalidation
+from streams import registry
+from streams.catalog.models import CacheInvalidation, Receipt
 from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch
 from streams.errors import BadHandler, EpochChanged, HandlerFailed, ReaderNameTaken, UnknownReader, UnknownStream
@@ -197,6 +199,36 @@ def test_a_fact_that_cannot_be_taken_is_parked_with_its_trace_and_the_others_are
     assert {(one.attempts, one.instance_name, len(one.rows)) for one in parked} == {(2, "master", 1)}
     assert StoredCursor.objects.get().facts_parked == 3
     assert cursor_base() == ids()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept_as_rows"),
+    [
+        ('{"x":"\\u0000"}', False),
+        ('"\\ud800"', False),
+        ('{"\\udc00":["\\u0000\\ud800"]}', False),
+        ('"\\\\\\\\ud83d\\udc00"', False),
+        ('{"x":["\\ud83d\\ude00",1e300]}', True),
+    ],
+)
+@pytest.mark.parametrize("said", ["\0", "\ud800", "\udcff\0", "x"])
+def test_whatever_a_fact_holds_and_an_error_says_is_parked(text, kept_as_rows, said, registered):
+    """jsonb takes neither NUL nor half a pair: such a fact stopped its reader for ever."""
+    seen = []
+
+    def fail(chunk: Chunk) -> None:
+        seen.extend(row[-1] for fact in chunk for row in fact.rows)
+        raise ValueError(said)
+
+    receipt = Receipt(room_id="!r:x", receipt_type="m.read", user_id="@u:x", event_id="$e", data=text)
+    registry.get("receipts").append(receipt)
+    made = Handler("receipts", "r", fail, begin=Begin.OLDEST, on_failure=OnFailure.PARK, attempts=1, retry_seconds=0.01)
+    registered["r"] = {"receipts": made}
+    wait_until(lambda: Reader("r", (made,)).catch_up() is not None and parked_facts("r").exists(), what="it is parked")
+    assert retry_parked("r") == (0, 1)
+    assert seen[0] == json.loads(text) and len(seen) >= 2
+    found = parked_facts("r").get()
+    assert found.error.startswith("ValueError: ") and isinstance(found.rows, list) is kept_as_rows
 
 
 @pytest.fixture
