@@ -36,8 +36,10 @@ class Viewers:
 def viewers(monkeypatch):
     made = Viewers()
     monkeypatch.setattr("channels.auth.get_user", database_sync_to_async(made.read))
+    before = list(LANES)
     yield made
     made.may_read.set()
+    LANES[:] = before  # a place that is taken as the test's loop ends is never left, and the end of a server waits for all
 
 
 async def shake_hands(application, client: str = "192.0.2.1") -> list[str]:
