@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
+from replsite.postgres.server import EmbeddedServer
 from tests.support import session
 from tests.support.full_disk import FULL, needs_full_disk
 from tests.support.waiting import DEADLINE_SECONDS
@@ -122,25 +123,18 @@ def test_a_database_without_tables_is_told_to_migrate(tmp_path):
     events = next((session.PROJECT / "tests/data/rooms").glob("*/events.jsonl.gz"))
     environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     environment["REPLSITE_DATA_DIR"] = str(tmp_path)
-    for arguments in (
-        ("append", "caches", "--count", "1"),
-        ("import_events", str(events)),
-        ("parked",),
-        ("runhandlers",),
-    ):
-        command = [sys.executable, "manage.py", *arguments]
-        done = subprocess.run(
-            command,
-            cwd=session.PROJECT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=2 * DEADLINE_SECONDS,
-        )
-        assert done.returncode == 1, arguments
-        assert done.stderr.splitlines()[-1].endswith("run manage.py migrate."), (arguments, done.stderr)
-        assert "DATABASE_URL" not in done.stderr
+    try:
+        for arguments in (("append", "caches", "--count", "1"), ("import_events", str(events)), ("parked",)):
+            command = [sys.executable, "manage.py", *arguments]
+            done = subprocess.run(
+                command, cwd=session.PROJECT, env=environment, capture_output=True, text=True, check=False,
+                timeout=2 * DEADLINE_SECONDS,
+            )  # fmt: skip
+            assert done.returncode == 1, arguments
+            assert done.stderr.splitlines()[-1].endswith("run manage.py migrate."), (arguments, done.stderr)
+            assert "DATABASE_URL" not in done.stderr
+    finally:
+        EmbeddedServer(tmp_path).stop()
 
 
 @pytest.mark.cold_start

@@ -16,8 +16,8 @@ from functools import partial
 from typing import IO, Any
 
 import psycopg2
-from replsite.postgres.launcher import find_programs
 
+from replsite.postgres.server import find_programs
 from streams.holds.look import look
 from streams.holds.weaknesses import weaknesses
 from tests.support.session import PROJECT
