@@ -335,7 +335,7 @@ def test_a_loader_is_gone_although_another_session_got_its_number():
 def test_a_pack_that_is_not_whole_is_refused(job, bundles):
     for frame in ("events", "state_groups", "rooms"):
         part = [(name, found) for name, found in bundles if name != frame]
-        with loader(job) as work, pytest.raises(PackIncomplete, match="Nothing of (the pack|it) was loaded"):
+        with loader(job) as work, pytest.raises(PackIncomplete, match=r"Nothing of (the pack|it) was loaded"):
             load_pack(work, pack_of(part))
     assert not any(content().values())
 
