@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
-from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import DatabaseError, connection, transaction
+from django.db import connection
 from django.utils import timezone
 
 from events.integrity.repair import check_room
@@ -33,8 +31,7 @@ from tests.support.browsing import BROWSER, keep, log_in
 from tests.support.effects import running
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
-from tests.support.waiting import DEADLINE_SECONDS
-from tests.support.writing import append, ids, wait_for_linear
+from tests.support.writing import append, held_open, ids, wait_for_linear
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
@@ -76,19 +73,7 @@ def health(page):
 
 
 def test_a_blocked_writer_is_freed(page, site, monkeypatch, few_pages):
-    begun, ended = threading.Event(), threading.Event()
-
-    def hold():
-        with suppress(DatabaseError), transaction.atomic():
-            append()
-            begun.set()
-            ended.wait(DEADLINE_SECONDS)
-        connection.close()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert begun.wait(DEADLINE_SECONDS)
+    with held_open():
         before = ids()
         shown = page()
         playwright_api.expect(health(shown)).to_have_text("wrong")
@@ -100,9 +85,6 @@ def test_a_blocked_writer_is_freed(page, site, monkeypatch, few_pages):
         shown.get_by_role("button", name="End them").click()
         playwright_api.expect(shown.get_by_text("ended; what they had written is rolled back")).to_be_visible()
         playwright_api.expect(health(shown)).not_to_have_text("wrong")
-    finally:
-        ended.set()
-        thread.join(DEADLINE_SECONDS)
     assert ids() == before
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections, transaction
 
 from streams import registry
 from streams.catalog.models import CacheInvalidation
@@ -16,7 +16,7 @@ from streams.db.sequences import move_forward
 from streams.reading.rows import StoredPosition, linear_position, stored_positions
 from streams.testing import forget_writers
 from streams.writing import lease, process
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 T = TypeVar("T")
 
@@ -159,6 +159,48 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=run)
     thread.start()
     return thread
+
+
+@contextmanager
+def held_open(count: int = 2) -> Iterator[list[int]]:
+    """Yields so many facts of the open transaction of another thread. It commits behind the block, unless it was ended."""
+    begun, done = threading.Event(), threading.Event()
+    held: list[int] = []
+
+    def hold() -> None:
+        with suppress(DatabaseError), transaction.atomic():
+            held.extend(append(count))
+            begun.set()
+            done.wait(2 * DEADLINE_SECONDS)
+
+    thread = in_thread(hold)
+    try:
+        assert begun.wait(DEADLINE_SECONDS)
+        yield held
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def writer_waits_for(program: str) -> Iterator[list[int]]:
+    """The open transaction of a writer waits for a lock of another program. Yields its facts, of which there are none before it
+    went on; it has behind the block."""
+    written: list[int] = []
+
+    def write() -> None:
+        with transaction.atomic():
+            found = append()
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_xact_lock(4711)")
+        written.extend(found)
+
+    with closing(driver.direct_connection(application_name=program)) as stranger, stranger.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(4711)")
+        writer = in_thread(write)
+        wait_until(waiting_sessions)
+        yield written
+    writer.join()
 
 
 def server_process() -> int:

@@ -14,7 +14,7 @@ from asgiref.sync import ThreadSensitiveContext
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -31,7 +31,7 @@ from streams.db import driver
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
 from streams.writing import terminate
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import append, wait_for_linear, waiting_sessions
+from tests.support.writing import append, wait_for_linear, writer_waits_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 API = "/api/v1"
@@ -527,30 +527,9 @@ def test_the_session_that_a_writer_waits_for_is_ended(caller, monkeypatch):
     mine, address = caller("end_lock_holder"), "/writers/master/end_lock_holder"
     append()
     assert "waits for no lock" in mine.post(address, status=409)["error"]
-    went_on = threading.Event()
-
-    def write():
-        try:
-            with transaction.atomic():
-                append()
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT pg_advisory_xact_lock(4711)")
-            went_on.set()
-        finally:
-            connection.close()
-
-    program = driver.direct_connection(application_name="another program")
-    with program.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(4711)")
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        wait_until(waiting_sessions)
+    with writer_waits_for("another program") as written:
         assert "1 session ended for whose locks master waited" in mine.post(address)["result"]
-    finally:
-        program.close()
-        writer.join(DEADLINE_SECONDS)
-    assert went_on.is_set()
+    assert written
     assert "1 session ended" in LogEntry.objects.get().change_message
     mine.post("/writers/nobody/end_lock_holder", status=404)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from contextlib import closing
 from datetime import timedelta
 from types import SimpleNamespace
@@ -24,8 +23,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.models import Instance, Reader, Sample, StoredCursor, StreamPosition
 from streams.writing.process import retire_all
-from tests.support.waiting import DEADLINE_SECONDS
-from tests.support.writing import ids
+from tests.support.writing import held_open, ids
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,30 +52,6 @@ def a_reader(positions, **more):
 
 def reader_status(history=None):
     return take_snapshot(history).readers[0].streams[0]
-
-
-class Held:
-    """A transaction with pending facts, held open by another thread."""
-
-    def __enter__(self):
-        self.reserved, self.done = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.hold)
-        self.thread.start()
-        assert self.reserved.wait(DEADLINE_SECONDS)
-        return self
-
-    def hold(self):
-        try:
-            with transaction.atomic():
-                self.ids = append(2)
-                self.reserved.set()
-                self.done.wait(DEADLINE_SECONDS)
-        finally:
-            connection.close()
-
-    def __exit__(self, *_):
-        self.done.set()
-        self.thread.join()
 
 
 def test_streams_nobody_wrote_are_quiet_and_well():
@@ -112,7 +86,7 @@ def test_rolled_back_facts_are_counted(wait_until):
 
 
 def test_open_transaction_blocks_and_is_named(wait_until):
-    with Held():
+    with held_open():
         writer = wait_until(lambda: (w := take_snapshot().stream("caches").writers[0]).status.word == "blocked" and w)
         health = take_snapshot().health
     assert writer.pending_facts == 2
@@ -140,13 +114,13 @@ def test_a_transaction_of_another_database_is_not_taken_for_one_of_the_writer():
 
 
 def test_facts_that_wait_for_a_writer_are_counted_behind_the_head(wait_until):
-    with Held() as held:
+    with held_open() as held:
         later = append(3)
         other = {"stream": "caches", "instance_name": "other", "position": later[-1], "last_write_position": later[-1]}
         StreamPosition.objects.create(**other)
         CacheInvalidation.objects.writable().filter(stream_id__in=later).update(instance_name="other")
         found = wait_until(lambda: {w.writer: w for w in take_snapshot().stream("caches").writers})
-        assert found["master"].position < held.ids[0]
+        assert found["master"].position < held[0]
         assert (found["master"].behind_facts, found["other"].behind_facts) == (3, 0)
         assert found["master"].behind_seconds > 0
         assert take_snapshot().stream("caches").linear_position == found["master"].position
@@ -407,7 +381,7 @@ def test_reader_that_has_to_be_there_and_is_not_is_never_seen(settings):
 
 
 def test_open_transaction_tells_since_when_its_query_runs(wait_until):
-    with Held():
+    with held_open():
         writer = wait_until(lambda: (w := take_snapshot().stream("caches").writers[0]).oldest_pending_query_at and w)
     assert writer.oldest_pending_query_at <= timezone.now()
     assert writer.row_id == StreamPosition.objects.get(stream="caches").pk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
@@ -12,7 +11,6 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
-from django.db import DatabaseError, connection, transaction
 from django.db.backends.postgresql.base import Database
 from django.db.backends.postgresql.psycopg_any import errors
 from django.db.models.functions import Now
@@ -24,9 +22,18 @@ from streams.follow.lease import hold_name
 from streams.models import ParkedFact, Reader, ReaderResync, StoredCursor, StreamPosition
 from streams.writing import terminate
 from tests.support.effects import running
-from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.waiting import wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, as_instance, ids, session, stored, wait_for_linear
+from tests.support.writing import (
+    append,
+    as_instance,
+    held_open,
+    ids,
+    session,
+    stored,
+    wait_for_linear,
+    writer_waits_for,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DISCONNECT, RETIRE, END = "/admin/actions/disconnect/", "/admin/actions/retire/", "/admin/actions/end/"
@@ -102,32 +109,13 @@ def test_a_dead_writer_is_proven_dead_and_retired(staff, start_manage, run_manag
 def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
     monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.0)
     before = append()
-    begun, ended = threading.Event(), threading.Event()
-
-    def hold():
-        try:
-            with transaction.atomic():
-                append()
-                begun.set()
-                ended.wait(DEADLINE_SECONDS)
-        except DatabaseError:
-            pass
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert begun.wait(DEADLINE_SECONDS)
+    with held_open():
         client = staff("end_writer")
         page = text(client.get(f"{END}?name=master"))
         assert "transaction" in page
         assert f"process {os.getpid()}" in page
         assert "open since" in page
         assert client.post(f"{END}?name=master").status_code == 302
-    finally:
-        ended.set()
-        thread.join(DEADLINE_SECONDS)
     assert ids() == before, "it was rolled back"
     later = append()
     wait_for_linear(later[0])
@@ -137,32 +125,12 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
 def test_the_session_whose_lock_a_writer_waits_for_is_named_and_ended(staff, monkeypatch):
     monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.0)
     before = append()
-    waited: list[list[int]] = []
-
-    def wait():
-        try:
-            with transaction.atomic():
-                found = append()
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT pg_advisory_xact_lock(4711)")
-            waited.append(found)
-        finally:
-            connection.close()
-
-    stranger = driver.direct_connection(application_name="another program")
-    with stranger.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(4711)")
-    thread = threading.Thread(target=wait)
-    thread.start()
     client, address = staff("end_lock_holder"), f"{END_HOLDER}?name=master"
-    try:
+    with writer_waits_for("another program") as written:
         page = wait_until(lambda: (said := text(client.get(address))) and "another program" in said and said)
         assert "The transaction of the writer goes on." in page
         assert client.post(address).status_code == 302
-    finally:
-        stranger.close()
-        thread.join(DEADLINE_SECONDS)
-    assert ids() == [*before, *waited[0]], "the writer's transaction went on"
+    assert ids() == [*before, *written], "the writer's transaction went on"
     assert "1 session ended" in LogEntry.objects.get().change_message
     assert "waits for no lock" in text(client.get(address))
 

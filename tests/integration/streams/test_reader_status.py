@@ -30,10 +30,9 @@ from streams.models import Instance, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.reading.reader_table import forget_readers
 from streams.testing import forget_writers
-from tests.integration.replsite.test_snapshot import Held
 from tests.support.effects import Running, effects_table, running, take
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import append, ids, session, stream, wait_for_linear
+from tests.support.writing import append, held_open, ids, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SECRET = "correct-horse"
@@ -243,7 +242,7 @@ def test_parked_facts_are_told_until_they_are_retried_or_dropped():
 def test_a_linear_reader_waits_for_a_blocked_writer_and_is_not_called_stuck(view, word):
     append(2)
     wait_for_linear(ids()[-1])
-    with running(handler(view=view)), Held() as held:
+    with running(handler(view=view)), held_open() as held:
         later = append(3)  # of another writer, which is ahead
         Instance.objects.create(name="other", heartbeat_at=timezone.now() + timedelta(hours=1))
         CacheInvalidation.objects.writable().filter(stream_id__in=later).update(instance_name="other")
@@ -261,7 +260,7 @@ def test_a_linear_reader_waits_for_a_blocked_writer_and_is_not_called_stuck(view
 
         found = wait_until(judged)
         snapshot = take_snapshot(history)
-        assert held.ids
+        assert held
     if view is View.LINEAR:
         assert (found.status.severity.name, found.lag_facts) == ("NOTE", 3)
         assert "waits for writer master, which is blocked" in found.status.sentence
