@@ -39,7 +39,8 @@ def viewers(monkeypatch):
     before = list(LANES)
     yield made
     made.may_read.set()
-    LANES[:] = before  # a place that is taken as the test's loop ends is never left, and the end of a server waits for all
+    # A place that is taken as the test's loop ends is never left, and the end of a server waits for all.
+    LANES[:] = before
 
 
 async def shake_hands(application, client: str = "192.0.2.1") -> list[str]:
