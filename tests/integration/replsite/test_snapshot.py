@@ -352,10 +352,12 @@ def test_speeds_and_time_to_overflow_come_from_two_looks(settings):
     take_snapshot(history)
     history.moved._seen["r"][0] = (before.timestamp() - 10, (0, 0, 0))
     Reader.objects.update(bytes_in=100, bytes_out=5_000, buffer_bytes=5_000)
-    (reader,) = take_snapshot(history).readers
-    assert reader.bytes_in_per_second == pytest.approx(10, rel=0.3)
-    assert reader.bytes_out_per_second == pytest.approx(500, rel=0.3)
-    assert reader.seconds_to_overflow == pytest.approx(10, rel=0.3)
+    snapshot = take_snapshot(history)
+    (reader,) = snapshot.readers
+    seconds = snapshot.as_of.timestamp() - (before.timestamp() - 10)
+    assert reader.bytes_in_per_second == pytest.approx(100 / seconds)
+    assert reader.bytes_out_per_second == pytest.approx(5_000 / seconds)
+    assert reader.seconds_to_overflow == pytest.approx(seconds)
 
 
 def test_reader_that_goes_back_is_told(wait_until, settings):
