@@ -99,6 +99,7 @@ def second_site(installed: Path, database_url: str) -> Iterator[SecondSite]:
     finally:
         with connection.cursor() as cursor:
             cursor.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+            cursor.execute(f"GRANT CONNECT ON DATABASE {database} TO PUBLIC")  # as it was, for the roles of later tests
 
 
 def test_second_site_reads_the_models_with_the_documented_role(second_site):
