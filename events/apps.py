@@ -16,13 +16,9 @@ class EventsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the app's system checks, its generators for the load generator, and the state changes of its streams."""
+        """Registers the app's system checks and its generators for the load generator."""
         from events import checks  # noqa: F401, PLC0415 - registers itself
-        from events.declarations import BACKFILL, EVENTS  # noqa: PLC0415
-        from events.persist.state_changes import BackfillStateChanges, EventsStateChanges  # noqa: PLC0415
-        from streams import load_generator, registry  # noqa: PLC0415
+        from streams import load_generator  # noqa: PLC0415
 
         load_generator.register("events", "events.load_generator.EventLoad")
         load_generator.register("backfill", "events.load_generator.BackfillLoad")
-        registry.get(EVENTS.name).state_changes = EventsStateChanges()
-        registry.get(BACKFILL.name).state_changes = BackfillStateChanges()

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from django.db import transaction
 from msgspec.structs import replace
 
 from events.columns import EVENT_COLUMNS, event_row
@@ -103,14 +104,12 @@ class BackfillLoad:
 
     def append(self, count: int) -> list[int]:
         """Appends ``count`` events in one transaction, each with its own ID. Returns the IDs."""
-        with self._stream.reserve(count) as reservation:
-            events = [self._event() for _ in range(count)]
-            reservation.write(*(_fact(replace(event, outlier=True)) for event in events))
-            texts = [
-                EventJson(event_id=event.event_id, room_version=_ROOM_VERSION, json=event.json) for event in events
-            ]
-            EventJson.objects.using(stream_settings().database).bulk_create(texts)
-            return list(reservation.ids)
+        using = stream_settings().database
+        events = [self._event() for _ in range(count)]
+        texts = [EventJson(event_id=event.event_id, room_version=_ROOM_VERSION, json=event.json) for event in events]
+        with transaction.atomic(using=using):
+            EventJson.objects.using(using).bulk_create(texts)
+            return self._stream.append(*(_fact(replace(event, outlier=True)) for event in events))
 
     def _event(self) -> ParsedEvent:
         return finish_event(

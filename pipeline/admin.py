@@ -24,12 +24,11 @@ __all__ = [
 ]
 
 
-@admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom, models.ComparedRooms, models.PackRequest)
+@admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom, models.ComparedRooms)
 class NewestFirstAdmin(ReadOnlyAdmin):
     """A page with all columns of a table, newest rows first.
 
-    This class serves several tables: the rooms that jobs loaded, repaired or compared, the ledgers of the live tables,
-    and requests for stream IDs.
+    This class serves several tables: the rooms that jobs loaded, repaired or compared, and the ledgers of the live tables.
     """
 
     ordering = ("-pk",)

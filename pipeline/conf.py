@@ -1,4 +1,4 @@
-"""The settings of the pipeline as one typed object, read from Django's settings with defaults.
+"""The settings of the pipeline: each field is one setting, with its default, its bounds and its meaning.
 
 Only driver processes of Spark read these settings. The driver sends executors the values that they need.
 """
@@ -12,57 +12,62 @@ from pathlib import Path
 from django.conf import settings
 
 from events.format.parsing import LINE_LIMIT_BYTES
+from streams.setting import from_django, setting
 
 __all__ = ["PipelineSettings", "pipeline_settings"]
+
+
+def _project() -> Path:
+    return Path(getattr(settings, "BASE_DIR", Path.cwd()))
+
+
+def _data() -> Path:
+    return Path(getattr(settings, "REPLSITE_DATA_DIR", _project() / ".data"))
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
     """The settings of the pipeline: its folders, the default Spark master with its configuration, and limits."""
 
-    folder: Path
-    """The folder of checkpoints, shipped code and Spark's scratch files, below ``REPLSITE_DATA_DIR``."""
-    project: Path
-    """The folder that may contain ``.java``, the Java that the set-up script fetched."""
-    import_folder: Path
-    """The only folder whose files queued imports read. A user who may queue a job may not read every file of the machine."""
-    master: str = "local[2]"
-    """The Spark master of commands without ``--master``."""
+    spark_master: str = "local[2]"
+    """Spark without ``--master``: ``local[CORES]``, ``local[CORES,TRIES]``, ``spark://HOST:PORT``, ``yarn``, ``k8s://URL``. A
+    killed task is tried three times ([cluster](../how-to/run-on-a-cluster.md))."""
     spark_conf: Mapping[str, str] = field(default_factory=dict)
-    """Spark's own settings, such as ``{"spark.executor.memory": "4g"}``. They are added to the settings that the pipeline
-    makes, and override them."""
-    executor_seconds: float = 60.0
-    """The seconds that a cluster may take to give a job its first executors."""
-    spark_page_port: int | None = None
-    """The port of Spark's page while a job runs, on loopback. If it is None, there is no page."""
-    line_limit_bytes: int = LINE_LIMIT_BYTES
-    """The longest line of an import, in bytes. A longer line is quarantined. A value above the default has no effect,
-    because the parser has the same limit as the default."""
-    archives: Path = Path(".data/archives")
-    """The folder of the archives of queued jobs."""
-    job_history_days: float = 90.0
-    """The days after which the row of a job that is over is removed."""
-    job_history_count: int = 10_000
-    """The largest number of jobs that are over and whose rows are kept. The rows of the oldest jobs are removed first."""
+    """Spark's own settings, such as ``{"spark.executor.memory": "4g", "spark.cores.max": "16"}``. They are added to the
+    settings that the pipeline makes, and override them."""
+    spark_executor_seconds: float = setting(60.0, above=0, most=3_600)
+    """How long a cluster may take to give a job its first executors. Then the job fails and says so."""
+    spark_page_port: int | None = setting(
+        None, least=1_024, most=65_519, read=int, wanted="a whole number", unit="port"
+    )
+    """Port of Spark's page on loopback while a job runs ([run jobs](../how-to/run-jobs.md#spark)); unset: no page. 4040 is
+    Spark's own. If it is taken, the next free one of 16 is used."""
+    import_line_limit_bytes: int = setting(LINE_LIMIT_BYTES, above=0, variable=None)
+    """Longest line of an import. A longer one is quarantined. It can be lowered only, because the parser has this limit."""
+    import_folder: Path = setting(default_text="`import/` in the data directory", factory=lambda: _data() / "import")
+    """The only folder whose files queued imports read. The command ``import_events`` reads what its user may."""
+    archive_folder: Path = setting(
+        default_text="`archives/` in the data directory", factory=lambda: _data() / "archives"
+    )
+    """The only folder in which queued jobs write and read archives. Commands use any
+    folder that their user may ([archive and restore](../how-to/archive-and-restore.md))."""
+    job_history_days: float = setting(90.0, least=0, most=36_500)
+    """``manage.py runjobs`` removes jobs that were over for longer, with what they refused and loaded of each room. 0: by its
+    next look ([jobs](../how-to/run-jobs.md))."""
+    job_history_count: int = setting(10_000, least=0, most=1_000_000, unit="jobs")
+    """Most jobs that are over and are kept. The oldest are removed first."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of checkpoints, shipped code and Spark's scratch files, below ``REPLSITE_DATA_DIR``."""
+        return _data() / "pipeline"
+
+    @property
+    def project(self) -> Path:
+        """The folder that may contain ``.java``, the Java that the set-up script fetched."""
+        return _project()
 
 
 def pipeline_settings() -> PipelineSettings:
     """Returns the settings of the pipeline, read from Django's settings."""
-    project = Path(getattr(settings, "BASE_DIR", Path.cwd()))
-    data = Path(getattr(settings, "REPLSITE_DATA_DIR", project / ".data"))
-    given = {
-        name: getattr(settings, setting)
-        for name, setting in {
-            "master": "REPLSITE_SPARK_MASTER",
-            "spark_conf": "REPLSITE_SPARK_CONF",
-            "executor_seconds": "REPLSITE_SPARK_EXECUTOR_SECONDS",
-            "spark_page_port": "REPLSITE_SPARK_PAGE_PORT",
-            "line_limit_bytes": "REPLSITE_IMPORT_LINE_LIMIT_BYTES",
-            "job_history_days": "REPLSITE_JOB_HISTORY_DAYS",
-            "job_history_count": "REPLSITE_JOB_HISTORY_COUNT",
-        }.items()
-        if hasattr(settings, setting)
-    }
-    archives = Path(getattr(settings, "REPLSITE_ARCHIVE_FOLDER", data / "archives"))
-    inbox = Path(getattr(settings, "REPLSITE_IMPORT_FOLDER", data / "import"))
-    return PipelineSettings(folder=data / "pipeline", project=project, import_folder=inbox, archives=archives, **given)
+    return from_django(PipelineSettings, settings)

@@ -4,8 +4,9 @@ import os
 from importlib.util import find_spec
 
 from django.apps import AppConfig, apps
-from django.conf import settings
 from django.core.checks import register
+
+from replsite.conf import site_settings
 
 
 def _others_read_metrics() -> bool:
@@ -14,7 +15,7 @@ def _others_read_metrics() -> bool:
     Then ``ready`` starts the counting. Otherwise only ``/metrics`` shows the metrics, and the import of the page's URLs
     (``replsite.urls``) starts the counting.
     """
-    return bool(os.environ.get("PROMETHEUS_MULTIPROC_DIR") or getattr(settings, "REPLSITE_METRICS_PORTS", ()))
+    return bool(os.environ.get("PROMETHEUS_MULTIPROC_DIR") or site_settings().metrics_ports)
 
 
 class ReplsiteConfig(AppConfig):
@@ -42,5 +43,5 @@ class ReplsiteConfig(AppConfig):
             from replsite.history import logins  # noqa: PLC0415
 
             logins.record_logins()
-        if getattr(settings, "REPLSITE_LOG_FORMAT", "") == "json":
+        if site_settings().log_format == "json":
             log_format.log_uncaught()

@@ -14,14 +14,16 @@ from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from replsite import rooms
-from replsite.http.proxy import networks_of
+from replsite.conf import site_settings
 from replsite.status.expected_writers import wrong_expectations
 from streams import registry
 from streams.conf import stream_settings
+from streams.replication.errors import BadAddress
+from streams.replication.protocol.access import networks_of
+from streams.setting import out_of_bounds
 
 __all__ = ["check_databases", "check_https", "check_settings"]
 
@@ -47,9 +49,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
     Every other package checks its own settings.
     """
-    return [
-        Error(text, hint="See docs/reference/settings.md for its default.", id="replsite.E002") for text in _wrong()
-    ]
+    told = [(text, "See docs/reference/settings.md for its default.") for text in _wrong()]
+    return [Error(text, hint=hint, id="replsite.E002") for text, hint in [*told, *out_of_bounds(site_settings())]]
 
 
 def check_https(**_: Any) -> list[CheckMessage]:
@@ -58,7 +59,7 @@ def check_https(**_: Any) -> list[CheckMessage]:
     The site's own servers speak plain HTTP. So if ``REPLSITE_HTTPS_ONLY`` is set, a proxy must be configured that says
     which requests came by HTTPS.
     """
-    is_told = getattr(settings, "REPLSITE_PROXY_NETWORKS", ()) or settings.SECURE_PROXY_SSL_HEADER
+    is_told = stream_settings().proxy_networks or settings.SECURE_PROXY_SSL_HEADER
     if is_told or not settings.SECURE_SSL_REDIRECT:
         return []
     hint = (
@@ -73,26 +74,14 @@ def check_https(**_: Any) -> list[CheckMessage]:
 
 def _wrong() -> Iterator[str]:
     try:
-        networks_of(getattr(settings, "REPLSITE_PROXY_NETWORKS", ()))
-    except ImproperlyConfigured as error:
+        networks_of(stream_settings().proxy_networks, "REPLSITE_PROXY_NETWORKS")
+    except BadAddress as error:
         yield str(error)
-    for name in (
-        "REPLSITE_BLOCKED_AFTER_SECONDS",
-        "REPLSITE_STUCK_AFTER_SECONDS",
-        "REPLSITE_LEFT_BEHIND_AFTER_SECONDS",
-    ):
-        if not getattr(settings, name, 10.0) > 0:
-            yield f"{name} is {getattr(settings, name)}: everything would be trouble at once. Write seconds above 0."
-    yield from _wrong_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
-    yield from _wrong_periods(getattr(settings, "REPLSITE_JOB_PERIODS", {}))
-    if not _are_periods(getattr(settings, "REPLSITE_READER_PERIODS", {})):
+    site = site_settings()
+    yield from _wrong_writers(site.expected_writers)
+    yield from _wrong_periods(site.job_periods)
+    if not _are_periods(site.reader_periods):
         yield 'REPLSITE_READER_PERIODS must give readers their seconds between two runs, above 0: {"mailer": 300}.'
-    seconds = getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)
-    if not seconds > 0:  # true for NaN, too
-        yield f"REPLSITE_HEALTH_SECONDS is {seconds}: no probe could be answered. Write seconds above 0."
-    reserve = getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0)
-    if reserve < 0:
-        yield f"REPLSITE_DISK_RESERVE_BYTES is {reserve}: write 0 or more."
 
 
 def _wrong_writers(expected: Any) -> Iterator[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from django.conf import settings
+from replsite.conf import site_settings
 
 __all__ = ["disk_free", "disk_reserve"]
 
 
 def disk_free() -> tuple[Path, int]:
     """Returns the data directory, or its nearest parent that exists, and the number of free bytes of its disk."""
-    folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
+    folder = Path(site_settings().data_dir)
     while not folder.exists():
         folder = folder.parent
     return folder, shutil.disk_usage(folder).free
@@ -20,4 +20,4 @@ def disk_free() -> tuple[Path, int]:
 
 def disk_reserve() -> int:
     """Returns the number of bytes of the disk that should stay free: ``REPLSITE_DISK_RESERVE_BYTES``."""
-    return int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0))
+    return site_settings().disk_reserve_bytes

@@ -25,8 +25,8 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
+from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
-from replsite.humanize import byte_size
 from replsite.postgres.errors import DiskFull
 from replsite.postgres.server import EmbeddedServer
 from replsite.snapshot.shared import SHARED
@@ -35,6 +35,7 @@ from replsite.status.verdicts import DISK_FULL, HealthWord, Severity, judge_disk
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.replication.server.probed import silent_seconds
+from streams.runtime.amounts import byte_size, duration
 
 __all__ = ["DISK_IS_FULL", "EMBEDDED", "NOT_STARTED", "Part", "Report", "not_answering", "ready", "summary"]
 
@@ -100,7 +101,7 @@ def _embedded_away(error: Error, reason: str) -> Part:
 
     No operator starts this server: the processes that use it start it.
     """
-    server = EmbeddedServer(Path(settings.REPLSITE_DATA_DIR))
+    server = EmbeddedServer(Path(site_settings().data_dir))
     if isinstance(error.__cause__, DiskFull) or server.is_disk_full():
         sentence = f"The disk of {server.folder} is full, so the embedded server cannot run. Free space there"
         return Part("database", False, f"{sentence}; it starts again by itself. Its log: {server.log}.", DISK_IS_FULL)
@@ -172,7 +173,9 @@ def _broadcaster() -> list[Part]:
     if idle_seconds is None:
         return []
     if idle_seconds > BROADCASTER_SILENT_SECONDS:
-        what = "It has ended" if math.isinf(idle_seconds) else f"It has not looked for facts for {idle_seconds:.0f} s"
+        what = (
+            "It has ended" if math.isinf(idle_seconds) else f"It has not looked for facts for {duration(idle_seconds)}"
+        )
         sentence = f"{what}, so clients of this process get none. Read its log, and start it again."
         return [Part("broadcaster", False, sentence, "gone")]
     return [Part("broadcaster", True, "It looks for facts.")]
@@ -181,7 +184,7 @@ def _broadcaster() -> list[Part]:
 def not_answering(seconds: float) -> Report:
     """Returns the report for a database that has not answered for ``seconds``."""
     sentence = (
-        f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does a session hold a lock on its "
+        f"It has not answered for {duration(seconds)}. Is its host there, is it overloaded, does a session hold a lock on its "
         "tables?"
     )
     return _report([Part("database", False, sentence, "no answer")], "")

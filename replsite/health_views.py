@@ -16,6 +16,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
 from replsite import health
+from replsite.conf import site_settings
 from replsite.health import DISK_IS_FULL, NOT_STARTED, Part, Report, not_answering
 from replsite.http.deadline import Deadline, NoAnswer
 
@@ -66,15 +67,11 @@ def _public_sentence(part: Part) -> str:
     return _WORDS_OF_WORD.get((part.name, part.word)) or _WORDS[part.name]
 
 
-def _seconds() -> float:
-    return float(getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0))
-
-
 class _Probe:
     """A health check that runs once for all requests that arrive while it runs."""
 
     def __init__(self, report: Callable[[], Report], name: str) -> None:
-        self._deadline = Deadline(report, _seconds(), name)
+        self._deadline = Deadline(report, site_settings().health_seconds, name)
 
     def answer(self, request: HttpRequest) -> JsonResponse:
         try:

@@ -7,6 +7,7 @@ the embedded PostgreSQL at the first connection. ``docs/reference/settings.md`` 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,12 +17,30 @@ import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
 
-from replsite import environment
+from pipeline.conf import PipelineSettings
+from replsite.site_settings import SiteSettings, StartSettings
 from streams.runtime.log_format import logging_config
+from streams.setting import BadSetting, as_django, from_texts, secrets_of
+from streams.stream_settings import StreamSettings
 
 # These commands show no page and serve no metrics. Loading the apps for pages and metrics would take a tenth of their start.
 _IS_BRIEF = sys.argv[1:2] in (["help"], ["health"], ["streams"])
 BASE_DIR = Path(__file__).resolve().parent.parent
+# A checkout keeps its data in itself, an installed site in the folder where it is started.
+_HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()
+try:
+    _START = from_texts(StartSettings, os.environ)
+    _SITE = from_texts(SiteSettings, os.environ, data_dir=_HOME / ".data")
+    _PIPELINE = from_texts(
+        PipelineSettings,
+        os.environ,
+        archive_folder=_SITE.data_dir / "archives",
+        import_folder=_SITE.data_dir / "import",
+    )
+    _STREAMS = from_texts(StreamSettings, os.environ)
+except BadSetting as error:
+    raise ImproperlyConfigured(str(error)) from None
+globals().update({**as_django(_SITE), **as_django(_PIPELINE), **as_django(_STREAMS)})
 
 
 def _secret_key(data_dir: Path) -> str:
@@ -29,8 +48,8 @@ def _secret_key(data_dir: Path) -> str:
 
     Only the owner of the file can read the kept key.
     """
-    if key := environment.text("REPLSITE_SECRET_KEY", ""):
-        return key
+    if _START.secret_key:
+        return _START.secret_key
     path = data_dir / "secret_key"
     try:
         return _kept_key(path)
@@ -58,32 +77,9 @@ def _kept_key(path: Path) -> str:
     return path.read_text()
 
 
-def _days_or_never(text: str) -> float | None:
-    """Parses a number of days. ``never`` gives None."""
-    try:
-        return None if text == "never" else float(text)
-    except ValueError:
-        raise ImproperlyConfigured(
-            f"REPLSITE_CENSOR_AFTER_DAYS is {text!r}: write a number of days, or never."
-        ) from None
-
-
-def _ports(text: str) -> range:
-    """Parses one port, or a range such as ``9101-9120``. Empty text gives no ports."""
-    first, is_range, last = text.partition("-")
-    try:
-        ports = range(int(first), int(last if is_range else first) + 1) if text else range(0)
-    except ValueError:
-        ports = None
-    if ports is None or (text and not (ports and ports[0] > 0 and ports[-1] < 2**16)):
-        raise ImproperlyConfigured(f"REPLSITE_METRICS_PORTS is {text!r}: write a port, or two such as 9101-9120.")
-    return ports
-
-
 def _database() -> dict[str, Any]:
     """Returns the entry of ``DATABASES``: for the server in ``DATABASE_URL``, or else for the embedded server."""
-    url = environment.text("DATABASE_URL", "")
-    if not url:
+    if not (url := _START.database_url):
         return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
     try:
         found: dict[str, Any] = dict(dj_database_url.parse(url, conn_max_age=600, conn_health_checks=True))
@@ -104,8 +100,8 @@ def _database() -> dict[str, Any]:
             "keepalives_count": 3,
         }
         found["OPTIONS"] = keepalives | found.get("OPTIONS", {})
-    if direct := environment.text("REPLSITE_DATABASE_DIRECT", ""):
-        found |= _behind_pooler(direct)
+    if _START.database_direct:
+        found |= _behind_pooler(_START.database_direct)
     return found
 
 
@@ -123,20 +119,11 @@ def _behind_pooler(direct: str) -> dict[str, Any]:
     return {"DIRECT": {"HOST": host.strip("[]"), "PORT": port}, "DISABLE_SERVER_SIDE_CURSORS": True}
 
 
-# --- where things are ---------------------------------------------------------------------------------------------
-# A checkout keeps its data in itself, an installed site in the folder where it is started.
-_HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()
-REPLSITE_DATA_DIR = Path(environment.text("REPLSITE_DATA_DIR", str(_HOME / ".data"))).absolute()
-REPLSITE_POSTGRES_BIN = environment.text("REPLSITE_POSTGRES_BIN", "")
-REPLSITE_POSTGRES_FSYNC = environment.switch(
-    "REPLSITE_POSTGRES_FSYNC", True
-)  # off: fast, and a crash of the machine loses data
-
 # --- Django -------------------------------------------------------------------------------------------------------
-DEBUG = environment.switch("REPLSITE_DEBUG", False)
-SECRET_KEY = _secret_key(REPLSITE_DATA_DIR)
-ALLOWED_HOSTS = environment.list_of("REPLSITE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
-CSRF_TRUSTED_ORIGINS: list[str] = environment.list_of("REPLSITE_TRUSTED_ORIGINS", [])
+DEBUG = _START.debug
+SECRET_KEY = _secret_key(_SITE.data_dir)
+ALLOWED_HOSTS = list(_START.allowed_hosts)
+CSRF_TRUSTED_ORIGINS = list(_START.trusted_origins)
 INSTALLED_APPS = [
     *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),  # importing its reactor takes a third of a command's start
     *([] if _IS_BRIEF else ["unfold"]),
@@ -205,13 +192,11 @@ STATIC_URL = "static/"
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 PROMETHEUS_EXPORT_MIGRATIONS = False
-STATIC_ROOT = (
-    environment.text("REPLSITE_STATIC_ROOT", "") or None
-)  # where collectstatic puts files for a web server in front
+STATIC_ROOT = _START.static_root or None
 SESSION_ENGINE = "replsite.http.sessions"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = environment.switch("REPLSITE_HTTPS_ONLY", False)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = _START.https_only
 SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # requested by machines nearby, in plain HTTP
 SECURE_HSTS_SECONDS = 365 * 86_400 if SESSION_COOKIE_SECURE else 0
 # These warn that HSTS does not include subdomains and preload. The domain's owner decides on both.
@@ -236,98 +221,12 @@ UNFOLD = {
     },
 }
 
-# --- replsite -----------------------------------------------------------------------------------------------------
-REPLSITE_INSTANCE = environment.text("REPLSITE_INSTANCE", "master")
-REPLSITE_SERVER_NAME = environment.text("REPLSITE_SERVER_NAME", "localhost")
-REPLSITE_WRITERS = environment.json_of("REPLSITE_WRITERS", {})
-REPLSITE_READERS: list[str] = environment.list_of("REPLSITE_READERS", [])
-REPLSITE_SEND_FEDERATION = environment.switch("REPLSITE_SEND_FEDERATION", True)
-REPLSITE_FAILOVER_KEEPS_EPOCH = environment.switch(
-    "REPLSITE_FAILOVER_KEEPS_EPOCH", False
-)  # true if the standbys are synchronous
-REPLSITE_RETIRED_SHOWN_SECONDS = environment.number("REPLSITE_RETIRED_SHOWN_SECONDS", 3600.0)
-REPLSITE_PING_INTERVAL_SECONDS = environment.number("REPLSITE_PING_INTERVAL_SECONDS", 5.0)
-REPLSITE_PING_TIMEOUT_SECONDS = environment.number("REPLSITE_PING_TIMEOUT_SECONDS", 15.0)
-REPLSITE_SEND_BUFFER_LIMIT_BYTES = environment.whole_number("REPLSITE_SEND_BUFFER_LIMIT_BYTES", 16 * 1024 * 1024)
-REPLSITE_SEND_STALL_LIMIT_SECONDS = environment.number("REPLSITE_SEND_STALL_LIMIT_SECONDS", 30.0)
-REPLSITE_CONNECTION_LIMIT = environment.whole_number("REPLSITE_CONNECTION_LIMIT", 5_000)
-REPLSITE_CONNECTION_ADDRESS_LIMIT = environment.whole_number("REPLSITE_CONNECTION_ADDRESS_LIMIT", 2_500)
-REPLSITE_LINE_LIMIT_BYTES = environment.whole_number("REPLSITE_LINE_LIMIT_BYTES", 16_384)
-REPLSITE_CLOSE_LIMIT_SECONDS = environment.number("REPLSITE_CLOSE_LIMIT_SECONDS", 25.0)
-REPLSITE_HTTP_CONNECTION_LIMIT = environment.whole_number("REPLSITE_HTTP_CONNECTION_LIMIT", 2_500)
-REPLSITE_HTTP_ADDRESS_LIMIT = environment.whole_number("REPLSITE_HTTP_ADDRESS_LIMIT", 500)
-REPLSITE_HTTP_HEAD_LIMIT_SECONDS = environment.number("REPLSITE_HTTP_HEAD_LIMIT_SECONDS", 10.0)
-REPLSITE_HTTP_BODY_LIMIT_SECONDS = environment.number("REPLSITE_HTTP_BODY_LIMIT_SECONDS", 60.0)
-REPLSITE_HTTP_BUFFER_LIMIT_BYTES = environment.whole_number("REPLSITE_HTTP_BUFFER_LIMIT_BYTES", 256 * 1024 * 1024)
-REPLSITE_REQUEST_LIMIT = environment.whole_number("REPLSITE_REQUEST_LIMIT", 20)
-REPLSITE_API_REQUESTS_PER_MINUTE = environment.whole_number("REPLSITE_API_REQUESTS_PER_MINUTE", 600)
-REPLSITE_HTTP_BODY_LIMIT_BYTES = environment.whole_number("REPLSITE_HTTP_BODY_LIMIT_BYTES", 4 * 1024 * 1024)
-REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES = environment.whole_number(
-    "REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES", 4 * 1024 * 1024
-)
-REPLSITE_HANDSHAKE_LIMIT_SECONDS = environment.number("REPLSITE_HANDSHAKE_LIMIT_SECONDS", 10.0)
-REPLSITE_TLS_CERTIFICATE = environment.text("REPLSITE_TLS_CERTIFICATE", "")
-REPLSITE_TLS_KEY = environment.text("REPLSITE_TLS_KEY", "")
-REPLSITE_TLS_CLIENT_CA = environment.text("REPLSITE_TLS_CLIENT_CA", "")
-REPLSITE_WIRE_RIGHTS: Any = environment.json_of("REPLSITE_WIRE_RIGHTS", {})
-REPLSITE_TLS_SERVER_CA = environment.text("REPLSITE_TLS_SERVER_CA", "")
-REPLSITE_WORKER_REPORT_LIMIT = environment.whole_number("REPLSITE_WORKER_REPORT_LIMIT", 100_000)
-REPLSITE_WORKER_SILENCE_SECONDS = environment.number("REPLSITE_WORKER_SILENCE_SECONDS", 300.0)
-REPLSITE_USER_ADDRESS_DAYS = environment.number("REPLSITE_USER_ADDRESS_DAYS", 28.0)
-REPLSITE_USER_ADDRESS_LIMIT = environment.whole_number("REPLSITE_USER_ADDRESS_LIMIT", 1_000_000)
-REPLSITE_REDIS_PASSWORD = environment.text("REPLSITE_REDIS_PASSWORD", "")
-REPLSITE_REDIS_PASSWORD_FILE = environment.text("REPLSITE_REDIS_PASSWORD_FILE", "")
-REPLSITE_REPLICATION_SECRET = environment.text("REPLSITE_REPLICATION_SECRET", "")
-REPLSITE_RETENTION_DEFAULT_SECONDS = environment.number("REPLSITE_RETENTION_DEFAULT_SECONDS", 0.0)
-REPLSITE_RETENTION_SHORTEST_SECONDS = environment.number("REPLSITE_RETENTION_SHORTEST_SECONDS", 0.0)
-REPLSITE_RETENTION_LONGEST_SECONDS = environment.number("REPLSITE_RETENTION_LONGEST_SECONDS", 0.0)
-REPLSITE_CENSOR_AFTER_DAYS = _days_or_never(environment.text("REPLSITE_CENSOR_AFTER_DAYS", "7"))
-REPLSITE_RECORDED_DAYS_KEPT = environment.number("REPLSITE_RECORDED_DAYS_KEPT", 7.0)
-REPLSITE_RECORDED_FACTS_KEPT = environment.whole_number("REPLSITE_RECORDED_FACTS_KEPT", 1_000_000)
-REPLSITE_HOT_ENTRIES = environment.whole_number("REPLSITE_HOT_ENTRIES", 10_000)
-REPLSITE_HOT_WAITER_LIMIT = environment.whole_number("REPLSITE_HOT_WAITER_LIMIT", 10_000)
-REPLSITE_BROWSER_LIMIT = environment.whole_number("REPLSITE_BROWSER_LIMIT", 2_000)
-REPLSITE_BROWSER_ANSWER_BYTES = environment.whole_number("REPLSITE_BROWSER_ANSWER_BYTES", 4 * 1024 * 1024)
-REPLSITE_BROWSER_ANSWER_SECONDS = environment.number("REPLSITE_BROWSER_ANSWER_SECONDS", 300.0)
-REPLSITE_PLAIN_NETWORKS: list[str] = environment.list_of("REPLSITE_PLAIN_NETWORKS", [])
-REPLSITE_PROXY_NETWORKS: list[str] = environment.list_of("REPLSITE_PROXY_NETWORKS", [])
-REPLSITE_NOTIFY_SOCKET = environment.text("NOTIFY_SOCKET", "")  # systemd sets this variable and the next one
-REPLSITE_WATCHDOG_SECONDS = environment.whole_number("WATCHDOG_USEC", 0) / 1_000_000
-# Limits of the status words, see replsite.status.verdicts.
-REPLSITE_BLOCKED_AFTER_SECONDS = environment.number("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)
-REPLSITE_STUCK_AFTER_SECONDS = environment.number("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
-REPLSITE_LEFT_BEHIND_AFTER_SECONDS = environment.number("REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0)
-REPLSITE_READER_PERIODS: Any = environment.json_of("REPLSITE_READER_PERIODS", {})
-REPLSITE_ARCHIVE_FOLDER = Path(
-    environment.text("REPLSITE_ARCHIVE_FOLDER", str(REPLSITE_DATA_DIR / "archives"))
-).absolute()
-REPLSITE_IMPORT_FOLDER = Path(environment.text("REPLSITE_IMPORT_FOLDER", str(REPLSITE_DATA_DIR / "import"))).absolute()
-REPLSITE_JOB_HISTORY_DAYS = environment.number("REPLSITE_JOB_HISTORY_DAYS", 90.0)
-REPLSITE_JOB_HISTORY_COUNT = environment.whole_number("REPLSITE_JOB_HISTORY_COUNT", 10_000)
-REPLSITE_SPARK_MASTER = environment.text("REPLSITE_SPARK_MASTER", "local[2]")
-REPLSITE_SPARK_CONF = environment.json_of("REPLSITE_SPARK_CONF", {})
-REPLSITE_SPARK_EXECUTOR_SECONDS = environment.number("REPLSITE_SPARK_EXECUTOR_SECONDS", 60.0)
-REPLSITE_SPARK_PAGE_PORT = environment.whole_number("REPLSITE_SPARK_PAGE_PORT", None)
-REPLSITE_SYNAPSE_METRIC_NAMES = environment.switch("REPLSITE_SYNAPSE_METRIC_NAMES", True)
-REPLSITE_HEALTH_SECONDS = environment.number("REPLSITE_HEALTH_SECONDS", 5.0)
-REPLSITE_DISK_RESERVE_BYTES = environment.whole_number("REPLSITE_DISK_RESERVE_BYTES", 1_000_000_000)
-REPLSITE_METRICS_HOST = environment.text("REPLSITE_METRICS_HOST", "127.0.0.1")
-REPLSITE_METRICS_PORTS = _ports(environment.text("REPLSITE_METRICS_PORTS", ""))
-REPLSITE_EXPECTED_WRITERS: Any = environment.json_of("REPLSITE_EXPECTED_WRITERS", {})
-REPLSITE_JOB_PERIODS: Any = environment.json_of("REPLSITE_JOB_PERIODS", {})
-
 # --- logging ------------------------------------------------------------------------------------------------------
-REPLSITE_LOG_FORMAT = environment.text("REPLSITE_LOG_FORMAT", "key-value")
 try:
     LOGGING = logging_config(
-        REPLSITE_LOG_FORMAT,
-        environment.text("REPLSITE_LOG_LEVEL", "INFO").upper(),
-        secrets=[
-            SECRET_KEY,
-            REPLSITE_REPLICATION_SECRET,
-            REPLSITE_REDIS_PASSWORD,
-            str(DATABASES["default"].get("PASSWORD", "")),
-        ],
+        _SITE.log_format,
+        _START.log_level.upper(),
+        secrets=[SECRET_KEY, *secrets_of(_STREAMS), str(DATABASES["default"].get("PASSWORD", ""))],
     )
 except ValueError as error:
     raise ImproperlyConfigured(f"REPLSITE_LOG_FORMAT: {error}.") from error

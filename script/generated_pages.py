@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["write_or_compare"]
+__all__ = ["with_tables", "write_or_compare"]
+
+
+def with_tables(text: str, tables: Mapping[str, str]) -> str:
+    """Returns the text of a page with each table between its marks replaced."""
+    for mark, lines in tables.items():
+        begin, end = f"<!-- table {mark} -->", f"<!-- end of table {mark} -->"
+        found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        text = found.sub(lambda _, inner=f"{begin}\n\n{lines}\n\n{end}": inner, text)
+    return text
 
 
 def write_or_compare(made: Mapping[Path, str], script: str) -> int:

@@ -7,7 +7,6 @@ It replaces the text between the marks. With ``--check`` it only compares, as ``
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,25 +49,16 @@ def _code(name: str, labels: Iterable[str]) -> str:
     return f"`{name}{{{text}}}`" if text else f"`{name}`"
 
 
-def page(text: str) -> str:
-    """Returns the text of the page with the tables that follow from the code."""
-    for mark, lines in tables().items():
-        begin, end = f"<!-- table {mark} -->", f"<!-- end of table {mark} -->"
-        found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        text = found.sub(lambda _, inner=f"{begin}\n\n{lines}\n\n{end}": inner, text)
-    return text
-
-
 def main() -> int:
     """Writes the page. With ``--check``, returns 1 if it differs from the code."""
     sys.path.insert(0, str(PROJECT))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     import django  # noqa: PLC0415
 
-    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
+    from script.generated_pages import with_tables, write_or_compare  # noqa: PLC0415 - after the path is set
 
     django.setup()
-    return write_or_compare({PAGE: page(PAGE.read_text())}, "metrics_page.py")
+    return write_or_compare({PAGE: with_tables(PAGE.read_text(), tables())}, "metrics_page.py")
 
 
 if __name__ == "__main__":

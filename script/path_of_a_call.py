@@ -3,7 +3,7 @@
 
 ``script/path_of_a_call.py [append] [persist] [--json]``. *append* is ``Stream.append`` of one fact. *persist* stores one
 message in a small room. Both run on a PostgreSQL of their own in a temporary folder. Each runs several times before it is
-measured, so that connections, the writer's lease and caches are there. Only the calling thread is measured, and only
+measured, so that connections, prepared statements and caches are there. Only the calling thread is measured, and only
 files of our apps.
 
 *calls* are entries into functions, comprehensions and resumed generators, as the interpreter profiles them. *changes* is
@@ -131,13 +131,10 @@ def measured(names: Sequence[str]) -> dict[str, CallPath]:
         django.setup()
         call_command("migrate", verbosity=0)
 
-        from streams.writing import process  # noqa: PLC0415
+        from streams.writing.name import use_instance  # noqa: PLC0415
 
-        process.use_instance("measured")
-        try:
-            return {name: CALLS[name]() for name in names}
-        finally:
-            process.retire_all()
+        use_instance("measured")
+        return {name: CALLS[name]() for name in names}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -20,15 +20,15 @@ class StreamsConfig(AppConfig):
     def ready(self) -> None:
         """Registers the system checks, the subjects of the commands ``purge`` and ``resync``, and two hooks.
 
-        One hook retires this process's writers at an orderly exit. Otherwise readers would wait for the writers of a
-        process that is gone. The other hook sets keepalives, and what our statements rely on, on new database connections.
+        One hook stops background work at an orderly exit. The other one sets keepalives, and what our statements rely on, on
+        new database connections.
         """
         from streams import checks, row_checks  # noqa: F401, PLC0415 - importing registers the checks
         from streams.maintenance import subjects  # noqa: PLC0415 - models can be imported only from here on
-        from streams.writing import process  # noqa: PLC0415 - models can be imported only from here on
+        from streams.runtime.leaving import stop_background_work  # noqa: PLC0415
 
         subjects.register_when_asked("streams.maintenance.trim_command.register_subjects")
-        atexit.register(process.retire_all)
+        atexit.register(stop_background_work)
         connection_created.connect(_watch_host, dispatch_uid="streams.watch_host")
 
 

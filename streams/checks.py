@@ -30,6 +30,7 @@ from streams.replication.protocol.access import networks_of
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 from streams.replication.protocol.rights import RightsTable
 from streams.runtime.command_line import SITE_CHECKS
+from streams.setting import out_of_bounds
 from streams.stream_object import Stream
 
 __all__ = [
@@ -171,7 +172,7 @@ def _settings_behind_pooler(cursor: Any, alias: str) -> Iterator[CheckMessage]:
 
 @register(SITE_CHECKS)
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Finds invalid writer names, writers of unknown streams, and impossible time-outs."""
+    """Finds invalid writer names, and writers of unknown streams."""
     conf = stream_settings()
     if not _are_writers(conf.writers):
         hint = 'For instance {"events": ["master", "web-{n}"]}.'
@@ -186,9 +187,6 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     for stream in set(conf.writers) - set(registry.names()):
         hint = f"Known streams: {', '.join(registry.names())}."
         found.append(Error(f"REPLSITE_WRITERS names the unknown stream {stream!r}.", hint=hint, id="streams.E003"))
-    if not conf.ping_timeout_seconds > conf.ping_interval_seconds:  # true for NaN, too
-        text = "REPLSITE_PING_TIMEOUT_SECONDS must be larger than REPLSITE_PING_INTERVAL_SECONDS."
-        found.append(Error(text, hint="The protocol uses 5 and 15.", id="streams.E004"))
     found += _streams_elsewhere(conf.database)
     found += _writers_of_shared_sequences(conf.writers)
     if conf.instance == "":
@@ -235,31 +233,13 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
     ]
 
 
-#: Settings that must be above zero.
-_POSITIVE = (
-    "announce_interval_seconds", "heartbeat_seconds", "ping_interval_seconds", "line_limit_bytes",
-    "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
-    "http_connection_limit", "http_body_limit_bytes", "http_head_limit_seconds", "http_body_limit_seconds",
-    "http_buffer_limit_bytes", "websocket_buffer_limit_bytes", "handshake_limit_seconds",
-    "worker_report_limit", "worker_silence_seconds", "user_address_days", "user_address_limit",
-    "lease_timeout_seconds",
-    "recorded_days_kept", "recorded_facts_kept", "hot_entries", "hot_waiter_limit",
-    "browser_limit", "browser_answer_bytes", "browser_answer_seconds",
-)  # fmt: skip
-
-
 @register(SITE_CHECKS)
 def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Finds limits of 0 or less, invalid networks, missing TLS files, and contradictory retention times."""
+    """Finds values out of bounds or that contradict each other, invalid networks, and missing TLS files."""
     conf = stream_settings()
-    found: list[CheckMessage] = []
-    for name in _POSITIVE:
-        if not getattr(conf, name) > 0:
-            text = f"REPLSITE_{name.upper()} is {getattr(conf, name)}; it must be more than 0."
-            found.append(Error(text, hint="See docs/reference/settings.md for its default.", id="streams.E010"))
-    if conf.line_limit_bytes > LINE_LIMIT_BYTES:
-        text = f"REPLSITE_LINE_LIMIT_BYTES is more than {LINE_LIMIT_BYTES}: clients of version 1.43 end the connection."
-        found.append(Warning(text, hint="Lower it, unless all followers are ours.", id="streams.W010"))
+    found: list[CheckMessage] = [Error(text, hint=hint, id="streams.E010") for text, hint in out_of_bounds(conf)]
+    if not found:
+        found += _contradictions(conf)
     try:
         networks_of(conf.plain_networks)
     except BadAddress as error:
@@ -268,7 +248,19 @@ def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
         RightsTable(conf.wire_rights)
     except BadRights as error:
         found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E034"))
-    return [*found, *_check_tls_files(conf), *_check_retention(conf)]
+    return [*found, *_check_tls_files(conf)]
+
+
+def _contradictions(conf: StreamSettings) -> Iterator[CheckMessage]:
+    if conf.ping_timeout_seconds <= conf.ping_interval_seconds:
+        text = "REPLSITE_PING_TIMEOUT_SECONDS must be larger than REPLSITE_PING_INTERVAL_SECONDS."
+        yield Error(text, hint="The protocol uses 5 and 15.", id="streams.E004")
+    if conf.line_limit_bytes > LINE_LIMIT_BYTES:
+        text = f"REPLSITE_LINE_LIMIT_BYTES is more than {LINE_LIMIT_BYTES}: clients of version 1.43 end the connection."
+        yield Warning(text, hint="Lower it, unless all followers are ours.", id="streams.W010")
+    if 0 < conf.retention_longest_seconds < conf.retention_shortest_seconds:
+        text = "REPLSITE_RETENTION_LONGEST_SECONDS is less than REPLSITE_RETENTION_SHORTEST_SECONDS."
+        yield Error(text, hint="Let rooms choose a time between the two.", id="streams.E015")
 
 
 def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
@@ -281,26 +273,6 @@ def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
         if file and not Path(file).is_file():
             text = f"REPLSITE_{name.upper()} names {file}, where there is no file."
             found.append(Error(text, hint="Name a PEM file that this process may read.", id="streams.E012"))
-    return found
-
-
-def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
-    names = ["retention_default_seconds", "retention_shortest_seconds", "retention_longest_seconds"]
-    names += ["retired_shown_seconds", "watchdog_seconds", "http_address_limit", "connection_address_limit"]
-    if conf.censor_after_days is not None:
-        names.append("censor_after_days")
-    found: list[CheckMessage] = [
-        Error(
-            f"REPLSITE_{name.upper()} is {getattr(conf, name)}; it must be 0 or more.",
-            hint="See docs/reference/settings.md for what 0 means.",
-            id="streams.E014",
-        )
-        for name in names
-        if not getattr(conf, name) >= 0
-    ]
-    if 0 < conf.retention_longest_seconds < conf.retention_shortest_seconds:
-        text = "REPLSITE_RETENTION_LONGEST_SECONDS is less than REPLSITE_RETENTION_SHORTEST_SECONDS."
-        found.append(Error(text, hint="Let rooms choose a time between the two.", id="streams.E015"))
     return found
 
 
@@ -357,7 +329,7 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
         found += [
             Warning(
                 f"{model.__name__}.{key.name} has an on_delete that would delete or change facts: deleting a "
-                f"{key.related_model._meta.object_name} that facts point to is refused with FactIsFixed.",
+                f"{key.related_model._meta.object_name} that facts point to is refused by the database.",
                 hint="Say on_delete=models.PROTECT, or models.DO_NOTHING with db_constraint=False.",
                 obj=model,
                 id="streams.W012",
@@ -367,7 +339,7 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
         ]
         found += [
             Warning(
-                f"{model.__name__}.{name} is a manager that lets facts be changed.",
+                f"{model.__name__}.{name} is a manager whose bulk_create does not append.",
                 hint="Build it on streams.facts.FactQuerySet: MyQuerySet(FactQuerySet), then MyQuerySet.as_manager().",
                 obj=model,
                 id="streams.W013",
@@ -378,7 +350,7 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
 
 def _managers_that_write(model: type[Model]) -> list[str]:
-    """Returns the names of a model's managers that would let facts be changed."""
+    """Returns the names of a model's managers whose ``bulk_create`` does not append."""
     safe = (FactQuerySet, ReadOnlyQuerySet)
     return [manager.name for manager in model._meta.managers if not issubclass(_queryset_of(manager), safe)]
 

@@ -17,7 +17,7 @@ as those of Synapse, have a declaration of their own (``streams.catalog``) and b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from django.db.models import AutoField, Field, ForeignKey, Index, Model
@@ -25,9 +25,9 @@ from django.db.models.fields.related import lazy_related_operation
 
 from streams.core import lookup
 from streams.core.declaration import NEWEST_PER_KINDS, Column, ColumnKind, FactTable, StreamDeclaration
-from streams.core.invalidation import KeyRule
 from streams.core.named_rows import NamedRow, Upcast, upcasts_of
 from streams.facts import Fact
+from streams.holds.constraint import StreamHolds
 from streams.registry import Sample, bind
 from streams.sequence import CreateStreamSequence, StreamSequence, sequence_of
 from streams.stream_object import Stream
@@ -76,7 +76,6 @@ def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
     newest_per: str = "",
     fields: Sequence[str] | None = None,
     sample: Sample | None = None,
-    caches: Mapping[str, KeyRule] | None = None,
     trimmable: bool = True,
 ) -> Callable[[M], M]:
     """Class decorator that declares the stream ``name``, whose facts are the rows of the model.
@@ -84,12 +83,11 @@ def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
     A row is sent as a JSON object of the fields that the class itself declares, in the order of their declaration. The
     fields of ``Fact`` and an automatic primary key are left out. ``fields`` names other fields to send instead. If the
     fields change, raise ``version``, and declare an ``upcast`` that turns an older row into a new one.
-    ``makemigrations`` writes the sequence of the stream's IDs into a migration.
+    ``makemigrations`` writes the sequence of the stream's IDs and its holds (``streams.holds``) into a migration.
 
     ``key`` is the field by which facts belong together. ``newest_per`` names a field, too: for each value of that field
-    only the newest row is kept. ``sample(number, thread)`` returns field values for ``manage.py append``. ``caches``
-    maps the name of a cached function (``streams.caching``) to the fields that are its key. A new row drops the value
-    of that key in all processes. Set ``trimmable=False`` if the data exists nowhere else than in the facts of the
+    only the newest row is kept. ``sample(number, thread)`` returns field values for ``manage.py append``. Set
+    ``trimmable=False`` if the data exists nowhere else than in the facts of the
     stream.
 
     The stream is the attribute ``stream`` of the class. Raises ``TypeError`` for a class or field that cannot be
@@ -117,7 +115,7 @@ def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
             )
             return StreamDeclaration(name, (table,), sequence_of(name), trimmable=trimmable, version=version, key=key)
 
-        bind(declaration(), sample=sample, caches=caches)(model)
+        bind(declaration(), sample=sample)(model)
         bound = lookup.get(name)
         if model in bound.models:  # else another class has this name, as the system check says
             _finish(model, bound, declaration, chosen, newest_per)
@@ -200,13 +198,14 @@ def _finish(
     chosen: Sequence[Field[Any, Any]],
     newest_per: str,
 ) -> None:
-    """Adds to the class the sequence, the indexes of the keys, and the attribute ``stream``.
+    """Adds to the class the sequence, the holds, the indexes of the keys, and the attribute ``stream``.
 
     Repeats the declaration once the models of the foreign keys are known, because these models decide the types of the
     columns.
     """
     sequence = StreamSequence(stream=bound.name, version=bound.declaration.version, id_field=_id_field(model))
-    model._meta.constraints = [*model._meta.constraints, sequence]
+    holds = StreamHolds(stream=bound.name, id_field=_id_field(model), fixed=not newest_per)
+    model._meta.constraints = [*model._meta.constraints, sequence, holds]
     model._meta.original_attrs["constraints"] = model._meta.constraints
     for name in dict.fromkeys(filter(None, (bound.declaration.key, newest_per))):
         index = Index(fields=[name, _id_field(model)])

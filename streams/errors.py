@@ -1,96 +1,6 @@
-"""Errors of the stream engine (pure).
-
-    StreamError
-    ├── UnknownStream            the registry has no stream of that name
-    ├── UnknownTable             no stream is bound to the model
-    ├── WriterError
-    │   ├── WriterNotAllowed     the settings do not let this instance write the stream
-    │   ├── WriterNameTaken      another live process holds the name
-    │   ├── WriterBusy           a transaction of an earlier process with this name is still open
-    │   ├── WriterDraining       this process is leaving its streams: no new reservations
-    │   ├── WriterRetired        this process has left its streams because it was asked to
-    │   ├── UnknownWriter        no process of that name ever wrote
-    │   ├── WriterFenced         this process lost its lock: another one may hold the name now
-    │   └── BadInstanceName      the name does not have the form of a writer's name
-    ├── ReservationError
-    │   ├── BadCount             the number of IDs is not a whole number from one upwards
-    │   ├── ReservationNotOpen   a reservation was used outside of its ``with`` block
-    │   ├── ReservationEnded     a row was to be written under an ID that is already complete
-    │   └── ForeignFact          a row belongs to another stream, or its ID was not reserved for it
-    ├── BadLimit                 the limit of a page is not a number that is allowed
-    ├── InTransaction            a call cannot work inside the caller's open transaction
-    ├── BadCacheKey              the key of a cached value is not made of strings
-    ├── UnusableFact             the content of a fact has no wire form
-    ├── BadJson                  a text is not JSON, or JSON cannot represent a value
-    ├── VersionConflict          the facts of a key are newer than the caller expected
-    ├── UnknownVersion           a row's version lacks fields of this program's version
-    ├── FactIsFixed              a fact was to be changed or deleted, or saved without a reservation
-    ├── NotWritable              a manager that only reads was used to write
-    ├── SequenceBehind           the stream's sequence gives out IDs that were given out before
-    ├── SequenceBusy             open transactions keep a sequence from being moved
-    ├── SequenceUnfit            the stream's sequence has properties with which facts would be lost
-    ├── WaitTimedOut             a position that a caller waited for was not reached in time
-    ├── EpochChanged             the token is from before the database was restored
-    ├── ResyncNeeded             facts that a reader has not read were trimmed
-    ├── NotTrimmable             the stream's facts are the data itself, or are kept in memory
-    ├── TrimBusy                 another process trims the stream
-    ├── ReaderError
-    │   ├── BadHandler           a handler was declared wrongly
-    │   ├── UnknownReader        there is no handler and no stored cursor of that name
-    │   ├── FactsParked          the reader has dead letters, so it cannot be forgotten
-    │   ├── ReaderNameTaken      another live process runs the reader
-    │   ├── ReaderFenced         this process lost its lock: another one may run the reader now
-    │   └── HandlerFailed        a handler failed on a fact, and its reader is declared to stop then
-    └── TokenError               a token cannot be read, or breaks a rule
-
-Every message names the problem, the place (stream, writer, position) and the remedy.
-"""
+"""Errors of the stream engine (pure). Every message names the problem, the place (stream, writer, position) and the remedy."""
 
 from __future__ import annotations
-
-__all__ = [
-    "BadCacheKey",
-    "BadCount",
-    "BadHandler",
-    "BadInstanceName",
-    "BadJson",
-    "BadLimit",
-    "EpochChanged",
-    "FactIsFixed",
-    "ForeignFact",
-    "HandlerFailed",
-    "InTransaction",
-    "NotTrimmable",
-    "NotWritable",
-    "ReaderError",
-    "ReaderFenced",
-    "ReaderNameTaken",
-    "ReservationEnded",
-    "ReservationError",
-    "ReservationNotOpen",
-    "ResyncNeeded",
-    "SequenceBehind",
-    "SequenceBusy",
-    "SequenceUnfit",
-    "StreamError",
-    "TokenError",
-    "TrimBusy",
-    "UnknownReader",
-    "UnknownStream",
-    "UnknownTable",
-    "UnknownVersion",
-    "UnknownWriter",
-    "UnusableFact",
-    "VersionConflict",
-    "WaitTimedOut",
-    "WriterBusy",
-    "WriterDraining",
-    "WriterError",
-    "WriterFenced",
-    "WriterNameTaken",
-    "WriterNotAllowed",
-    "WriterRetired",
-]
 
 
 class StreamError(Exception):
@@ -110,7 +20,7 @@ class UnknownStream(StreamError):
 
 
 class UnknownTable(StreamError):
-    """The error for a model to which no stream is bound."""
+    """A model to which no stream is bound."""
 
 
 class WriterError(StreamError):
@@ -121,32 +31,8 @@ class WriterNotAllowed(WriterError):
     """The settings do not let this instance write the stream."""
 
 
-class WriterNameTaken(WriterError):
-    """Another live process holds the writer's name."""
-
-
 class WriterBusy(WriterError):
-    """The writer cannot start now.
-
-    A transaction of an earlier process with this name is still open, or another session holds the lock that a writer
-    needs to enter a stream.
-    """
-
-
-class WriterDraining(WriterError):
-    """This process is leaving its streams. Open reservations become complete, and new ones are refused."""
-
-
-class WriterRetired(WriterError):
-    """This process has left its streams because it was asked to. A new process may take the name."""
-
-
-class UnknownWriter(WriterError):
-    """No process of that name ever wrote."""
-
-
-class WriterFenced(WriterError):
-    """This process lost its lock on its name. Another process may hold the name now."""
+    """Another session holds a lock that the append needs, for too long."""
 
 
 class BadInstanceName(WriterError, ValueError):
@@ -174,7 +60,7 @@ class ForeignFact(ReservationError):
 
 
 class BadLimit(StreamError, ValueError):
-    """The error for a page limit that is no number, or outside of the allowed range."""
+    """A page limit that is no number, or outside of the allowed range."""
 
 
 class InTransaction(StreamError):
@@ -182,7 +68,7 @@ class InTransaction(StreamError):
 
 
 class BadCacheKey(StreamError, TypeError):
-    """The key of a cached value is not made of strings."""
+    """The keys of a cached value are not strings."""
 
 
 class UnusableFact(StreamError, ValueError):
@@ -191,10 +77,6 @@ class UnusableFact(StreamError, ValueError):
 
 class VersionConflict(StreamError):
     """The facts of a key are newer than the caller expected: another writer was first."""
-
-
-class FactIsFixed(StreamError):
-    """A fact was to be changed or deleted, or saved without a reservation."""
 
 
 class NotWritable(StreamError):

@@ -1,44 +1,74 @@
 """The abstract model of a fact: one row of a stream's table.
 
-Rows are inserted only through a reservation (``streams.writing.reservation``), or by a bulk load that reserved its IDs. A
-fact never changes afterwards, and is deleted only when its stream is trimmed. The engine inserts and trims by SQL. Any
-attempt to write through Django raises ``FactIsFixed``: by methods of instances, of all managers and of related managers, by
-loading fixtures, and by the cascade of a foreign key.
+An INSERT is an append, by Django (``create``, ``save``, ``bulk_create``), by ``Stream.append``, or by SQL. A fact never changes
+afterwards, and is deleted only when its stream is trimmed: triggers of the table refuse anything else (``streams.holds``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, wraps
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from django.db import models
+from django.db import connections, models, transaction
+from django.db.models.expressions import DatabaseDefault
 from django.db.models.functions import Now
-from django.db.models.signals import class_prepared, pre_delete
 
 from streams.core import lookup
-from streams.errors import FactIsFixed, UnknownTable
+from streams.errors import ForeignFact
+from streams.holds.maintenance import changing_facts
 
 __all__ = ["Fact", "FactQuerySet", "all_rows", "keys_that_cascade", "take_related_keys"]
 
 Row = TypeVar("Row", bound=models.Model)
-_APPENDS = ("create", "acreate", "bulk_create", "abulk_create", "_insert")
-_CHANGES = (
-    "update", "aupdate", "bulk_update", "abulk_update", "_update",
-    "get_or_create", "aget_or_create", "update_or_create", "aupdate_or_create",
-)  # fmt: skip
-_DELETES = ("delete", "adelete", "_raw_delete")
 
 
 class FactQuerySet(models.QuerySet[Row], Generic[Row]):
-    """A queryset that only reads: every method that writes raises ``FactIsFixed``."""
+    """A queryset of facts. ``create`` and ``bulk_create`` append. The database refuses changes."""
+
+    def bulk_create(  # type: ignore[override]  # the options are those of Django's
+        self, objs: Iterable[Row], batch_size: int | None = None, **options: Any
+    ) -> list[Row]:
+        """Appends these facts. Raises ``ForeignFact`` for options about rows that exist: facts never change.
+
+        ``batch_size`` is the most facts of one statement. All of them are appended in one transaction.
+        """
+        if given := sorted(name for name, value in options.items() if value):
+            raise ForeignFact(
+                f"{self.model.__name__}.bulk_create: {', '.join(given)} cannot be, as facts never change."
+            )
+        facts = list(objs)
+        size = batch_size or len(facts) or 1
+        with transaction.atomic(using=self.db):
+            for first in range(0, len(facts), size):
+                _append(self.model, facts[first : first + size], self.db)
+        return facts
 
     def writable(self) -> models.QuerySet[Row]:
         """Returns a queryset of the same rows that may write.
 
         For tests and repairs only: no reader may have seen the rows, or all readers must begin again afterwards.
         """
-        return models.QuerySet(self.model, self.query.chain(), self.db)
+        return _Writable(self.model, self.query.chain(), self.db)
+
+
+class _Writable(models.QuerySet[Row], Generic[Row]):
+    """A queryset whose writes go past the triggers that keep facts as they are."""
+
+
+def _past_the_triggers(name: str) -> Any:
+    method = getattr(models.QuerySet, name)
+
+    @wraps(method)
+    def write(self: _Writable[Any], *args: Any, **kwargs: Any) -> Any:
+        with changing_facts(connections[self.db]):
+            return method(self, *args, **kwargs)
+
+    return write
+
+
+for _name in ("bulk_create", "update", "delete", "_raw_delete"):
+    setattr(_Writable, _name, _past_the_triggers(_name))
 
 
 def all_rows(model: type[Row], using: str | None) -> FactQuerySet[Row]:
@@ -93,9 +123,16 @@ class Fact(models.Model):
         number = getattr(self, self.id_field)
         return f"{type(self).__name__} {'(not appended)' if number is None else number}"
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Raises ``FactIsFixed``: facts are appended through their stream."""
-        _refuse(type(self), "save", _APPEND)
+    def _do_insert(self, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool) -> Any:
+        """Appends the fact, for Django's ``save``. What a fixture gives (``raw``) is inserted as it is."""
+        if raw:
+            return super()._do_insert(manager, using, fields, returning_fields, raw)  # type: ignore[misc]
+        _append(type(self), [self], using)
+        names = [field.attname for field in returning_fields]
+        if any(getattr(self, name) is None or isinstance(getattr(self, name), DatabaseDefault) for name in names):
+            found = all_rows(type(self), using).filter(**{self.id_field: getattr(self, self.id_field)})
+            return [found.values_list(*names).get()]
+        return [tuple(getattr(self, name) for name in names)]
 
     def refresh_from_db(self, using: str | None = None, fields: Any = None, from_queryset: Any = None) -> None:
         """Loads fields from the database.
@@ -108,10 +145,6 @@ class Fact(models.Model):
             found = all_rows(type(self), using).filter(**{self.id_field: number})
             self.pk = found.values_list("pk", flat=True).get()
         super().refresh_from_db(using, fields, all_rows(type(self), using) if from_queryset is None else from_queryset)
-
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        """Raises ``FactIsFixed``: facts stay until their stream is trimmed."""
-        _refuse(type(self), "delete", _TRIM)
 
     @property
     def token(self) -> str:
@@ -128,50 +161,11 @@ class Fact(models.Model):
 #: their parent. In ``Meta`` it would be an option of every model, and would have to be in the migrations.
 Fact._meta.base_manager_name = "objects"
 
-_APPEND = "Append it through its stream, in the transaction that it belongs to: {stream_object}.append({model}(...))."
-_CHANGE = (
-    "A fact never changes, because readers may have read it: append another one with the present state, "
-    "{stream_object}.append({model}(...))."
-)
-_TRIM = "Facts stay until their stream is trimmed: manage.py purge stream {stream} --keep 30d."
-_KEPT = (
-    "The facts of this stream are the data itself: they stay until an operator purges that (manage.py purge --help)."
-)
 
-
-def _refuse(model: type[models.Model], what: str, way_out: str) -> NoReturn:
-    name = model.__name__
-    stream = "NAME"
-    try:
-        declaration = lookup.stream_of(model).declaration
-    except UnknownTable:  # the model is not bound yet
-        pass
-    else:
-        stream = declaration.name
-        way_out = _KEPT if way_out == _TRIM and not declaration.trimmable else way_out
-    stream_object = f"{name}.stream" if hasattr(model, "stream") else f"registry.stream_of({name})"
-    said = way_out.format(model=name, stream=stream, stream_object=stream_object)
-    raise FactIsFixed(f"{name}.{what}: refused, {name} is a fact. {said}")
-
-
-def _refusal(name: str, way_out: str) -> Any:
-    def refuse(self: FactQuerySet[Any], *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse(self.model, name, way_out)
-
-    def update(self: FactQuerySet[Any], *args: Any, **kwargs: Any) -> int:
-        if self.exists():
-            _refuse(self.model, name, way_out)
-        return 0  # for a foreign key with SET_NULL, Django calls this even if no row points to the deleted row
-
-    found: Any = update if name == "update" else refuse
-    found.__name__ = name
-    found.queryset_only = False  # so that Django copies it to the manager, too
-    return found
-
-
-for _names, _way_out in ((_APPENDS, _APPEND), (_CHANGES, _CHANGE), (_DELETES, _TRIM)):
-    for _name in _names:
-        setattr(FactQuerySet, _name, _refusal(_name, _way_out))
+def _append(model: type[models.Model], facts: Sequence[Any], using: str) -> None:
+    stream: Any = lookup.stream_of(model)
+    if facts:
+        stream.append(*facts, using=using)
 
 
 # --- values by name -----------------------------------------------------------------------------------------------
@@ -233,29 +227,6 @@ def take_related_keys(fact: Fact) -> None:
     relations = _relations(type(fact))
     if relations:
         fact._prepare_related_fields_for_save(operation_name="append", fields=relations)  # type: ignore[attr-defined]
-
-
-def _refuse_cascade(sender: type[models.Model], origin: Any = None, **kwargs: Any) -> None:
-    """Raises ``FactIsFixed`` if a fact is about to be deleted because the row is deleted to which its foreign key points.
-
-    This receiver of ``pre_delete`` also makes Django delete such facts one by one. Without any receiver Django would
-    delete them in one statement, which sends no signal.
-    """
-    given = origin.model if isinstance(origin, models.QuerySet) else type(origin)
-    if not issubclass(given, sender):
-        way_out = (
-            f"Deleting a {given.__name__} would delete facts that point to it. Keep it, or declare the foreign key with "
-            "on_delete=models.DO_NOTHING and db_constraint=False, or keep its ID in a field without a foreign key."
-        )
-        _refuse(sender, "delete", way_out)
-
-
-def _watch(sender: type[models.Model], **kwargs: Any) -> None:
-    if issubclass(sender, Fact):
-        pre_delete.connect(_refuse_cascade, sender=sender, dispatch_uid=f"streams.facts {sender._meta.label}")
-
-
-class_prepared.connect(_watch, dispatch_uid="streams.facts")
 
 
 def keys_that_cascade(model: type[models.Model]) -> list[models.ForeignKey[Any, Any]]:

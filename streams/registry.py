@@ -6,14 +6,13 @@ The registry is filled while Django imports the apps' models, and read-only afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from streams.conf import stream_settings
 from streams.core import lookup
 from streams.core.bound import Sample
 from streams.core.declaration import StreamDeclaration
-from streams.core.invalidation import KeyRule
 from streams.core.lookup import names
 from streams.stream_object import Stream
 
@@ -25,14 +24,10 @@ __all__ = ["Sample", "all_streams", "announced", "bind", "find", "get", "names",
 M = TypeVar("M", bound="type[Model]")
 
 
-def bind(
-    declaration: StreamDeclaration, *, sample: Sample | None = None, caches: Mapping[str, KeyRule] | None = None
-) -> Callable[[M], M]:
+def bind(declaration: StreamDeclaration, *, sample: Sample | None = None) -> Callable[[M], M]:
     """Class decorator that binds a model to a declared stream: the rows of the model are facts of the stream.
 
     A stream that is a union of tables is bound once per model. ``sample`` supplies the facts of ``manage.py append``.
-    ``caches`` declares which cached values a new row drops. This dictionary maps the name of a cache to the columns
-    that are its key, or to a function that returns the keys for a row (``streams.core.invalidation``).
 
     A second declaration of the same name binds no model, and the system check ``streams.E019`` reports this
     declaration.
@@ -45,8 +40,6 @@ def bind(
             return model
         stream = lookup.add(declaration, model._meta.db_table, Stream)
         stream.add_model(model, sample)
-        if caches:
-            stream.add_caches(model._meta.db_table, caches)
         return model
 
     return register

@@ -54,8 +54,7 @@ class Stream(BoundStream):
         """Returns a reservation of IDs for ``count`` facts, which is a context manager.
 
         The ``with`` block runs in the caller's transaction, or in a new transaction if none is open. The IDs are
-        complete once the outermost transaction is known to have ended. Raises ``BadCount``, ``WriterNameTaken``,
-        ``WriterNotAllowed``, ``WriterFenced``.
+        complete when the outermost transaction has ended. Raises ``BadCount`` and ``WriterNotAllowed``.
         """
         return Reservation(self, count, using or self.database)
 
@@ -179,9 +178,8 @@ class Stream(BoundStream):
         """Returns the stream's current positions, by one query.
 
         The result has two positions for each writer. The minimum is the last fact that the writer is known to have
-        committed. Use the minimum as the position for which another process waits. The maximum is the position that the
-        writer may announce. The maximum is above the minimum if the writer was idle, and moved its position to the
-        highest ID that it had seen announced.
+        committed. Use the minimum as the position for which another process waits. The maximum is the writer's stored
+        position, up to which all its facts are complete. It is above the minimum if others have appended since.
         """
         return current(self, using or self.database)
 

@@ -1,4 +1,4 @@
-"""Helpers for tests of programs that use the engine: handlers that run at once, and writer names that are released.
+"""Helpers for tests of programs that use the engine: handlers that run at once, and listeners that end with the test.
 
     class PayTest(TestCase):
         def test_a_paid_order_is_mailed(self):
@@ -9,16 +9,15 @@
 In a ``TestCase`` the test's own transaction counts as committed: for ``read``, ``listen``, ``wait_for`` and for handlers
 (``streams.db.testcase``).
 
-A test that really commits (``TransactionTestCase``) ends by emptying all tables, including the table of writer names. A
-process that still held its name would then find its lease gone. So the names are released before the tables are
-emptied, and also before the test database is dropped. The next append takes a name again. Django's test classes do this
-by themselves (``prepare``).
+A test that really commits (``TransactionTestCase``) ends by emptying all tables. What this process has read of them is
+forgotten, and its listeners end, before the tables are emptied, and also before the test database is dropped. Django's test
+classes do this by themselves (``prepare``).
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from types import TracebackType
@@ -27,19 +26,21 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from streams import registry
+from streams import caches, registry
 from streams.db import testcase
 from streams.errors import HandlerFailed, InTransaction
 from streams.follow.chunks import Chunk
 from streams.follow.dead_letters import check_not_undone
 from streams.follow.handlers import Handler, handlers_of, load_handlers
-from streams.reading import cache_feed
+from streams.holds.maintenance import session_changing_facts
+from streams.reading.looker import end_looks
 from streams.reading.rows import existing_rows
 from streams.replication.protocol.ordering import FollowedRow
+from streams.runtime.leaving import stop_background_work
 from streams.stream_object import Stream
 from streams.waiting import wait
 from streams.waiting.pages import complete_position
-from streams.writing import process
+from streams.writing.given_out import forget_given_out, last_given_out
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -149,8 +150,7 @@ class handled:
 def _rows(handler: Handler, stream: Stream, after: int) -> tuple[list[FollowedRow], int]:
     connection = connections[stream.database]
     if not testcase.is_in_test(connection):
-        writer = process.current_writer(stream.database)
-        own = stream.current().minimum(writer.name) if writer.has_lock else 0
+        own = last_given_out(stream, connection)
         if own > after:
             stream.wait_for(own, WAIT_SECONDS)
     with connection.cursor() as cursor:
@@ -159,25 +159,20 @@ def _rows(handler: Handler, stream: Stream, after: int) -> tuple[list[FollowedRo
     return [FollowedRow(stream.name, row.writer, row.token, row.row) for row in rows], reached
 
 
-# --- writer names -------------------------------------------------------------------------------------------------
+# --- between tests ------------------------------------------------------------------------------------------------
 
 
 def forget_writers() -> None:
-    """Releases all writer names of this process. Announces nothing, and does not wait for open transactions.
-
-    Also stops the listeners for positions, because the tables are going to be emptied.
-    """
+    """Forgets what this process knows of the tables, and ends its listeners, because the tables are going to be emptied."""
     wait.forget_views()
-    cache_feed.stop_feeds()
-    for stop in process.before_leaving:
-        stop()
-    for writer in list(process._writers.values()):
-        writer.close()
-    process._writers.clear()
+    caches.stop_feeds()
+    stop_background_work()
+    end_looks()
+    forget_given_out()
 
 
 def prepare(connection: BaseDatabaseWrapper) -> None:
-    """Makes Django release this process's writer names before Django empties the tables, and before it drops the database.
+    """Makes Django call ``forget_writers`` before it empties the tables, and before it drops the database.
 
     Called for each new connection of a process that runs tests.
     """
@@ -187,7 +182,23 @@ def prepare(connection: BaseDatabaseWrapper) -> None:
     cases = sys.modules.get("django.test.testcases")
     if cases is not None and not hasattr(cases.TransactionTestCase, "_streams_prepared"):
         cases.TransactionTestCase._streams_prepared = True
-        cases.TransactionTestCase._fixture_teardown = _after_release(cases.TransactionTestCase._fixture_teardown)
+        cases.TransactionTestCase._fixture_teardown = _after_release(
+            _with_changes_allowed(cases.TransactionTestCase._fixture_teardown)
+        )
+
+
+def _with_changes_allowed(method: Any) -> Any:
+    """Returns a method during which facts may be deleted: Django empties all tables in one statement."""
+
+    @wraps(method)
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for connection in connections.all(initialized_only=True):
+                if connection.vendor == "postgresql":
+                    stack.enter_context(session_changing_facts(connection))
+            return method(*args, **kwargs)
+
+    return empty
 
 
 def _after_release(method: Any) -> Any:

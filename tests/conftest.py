@@ -76,10 +76,25 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Started in a shell's background, a process ignores SIGINT, and so would all that it starts."""
+    config.pluginmanager.register(_ToldAtOnce(config), "failures told at once")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _ToldAtOnce:
+    """Names a failure when it happens: the summary comes after twenty minutes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")  # the workers of xdist have none
+        if report.failed and terminal is not None:
+            *_, reason = [line for line in report.longreprtext.splitlines() if line.startswith("E ")] or [""]
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}) {reason[:200]}", red=True)
 
 
 def pytest_report_header() -> str:
@@ -248,6 +263,14 @@ def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.Djan
 def new_tables(db: None) -> None:
     """All tables as the migrations left them, for a test of a query's plan (``tests.support.emptying`` tells why)."""
     empty_tables()
+
+
+@pytest.fixture
+def positions_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions that the test puts into the table stay as they are: nobody in this process looks, and raises them."""
+    monkeypatch.setattr("streams.reading.looker.join", lambda _using, _listener: None)
+    for place in ("streams.reading.looker", "streams.waiting.current"):
+        monkeypatch.setattr(f"{place}.look_now", lambda _using, **_: False)
 
 
 @pytest.fixture

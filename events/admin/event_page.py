@@ -27,7 +27,8 @@ from events.visibility.visibility_words import answer_in_words, reasons_in_words
 from state.errors import StateError, UnknownRoomVersion
 from state.groups.deltas import StateKey
 from state.rules.room_versions import room_version
-from streams.runtime.text import shown
+from streams.runtime.amounts import byte_size
+from streams.runtime.text import safe_text
 
 __all__ = ["MOST_JSON", "event_page", "event_user"]
 
@@ -103,7 +104,7 @@ def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
     """Returns the template variables that describe the event itself, in words and links."""
     return {
         "event": event,
-        "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
+        "title_words": f"{safe_text(event.type, 100)} {safe_text(event.state_key, 100)}".strip(),
         "words": verdict_words(event) or ["accepted"],
         "sent": f"{sent_at(event.origin_server_ts)} ({event.origin_server_ts} ms since 1970)",
         "room_url": room_url(event.room_id),
@@ -119,7 +120,7 @@ def _words(event: Event, using: str) -> dict[str, str]:
     event_id, room_id = ("".join(text) for text in (event.event_id, event.room_id))
     line = event_lines([event_id], using).get(event_id)
     return {
-        "line": shown(line.words if line is not None else "", 400),
+        "line": safe_text(line.words if line is not None else "", 400),
         "room_text": room_names([room_id], using)[room_id].text,
     }
 
@@ -132,7 +133,7 @@ def _viewers(event: Event, using: str) -> dict[str, Any]:
     """
     found = VisibleEvent.objects.using(using).filter(event_id="".join(event.event_id)).order_by("user_id")
     users = list(found.values_list("user_id", flat=True)[: _MOST_VIEWERS + 1])
-    return {"viewers": [shown(user) for user in users[:_MOST_VIEWERS]], "viewers_more": len(users) > _MOST_VIEWERS}
+    return {"viewers": [safe_text(user) for user in users[:_MOST_VIEWERS]], "viewers_more": len(users) > _MOST_VIEWERS}
 
 
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
         or ":" not in user
     ):
         return {
-            "asked_user": shown(user),
+            "asked_user": safe_text(user),
             "user_error": "A user ID looks like @ann:example.org and has at most 255 bytes.",
         }
     (found,) = explain_visibility(user, [event.event_id], using)
@@ -174,7 +175,7 @@ def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] |
         "pruned": _pruned(stored, content),
         "misfit": event.redacted_by is None and _fits_no_hash(stored, content),
         "json_url": reverse("admin:events_event_json", args=[event.pk]),
-        "json_bytes": len(stored.json) if stored is not None else 0,
+        "json_size": byte_size(len(stored.json)) if stored is not None else "",
     }
 
 
@@ -288,13 +289,13 @@ class _StatePart:
         return self.state.changes if self.state is not None else {}
 
     def context(self, links: Mapping[str, EventLink], lines: Mapping[str, EventLine]) -> dict[str, Any]:
-        values = {event_id: shown(line.words, 320) for event_id, line in lines.items()}
+        values = {event_id: safe_text(line.words, 320) for event_id, line in lines.items()}
         return {
             "state": self.state,
             "state_trouble": self.trouble,
             "changes": [_change(key, pair, links, values) for key, pair in sorted(self.changes.items())],
             "entries": [
-                Entry(shown(key[0]), shown(key[1]), links[event_id], value=values.get(event_id, ""))
+                Entry(safe_text(key[0]), safe_text(key[1]), links[event_id], value=values.get(event_id, ""))
                 for key, event_id in self.entries
             ],
             "entries_count": len(self.state.after or ()) if self.state is not None else 0,
@@ -308,4 +309,4 @@ def _change(
 ) -> Entry:
     before, after = (links[event_id] if event_id is not None else None for event_id in pair)
     was, value = (values.get(event_id or "", "") for event_id in pair)
-    return Entry(shown(key[0]), shown(key[1]), after, before, value, was)
+    return Entry(safe_text(key[0]), safe_text(key[1]), after, before, value, was)

@@ -23,7 +23,7 @@ from events.models import Event
 from events.reading.event_lines import event_lines
 from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.moments import FORMS, moment_ms
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 
 __all__ = ["EVENTS_EXAMINED", "EVENTS_PER_PAGE", "event_search"]
 
@@ -91,7 +91,7 @@ def event_search(asked: Mapping[str, str], using: str) -> dict[str, Any]:
     events below it are examined.
     """
     given = {name: asked.get(name, "").strip() for name in _NAMES}
-    context: dict[str, Any] = {"asked": {name: shown(text, 300) for name, text in given.items()}}
+    context: dict[str, Any] = {"asked": {name: safe_text(text, 300) for name, text in given.items()}}
     if not any(given[name] for name in _NAMES):
         return context | {"found": None}
     try:
@@ -182,13 +182,13 @@ def _rows(events: Sequence[Event], using: str) -> list[FoundEvent]:
     return [
         FoundEvent(
             url=event_url(event.stream_ordering),
-            event_id=shown(event.event_id, 260),
-            type=shown(event.type, 80),
-            state_key=shown(event.state_key, 80),
-            sender=shown(event.sender, 120),
+            event_id=safe_text(event.event_id, 260),
+            type=safe_text(event.type, 80),
+            state_key=safe_text(event.state_key, 80),
+            sender=safe_text(event.sender, 120),
             room=names[event.room_id].text,
             room_url=room_url(event.room_id),
-            text=shown(lines[event.event_id].words if event.event_id in lines else "", 320),
+            text=safe_text(lines[event.event_id].words if event.event_id in lines else "", 320),
             received=f"{event.received_at:%Y-%m-%d %H:%M:%S}",
             words=verdict_words(event),
         )

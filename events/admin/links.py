@@ -9,7 +9,7 @@ from django.contrib.admin.utils import quote
 from django.urls import reverse
 
 from events.models import Event
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 
 __all__ = ["EventLink", "event_links", "event_url", "link_of", "page_number", "room_url", "verdict_words"]
 
@@ -31,7 +31,7 @@ class EventLink:
     @property
     def label(self) -> str:
         """The ID as safe text for a page. In room versions 1 and 2 the sender chooses the ID."""
-        return shown(self.event_id, 260)
+        return safe_text(self.event_id, 260)
 
 
 def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
@@ -47,8 +47,8 @@ def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
 
 def link_of(event: Event) -> EventLink:
     """Returns a link to an event whose row the caller has loaded."""
-    key = f" {shown(event.state_key, 60)}" if event.state_key else ""
-    about = f"{shown(event.type, 60)}{key} by {shown(event.sender, 60)}"
+    key = f" {safe_text(event.state_key, 60)}" if event.state_key else ""
+    about = f"{safe_text(event.type, 60)}{key} by {safe_text(event.sender, 60)}"
     return EventLink(event.event_id, event_url(event.stream_ordering), about, tuple(verdict_words(event)))
 
 

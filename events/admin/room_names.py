@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.db import connections
 
 from events.models import BackwardExtremity, Room, RoomSummary
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 
 __all__ = ["HEALTH", "RoomName", "health_words", "room_names"]
 
@@ -58,13 +58,13 @@ def room_names(room_ids: Collection[str], using: str) -> dict[str, RoomName]:
 
 
 def _name(room_id: str, row: RoomSummary | None, members: Sequence[str]) -> RoomName:
-    name, alias = (shown(text, _LONGEST_NAME) for text in ((row.name, row.alias) if row is not None else ("", "")))
+    name, alias = (safe_text(text, _LONGEST_NAME) for text in ((row.name, row.alias) if row is not None else ("", "")))
     if name or alias:
         return RoomName(name or alias, alias if name else "")
     if not members:
-        return RoomName(shown(room_id, 260), "")
+        return RoomName(safe_text(room_id, 260), "")
     more = (row.joined + row.invited if row is not None else 0) - len(members)
-    return RoomName(", ".join(shown(user, 60) for user in members) + (f" and {more} more" if more > 0 else ""), "")
+    return RoomName(", ".join(safe_text(user, 60) for user in members) + (f" and {more} more" if more > 0 else ""), "")
 
 
 def health_words(rooms: Sequence[Room], using: str) -> dict[str, str]:

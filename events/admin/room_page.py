@@ -28,7 +28,7 @@ from events.models import (
 )
 from events.reading.event_lines import EventLine, event_lines
 from state.rules.room_versions import ROOM_VERSIONS
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 
 __all__ = ["room_page"]
 
@@ -85,7 +85,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
     rows = [row.event_id for row in (*entry_page.rows, *member_page.rows)]
     links = event_links([*extremities, *gaps, *rows, *filter(None, [room.create_event_id])], using)
     loaded = event_lines([*rows, *filter(None, [levels_id, room.create_event_id])], using)
-    words = {event_id: shown(line.words, 320) for event_id, line in loaded.items()}
+    words = {event_id: safe_text(line.words, 320) for event_id, line in loaded.items()}
     name = room_names([room_id], using)[room_id]
     health = health_words([room], using)[room_id]
     return {
@@ -105,13 +105,13 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
         "membership": chosen,
         "member_page": member_page,
         "member_rows": [
-            (shown(row.state_key), row.membership or "leave", links[row.event_id], words.get(row.event_id, ""))
+            (safe_text(row.state_key), row.membership or "leave", links[row.event_id], words.get(row.event_id, ""))
             for row in member_page.rows
         ],
         "members_open": "members_page" in asked or bool(chosen),
         "state_page": entry_page,
         "state_rows": [
-            (shown(row.type), shown(row.state_key), words.get(row.event_id, ""), links[row.event_id])
+            (safe_text(row.type), safe_text(row.state_key), words.get(row.event_id, ""), links[row.event_id])
             for row in entry_page.rows
         ],
         "levels": _levels(room, loaded.get(levels_id or ""), loaded.get(room.create_event_id or "")),
@@ -138,7 +138,7 @@ def _levels(room: Room, levels: EventLine | None, create: EventLine | None) -> d
         ]
         tables["users"] = [*((user, "creator, above all levels") for user in dict.fromkeys(creators)), *tables["users"]]
     return {
-        name: [(shown(key, 120), shown(level, 40)) for key, level in rows[:_LEVELS_LISTED]]
+        name: [(safe_text(key, 120), safe_text(level, 40)) for key, level in rows[:_LEVELS_LISTED]]
         for name, rows in tables.items()
     } | {"more": max(len(rows) - _LEVELS_LISTED for rows in tables.values())}
 

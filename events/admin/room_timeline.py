@@ -21,7 +21,7 @@ from events.reading.pages import timeline
 from events.visibility.access import Access, read_access
 from events.visibility.explain import Explanation, explain_visibility
 from events.visibility.visibility_words import REACHES, RULES
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 
 __all__ = ["EVENTS_EXAMINED", "EVENTS_PER_PAGE", "TimelineRow", "room_timeline"]
 
@@ -82,9 +82,9 @@ def room_timeline(room_id: str, asked: Mapping[str, str], using: str) -> dict[st
     """Returns the template variables of the timeline. ``asked`` has ``user``, ``type``, ``sender`` and the token ``before``."""
     wanted = _Asked.of(asked)
     context: dict[str, Any] = {
-        "asked_user": shown(wanted.user, 300),
-        "asked_type": shown(wanted.type, 300),
-        "asked_sender": shown(wanted.sender, 300),
+        "asked_user": safe_text(wanted.user, 300),
+        "asked_type": safe_text(wanted.type, 300),
+        "asked_sender": safe_text(wanted.sender, 300),
         "timeline_filtered": wanted.filters,
         "timeline_below": wanted.before,
         "timeline_newest": wanted.link(""),
@@ -97,7 +97,7 @@ def room_timeline(room_id: str, asked: Mapping[str, str], using: str) -> dict[st
         with transaction.atomic(using=using):
             events, end = _read(room_id, wanted, using)
     except ReadingError as error:
-        return context | {"timeline_error": shown(str(error), 600)}
+        return context | {"timeline_error": safe_text(str(error), 600)}
     except DataError:
         return context | {"timeline_error": _DAMAGED}
     rules = _rules(wanted.user, events, using) if wanted.user else {}
@@ -142,10 +142,10 @@ def _row(event: ServedEvent, rule: str) -> TimelineRow:
     return TimelineRow(
         url=event_url(event.stream_ordering),
         at=line.sent,
-        sender=shown(event.sender, 120),
-        type=shown(event.type, 80),
-        state_key=shown(event.state_key, 80),
-        text=shown(line.words, 320),
+        sender=safe_text(event.sender, 120),
+        type=safe_text(event.type, 80),
+        state_key=safe_text(event.state_key, 80),
+        text=safe_text(line.words, 320),
         is_redacted=event.redacted_by is not None or event.pruned,
         rule=rule,
     )

@@ -11,7 +11,7 @@ from events.integrity.room_mending import Resynced, RoomTransactions, check, res
 from events.maintenance.restore import invalidate_cached_events
 from events.models import Room
 from events.persist.room_cache import clear_caches
-from streams.caching import invalidate_room_state
+from streams.caches import invalidate_room_state
 from streams.db.consistent_read import long_transaction, read_only_snapshot
 
 __all__ = ["all_rooms", "check_room", "resync_room"]

@@ -26,8 +26,7 @@ from events.format.redaction import prune
 from events.format.strict_json import decode_event
 from events.room_lock_sql import CHANGE_ROOM
 from state.rules.room_versions import room_version
-from streams import registry
-from streams.catalog.models import CacheInvalidation
+from streams.caches import invalidate
 
 __all__ = ["Censored", "censor", "censored_json", "due"]
 
@@ -136,8 +135,7 @@ def _censor_room(room_id: str, event_ids: Sequence[str], using: str) -> tuple[in
         if pruned:
             cursor.execute(_REWRITE, [list(pruned), list(pruned.values())])
             cursor.execute(_MARK, [list(pruned)])
-            facts = (CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in pruned)
-            registry.get("caches").append(*facts)
+            invalidate(CACHE_NAME, *([event_id] for event_id in pruned))
     return len(pruned), failed
 
 

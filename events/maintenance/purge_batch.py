@@ -18,9 +18,7 @@ from events.persist.lock_and_read import lock_and_read
 from events.persist.room_batch import RoomBatch
 from events.persist.write_rows import write_rooms
 from events.room_lock_sql import CHANGE_ROOM
-from streams import registry
-from streams.caching import invalidate_room_state
-from streams.catalog.models import CacheInvalidation
+from streams.caches import invalidate, invalidate_room_state
 from streams.conf import stream_settings
 
 __all__ = [
@@ -191,7 +189,7 @@ def purge_batch(
     if extremities or freed:  # the set of forward extremities may have changed
         recompute_current_state(cursor, request.room_id, request.using, freed)
     # Late in the transaction: readers wait for this position until the transaction ends.
-    registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
+    invalidate(CACHE_NAME)
     done.deleted += deleted
     done.became_outliers += outliers
     done.extremities += extremities

@@ -35,8 +35,8 @@ from events.maintenance.purge_batch import (
 from events.reading.timeline import timeline_place
 from events.room_lock import room_transaction
 from streams.db import driver
+from streams.db.lock_holders import describe_lock_holder
 from streams.db.schema_mark import marked_lock
-from streams.writing.lease import describe_lock_holder
 
 __all__ = [
     "HistoryPurged",

@@ -27,11 +27,10 @@ from events.errors import PurgeRefused, UnknownRoom
 from events.maintenance.purge_history import room_figures
 from events.models.purged_rooms import PurgedRoom
 from events.room_lock_sql import LOCK_ROOM
-from streams import registry
-from streams.caching import invalidate_room_state
-from streams.catalog.models import CacheInvalidation
+from streams.caches import invalidate, invalidate_room_state
 from streams.conf import stream_settings
 from streams.db.consistent_read import read_only_snapshot
+from streams.holds.hold import CHANGE_FACTS
 
 __all__ = ["RoomPurge", "RoomPurged", "is_purging", "unblock_room"]
 
@@ -170,7 +169,7 @@ class RoomPurge:
             users = [user for (user,) in cursor.fetchall()]
             for statement in _AT_ONCE:
                 cursor.execute(statement, [self.room_id])
-            registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
+            invalidate(CACHE_NAME)
             invalidate_room_state(self.room_id, users)
 
     def carry_out(self) -> Iterator[RoomPurged]:
@@ -219,6 +218,7 @@ class RoomPurge:
     def _other(self, table: str) -> Iterator[RoomPurged]:
         while True:
             with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+                cursor.execute(CHANGE_FACTS)  # receipts, for example
                 cursor.execute(_OTHER.format(table=table), [self.room_id, _ROWS_PER_TRANSACTION])
                 count = cursor.rowcount
             if not count:

@@ -37,9 +37,8 @@ from events.stored_states import StoredStates
 from events.visibility.rebuild import rebuild_visibility
 from state.rules.auth_rules import AuthRules
 from state.rules.room_versions import room_version
-from streams import registry
-from streams.caching import invalidate_room_state
-from streams.catalog.models import CacheInvalidation
+from streams.caches import invalidate, invalidate_room_state
+from streams.holds.hold import CHANGE_FACTS
 
 __all__ = [
     "TEMPORARY",
@@ -226,6 +225,7 @@ _COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_
 #: Inserts a room that is not here. Its content generation comes from the clock, so that it is one that the room never
 #: had, and no process uses what it cached of the room's former content.
 _ROOM = (
+    CHANGE_FACTS,
     "DELETE FROM events_purgedroom WHERE room_id = %(room)s",
     """
     INSERT INTO events_room (room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved,
@@ -301,7 +301,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
     names: dict[str, Any] = {"room": room_id}
     cursor: Any
     with connections[using].cursor() as cursor:
-        cursor.execute(f"{CHANGE_ROOM}; {_USE_INDEXES}", [room_id])
+        cursor.execute(f"{CHANGE_ROOM}; {_USE_INDEXES}; {CHANGE_FACTS}", [room_id])
         _check_positions(cursor)
         cursor.execute("SELECT count(*) FROM restored_event")
         (given,) = cursor.fetchone()
@@ -371,7 +371,7 @@ def invalidate_cached_events() -> None:
     Call it late in a transaction. The fact's position is reserved until the transaction ends, and readers cannot pass a
     reserved position.
     """
-    registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
+    invalidate(CACHE_NAME)
 
 
 def _check_positions(cursor: Any) -> None:

@@ -20,6 +20,7 @@ from django.db.models.functions import Now
 from events.declarations import BACKFILL, EVENTS
 from state.fields import IdentifierField
 from streams.facts import Fact, FactQuerySet
+from streams.holds.constraint import StreamHolds
 from streams.models.read_only import ReadOnlyQuerySet
 from streams.registry import bind
 
@@ -210,6 +211,17 @@ class Event(Fact):
         ]
         constraints: ClassVar = [
             models.CheckConstraint(condition=~models.Q(stream_ordering=0), name="events_event_ordering_not_zero"),
+            StreamHolds(
+                stream=EVENTS.name, sequence=EVENTS.sequence, id_field="stream_ordering", shared=True, fixed=False
+            ),
+            StreamHolds(
+                stream=BACKFILL.name,
+                sequence=BACKFILL.sequence,
+                id_field="stream_ordering",
+                backward=True,
+                shared=True,
+                fixed=False,
+            ),
         ]
 
     def __str__(self) -> str:
@@ -389,6 +401,15 @@ class CurrentStateDelta(Fact):
                 fields=["state_key", "stream_ordering"],
                 name="events_currentstatedelta_user",
                 condition=models.Q(type="m.room.member"),
+            ),
+        ]
+        constraints: ClassVar = [
+            StreamHolds(
+                stream=EVENTS.name,
+                sequence=EVENTS.sequence,
+                id_field="stream_ordering",
+                fixed=False,
+                name="events_currentstatedelta_holds",
             ),
         ]
 

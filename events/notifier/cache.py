@@ -248,16 +248,6 @@ class NotifierCache:
             if (stream := self.streams.get(name)) is not None:
                 stream.positions = dict(positions)
 
-    def own_written(self, lanes: Iterable[tuple[str, str]]) -> None:
-        """Adds this process to the known writers of some streams, before its own facts are fed.
-
-        ``lanes`` has pairs (stream, instance name of this process).
-        """
-        with self._lock:
-            for name, writer in lanes:
-                if (stream := self.streams.get(name)) is not None:
-                    stream.writes(writer)
-
     def remember(self, read: Sequence[Read], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
         """Adds rows, then raises the positions that the streams show.
 

@@ -3,8 +3,7 @@
 There is one ``NotifierFeed`` for each process and database alias, started by the first question. The process's watcher
 (``streams.reading.watcher``) calls the feed with new positions, before anything in the process shows them. The feed
 reads the rows up to these positions from the tables. Only then the feed raises the position that its answers give out
-(``events.notifier.cache``). Facts that this process wrote are fed as soon as the process knows that they are complete:
-by the next question or by the watcher's thread, whichever comes first.
+(``events.notifier.cache``).
 
 The memory is cleared, and filled again from the newest rows, in two cases: if the connection was lost (notifications
 may be missing), or if a stored position is lower than a known position (the database was restored). The memory of a
@@ -39,7 +38,6 @@ from streams.reading.rows import StoredPosition
 from streams.reading.watcher import Found, Rank, Subscriber
 from streams.runtime.logs import get_logger
 from streams.waiting.waking import wake_all
-from streams.writing.process import current_writer
 
 __all__ = ["NotifierFeed"]
 
@@ -94,12 +92,10 @@ class NotifierFeed(Subscriber):
 
     def positions(self) -> dict[str, At]:
         """Returns for each stream the position up to which it is fed. Empty while the memory is not filled."""
-        self._see_own()
         return self.memory.positions()
 
     def ask(self, user_id: str, since: VectorToken) -> UserChanges:
         """Returns the possible changes for a user since a position of ``events``. All fields belong to the same ``now``."""
-        self._see_own()
         # Thread A gets the token 7 and a ticket, and reads Alice's rooms. Meanwhile thread B feeds a membership at 8: the
         # ticket is spoiled, the rooms of 7 are not kept, and A asks again.
         for _ in range(3):
@@ -156,20 +152,13 @@ class NotifierFeed(Subscriber):
                 return question(cursor)
 
     def _stored_position(self, cursor: Any) -> VectorToken:
-        """Returns the stored position of the stream ``events``, raised to cover the facts of this process.
-
-        Facts of this process may not be announced yet.
-        """
+        """Returns the stored position of the stream ``events``."""
         found = possible_positions(cursor, ["events"], {"events": self.watcher.known("events")})
         # A caller continues from these positions, so no cached value that they make outdated may be served after this.
         watcher.before_shown(found, self.using)
         stored = found.get("events", {})
         base = linear_position(stored.values(), registry.get("events").declaration.empty_position)
         positions = {writer: at.position for writer, at in stored.items()}
-        writer = current_writer(self.using)
-        tracker = writer.trackers.get("events") if writer.has_lock else None
-        if tracker is not None:
-            positions[writer.name] = max(positions.get(writer.name, 0), tracker.own_maximum)
         return VectorToken.of(base, positions)
 
     # --- waiting callers --------------------------------------------------------------------------------------------
@@ -198,14 +187,6 @@ class NotifierFeed(Subscriber):
         return self.memory.waiting
 
     # --- feeding ----------------------------------------------------------------------------------------------------
-
-    def own_moved(self) -> None:
-        """Asks the watcher's thread to feed the facts that this process has completed itself."""
-        self.watcher.nudge()
-
-    def nudged(self) -> None:
-        """Adds the facts that this process has just completed to the memory. Runs in the watcher's thread."""
-        self.feed_own()
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
         """Feeds the rows up to the positions ``found``.
@@ -246,39 +227,6 @@ class NotifierFeed(Subscriber):
             time.sleep(RETRY_SECONDS)
         self._preparing = None  # before ``look_again``, which starts another thread if the memory was cleared meanwhile
         self.watcher.look_again()
-
-    def feed_own(self) -> None:
-        """Feeds the facts that this process has completed itself, if there are any."""
-        if not self.memory.is_kept or not self._own_reaches():
-            return
-        try:
-            with self.watcher.cursor() as cursor:
-                reaches = self._own_reaches()  # another thread may have fed them while this one waited
-                self.memory.own_written(reaches)
-                self._feed(cursor, reaches)
-        except BaseException as error:
-            self.lost(error)
-            self.watcher.look_again()
-            raise
-
-    def _see_own(self) -> None:
-        """Feeds the facts that this process has completed, so that the next answer includes them."""
-        if self._own_reaches():
-            with suppress(driver.DatabaseError):  # the memory is cleared then, and questions go to the tables
-                self.feed_own()
-
-    def _own_reaches(self) -> Reaches:
-        writer = current_writer(self.using)
-        trackers = writer.trackers if writer.has_lock else {}
-        found: Reaches = {}
-        for name, stream in self.memory.streams.items():
-            tracker = trackers.get(name)
-            if tracker is not None and not stream.in_memory:
-                own = tracker.own_maximum
-                # ``own`` also rises without facts. Without a written fact above what is fed there is nothing to read.
-                if min(tracker.last_write, own) > stream.fed.get(writer.name, stream.base):
-                    found[name, writer.name] = own
-        return found
 
     def _begun_stream(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> StreamCache:
         declaration = registry.get(name).declaration

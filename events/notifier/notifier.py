@@ -6,8 +6,7 @@
 
 The question "changed since position p?" is answered *no* or *maybe*, and a *no* is never wrong. Rows of the streams are
 added to the memory of a process before a position that covers them is shown. So a *no* is right even with several
-writer processes. Each answer includes everything that this process committed before (``events.notifier.feed``). An
-answer is valid up to its own ``now`` and not beyond, so a client continues from the token ``now``.
+writer processes. An answer is valid up to its own ``now`` and not beyond, so a client continues from the token ``now``.
 
 ``wait`` and ``await_news`` let a caller sleep until something may concern a user. After a fork the child process starts
 with an empty memory. The first call in a process raises ``OperationalError`` if the database does not answer.
@@ -27,7 +26,7 @@ from events.notifier.routing import Target
 from events.notifier.stream_cache import At
 from streams.core.tokens import VectorToken
 from streams.reading.watcher import Subscriptions
-from streams.writing import process
+from streams.runtime.leaving import before_leaving
 
 __all__ = [
     "At",
@@ -82,7 +81,6 @@ def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str |
     The answer is complete up to the position that ``now()`` returned before the call.
     """
     feed = _feeds.obtain(using)
-    feed.positions()  # feeds the facts that this process wrote
     changed = feed.changed("events", Target.ROOM, since)
     return None if changed is None else changed & frozenset(rooms)
 
@@ -98,7 +96,6 @@ def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str]
     Returns None if this may be so for any user.
     """
     feed = _feeds.obtain(using)
-    feed.positions()  # feeds the facts that this process wrote
     return feed.changed("events", Target.USER, since)
 
 
@@ -127,8 +124,7 @@ def news(user_id: str, since: Mapping[str, At], streams: Sequence[str], using: s
 def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
     """Blocks until there may be news for the user after the positions ``since``. Returns false after the timeout.
 
-    Wakes at once after a commit of this process, and within milliseconds after one of another process. Raises
-    ``TooManyWaiters``.
+    Wakes within milliseconds after a commit. Raises ``TooManyWaiters``.
     """
     feed, end = _feeds.obtain(using), time.monotonic() + timeout_seconds
     event = threading.Event()
@@ -185,4 +181,4 @@ def stop_feeds() -> None:
     _feeds.stop()
 
 
-process.before_leaving.append(stop_feeds)
+before_leaving.append(stop_feeds)

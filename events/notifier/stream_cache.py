@@ -104,21 +104,10 @@ class StreamCache:
             self.fed[lane.writer] = max(self.fed.get(lane.writer, 0), lane.upto)
         self._show()
 
-    def writes(self, writer: str) -> None:
-        """Adds the writer to the writers that determine the linear position.
-
-        The writer is this process. Call this before the facts of this process are fed.
-        """
-        # All writers have retired. B comes back and reserves 5, and this process A commits 6, before either is
-        # announced. Without A among the writers, the base would be what was fed, 6, and cover B's 5 unseen.
-        self.positions.setdefault(writer, 0)
-
     def _show(self) -> None:
         if self.generation is not None:
             self.token = VectorToken(self.fed.get(ONE_LANE, 0))
             return
-        # Own facts are fed before they are announced, and say nothing about lower IDs of other writers. So the base
-        # follows from the announced positions, as far as their rows are fed.
         heard = [min(at, self.fed.get(writer, self.base)) for writer, at in self.positions.items()]
         self.base = max(self.base, min(heard) if heard else max(self.fed.values(), default=0))
         self.token = VectorToken.of(self.base, self.fed)

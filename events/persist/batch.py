@@ -36,9 +36,7 @@ from events.room.verification import KeysOf, check_signatures, proves_version
 from events.room_lock import begins_transaction, room_transaction
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
-from streams import registry
-from streams.caching import invalidate_room_states
-from streams.catalog.models import CacheInvalidation
+from streams.caches import invalidate, invalidate_room_states
 from streams.conf import stream_settings
 
 __all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist", "with_state"]
@@ -131,7 +129,7 @@ def persist(
 
     Raises ``SignaturesUnchecked`` unless exactly one of ``verifier`` and ``verified`` is given. Raises ``InTransaction`` if
     the caller's transaction is at another isolation level than READ COMMITTED. Exceptions of ``verifier``, of the stream
-    engine (``WriterFenced``, …) and of the database are passed on. After an exception nothing is stored, and a transaction of
+    engine and of the database are passed on. After an exception nothing is stored, and a transaction of
     the caller can only be rolled back.
     """
     if (verifier is None) is not verified:
@@ -520,8 +518,7 @@ def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
     for event in events:
         kept = EventJson.objects.using(using).filter(pk=event.event_id)
         kept.update(json=event.json, room_version=event.room_version)
-    keys = [event.event_id for event in events]
-    registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in keys))
+    invalidate(CACHE_NAME, *([event.event_id] for event in events))
     states = [event for event in events if event.state_key is not None]
     if states:  # they may be entries of the current state
         invalidate_room_states(

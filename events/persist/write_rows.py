@@ -7,7 +7,7 @@ additional round trips.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,13 +37,13 @@ from events.visibility.rebuild import rebuild_visibility
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
-from streams.caching import invalidate_room_states
+from streams.caches import invalidate_room_states
 from streams.db.driver import Statement, send_together
 from streams.facts import Fact
 from streams.writing.append import append_facts
 from streams.writing.insert import insert_statements
-from streams.writing.process import current_writer
-from streams.writing.reservation import Reservation
+from streams.writing.name import writer_name
+from streams.writing.reservation import take_ids
 
 __all__ = ["write_rooms"]
 
@@ -120,22 +120,15 @@ class _Statements:
         """Adds a row with its values in the order of ``events.columns``."""
         self.rows.setdefault(model, []).append(values)
 
-    def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
-        """Sends all rows and statements to the database server in one message. Facts are written through their reservations."""
-        if reservations:
-            # The reservations are nested: each ``write_with`` calls ``insert``, which goes on with the next one. The
-            # innermost call sends the message, so an error reaches all of them.
-            (reservation, facts), *others = reservations
-
-            def insert(by_model: Mapping[type[Model], Sequence[Fact]]) -> None:
-                for model, rows in by_model.items():
-                    self.before += insert_statements(connections[using], model, rows)
-                self.send(others, using)
-
-            reservation.write_with(insert, *facts)
-            return
-        statements = self.statements()
-        if statements:
+    def send(self, writer: str, using: str) -> None:
+        """Sends all rows and statements to the database server in one message. ``writer`` is the writer of the facts."""
+        by_model: dict[type[Model], list[Fact]] = {}
+        for fact in self.facts:
+            fact.instance_name = writer
+            by_model.setdefault(type(fact), []).append(fact)
+        for model, facts in by_model.items():
+            self.before += insert_statements(connections[using], model, facts)
+        if statements := self.statements():
             send_together(connections[using], statements)
 
     def statements(self) -> list[Statement]:
@@ -165,21 +158,17 @@ def write_rooms(
         return _write_lone(*rooms[0], stored_outliers, using)
     if not any(_is_something(changes) for _, _, changes in rooms):
         return {}
-    with ExitStack() as stack:
-        groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
-        lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
-        positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
-        writing = _Statements()
-        writers = [
-            _RoomWriter(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)
-        ]
-        for writer in writers:
-            writer.collect(stored_outliers)
-        # Computed before the rows are sent, because some of these users are read from the stored current state.
-        told = [(writer.room_id, users) for writer in writers if (users := writer.changed_members()) is not None]
-        writing.send(_shares(writing.facts, lives, olds), using)
-        for writer in writers:
-            writer.finish(using)
+    groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
+    writer, positions = _take_positions([(room, changes) for room, _, changes in rooms], using)
+    writing = _Statements()
+    writers = [_RoomWriter(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
+    for one in writers:
+        one.collect(stored_outliers)
+    # Computed before the rows are sent, because some of these users are read from the stored current state.
+    told = [(one.room_id, users) for one in writers if (users := one.changed_members()) is not None]
+    writing.send(writer, using)
+    for one in writers:
+        one.finish(using)
     if told:  # last, because readers of the stream ``caches`` wait for this position until the transaction ends
         invalidate_room_states(told, using)
     return positions
@@ -193,21 +182,6 @@ def _is_something(changes: RoomChanges) -> bool:
         or changes.new_extremities
         or changes.gone_extremities
     )
-
-
-def _shares(
-    facts: Sequence[Event | CurrentStateDelta], lives: Reservation | None, olds: Reservation | None
-) -> list[tuple[Reservation, Sequence[Fact]]]:
-    """Divides the facts between the reservations ``lives`` and ``olds``.
-
-    Facts with positive positions are written through ``lives``, and facts with negative positions through ``olds``.
-    """
-    found: list[tuple[Reservation, Sequence[Fact]]] = []
-    if lives is not None:
-        found.append((lives, [fact for fact in facts if fact.stream_ordering > 0]))
-    if olds is not None:
-        found.append((olds, [fact for fact in facts if fact.stream_ordering < 0]))
-    return found
 
 
 def _needs_no_position(changes: RoomChanges) -> bool:
@@ -231,39 +205,35 @@ def _write_lone(
     writing = _Statements()
     writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
     writer.collect(stored_outliers)
+    users = writer.changed_members()  # of a redaction, as other state changes need more positions
     # The message is sent under the room's lock, so no other transaction stores an event in this room between the reservation and
     # the commit.
     (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
     positions[changes.events[0].event_id] = position
     writer.finish(using)
+    if users is not None:
+        invalidate_room_states([(writer.room_id, users)], using)
     return positions
 
 
-def _reserve(
-    stack: ExitStack, rooms: Sequence[RoomChanges], using: str
-) -> tuple[Reservation | None, Reservation | None]:
-    """Reserves positions for live events, for state changes without a live event, and for backfilled events.
+def _take_positions(rooms: Sequence[tuple[Room, RoomChanges]], using: str) -> tuple[str, dict[str, int]]:
+    """Takes positions for live events, for state changes without a live event, and for backfilled events.
 
-    Returns (reservation of the stream ``events``, reservation of the stream ``backfill``). Each is null if not needed.
+    Returns the name of the writer, and what ``_positions`` returns for all rooms.
     """
-    backward = sum(event.backfilled for changes in rooms for event in changes.events)
-    forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
-    lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
-    olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
-    return lives, olds
-
-
-def _all_positions(
-    rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], ids: Iterator[int], old_ids: list[int]
-) -> dict[str, int]:
+    old = sum(event.backfilled for _, changes in rooms for event in changes.events)
+    live = sum(len(changes.events) + changes.own_place for _, changes in rooms) - old
+    counts = [(registry.get(stream.name), count) for stream, count in ((EVENTS, live), (BACKFILL, old)) if count]
+    writer, taken = take_ids(counts, using)
+    ids, old_ids = iter(taken[0] if live else ()), taken[-1] if old else []
     found: dict[str, int] = {}
-    for room, _, changes in rooms:
+    for room, changes in rooms:
         found |= _positions(room.room_id, changes, ids, old_ids)
-    return found
+    return writer, found
 
 
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
-    """Assigns the reserved IDs. Returns the stream position of each event, by event ID.
+    """Assigns the IDs that were taken. Returns the stream position of each event, by event ID.
 
     Live events get ascending positions in their order. The oldest backfilled event gets the lowest position. If the state
     changes without a live event, the position of the change is returned under the room ID.
@@ -386,21 +356,18 @@ class _RoomWriter:
     def changed_members(self) -> list[str] | None:
         """Returns the users whose membership in the current state changes, or None if that state does not change.
 
-        Processes of this version find most changes in the rows of ``events``. Workers of version 1.43 read the row of
-        ``caches`` that is written with every change. Must be called before the rows are written.
+        Every process that keeps what depends on the state, and every worker of version 1.43, reads the row of ``caches``
+        that is written with each change. Must be called before the rows are written.
         """
         changes, known = self._changes, self._stored.events
         if changes.current_unresolved and not self._room.current_state_unresolved:
             members = CurrentState.objects.using(self._stored.using).filter(room_id=self.room_id, type="m.room.member")
             return list(members.values_list("state_key", flat=True))
         users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
-        # If a row of ``events`` is a redaction, processes look up its target themselves. So only other redactions are
-        # handled here: stored ones that take effect now, and those that lost their effect.
-        new = {event.event_id for event in changes.events}
+        # Redactions that take effect now, and those that lost their effect.
         rejected = set(changes.filled.rejected)
         unflagged = [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
-        late = [target for target, redaction in changes.redacted.items() if not new.intersection((target, redaction))]
-        targets = [event for event_id in (*late, *unflagged) if (event := known.get(event_id)) is not None]
+        targets = [event for event_id in (*changes.redacted, *unflagged) if (event := known.get(event_id)) is not None]
         states = [event for event in targets if event.is_state]
         users.update(user for event in states for user in users_of(event.type, event.state_key or ""))
         return sorted(users) if changes.state_changes or states else None
@@ -510,7 +477,7 @@ class _RoomWriter:
                 above.add(self._positions[event.event_id])
                 new -= below
         if above:
-            writer = current_writer(self._stored.using).name
+            writer = writer_name()
             cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
 
     def _current_state(self) -> None:

@@ -39,12 +39,15 @@ from events.sync.shared_rooms import Known, SharedRooms, shared_rooms_at, shared
 from events.tokens.positions import read_token, token_text
 from events.tokens.sync_token import SyncToken
 from streams import registry
+from streams.caches import invalidate
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.db.consistent_read import read_only_snapshot
 from streams.epochs import current_epoch
 from streams.errors import WaitTimedOut
 from streams.reading.rows import stored_positions
+from streams.writing.given_out import last_given_out
+from streams.writing.name import writer_name
 
 __all__ = ["LONGEST_SECONDS", "SyncAnswer", "await_sync", "resync_user", "sync"]
 
@@ -128,11 +131,9 @@ def resync_user(user_id: str, using: str | None = None) -> int:
     The mark is a fact of the stream ``caches``. It is appended in the caller's transaction, or else in a new
     transaction. Raises ``InvalidQuery`` for an invalid user ID.
     """
-    from streams.catalog.models import CacheInvalidation  # noqa: PLC0415 - needs Django's apps to be loaded
-
     if not user_id or not can_be_stored(user_id):
         raise InvalidQuery(f"{user_id!r:.60} is no user ID, so no next answer can be made a full one.")
-    return registry.get(_CACHES).append(CacheInvalidation(cache_name=RESYNC_USER, keys=[user_id]), using=using)[0]
+    return invalidate(RESYNC_USER, [user_id], using=using)[0]
 
 
 class _SyncCall:
@@ -163,7 +164,7 @@ class _SyncCall:
         # Positions first, the snapshot later (in ``_full`` and ``_changes``). A position is known after the commits that it
         # covers. If it were read inside the snapshot, it could cover a commit that the snapshot lacks, and the client would
         # never get that fact.
-        at = self._positions()
+        at = self._positions() if self.answered else self._positions_with_own_facts()
         now = _token(at, self._epoch)
         if since is None:
             return self._full(now)
@@ -195,6 +196,20 @@ class _SyncCall:
 
     def _positions(self) -> Mapping[str, At]:
         return notifier.positions(self._using) or _stored_positions(self._using)
+
+    def _positions_with_own_facts(self) -> Mapping[str, At]:
+        """Waits until the positions cover what this process has committed: what a user sent is in the user's next answer."""
+        at, end, connection = self._positions(), time.monotonic() + FOLLOW_SECONDS, connections[self._using]
+        behind = [
+            stream
+            for stream in map(registry.get, at)
+            if not at[stream.name].token.covers(writer_name(), last_given_out(stream, connection))
+        ]
+        with suppress(WaitTimedOut):
+            for stream in behind:
+                committed = stream.current(self._using).token()
+                stream.wait_for(committed, max(0.0, end - time.monotonic()), self._using)
+        return self._positions() if behind else at
 
     def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
         """Waits until this process has reached the positions in ``since``. Returns its positions then, and their token.
@@ -314,7 +329,7 @@ def _token(at: Mapping[str, At], epoch: str) -> SyncToken:
 
 
 def _stored_positions(using: str) -> Mapping[str, At]:
-    """Returns the positions from the tables, and from this process's own writes. Used while the notifier has no positions."""
+    """Returns the positions from the tables. Used while the notifier has no positions."""
     found: dict[str, At] = {}
     for name in routed_streams():
         if (stream := registry.find(name)) is not None:

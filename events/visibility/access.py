@@ -31,7 +31,8 @@ from events.format.parsing import storable
 from events.format.strict_json import decode_stored
 from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
 from streams import registry
-from streams.catalog.models import AccountDataChange, CacheInvalidation
+from streams.caches import invalidate
+from streams.catalog.models import AccountDataChange
 from streams.conf import StreamSettings, stream_settings
 from streams.db.driver import Statement, is_repeated, send_together
 from streams.writing.key_locks import lock_exclusively
@@ -295,6 +296,6 @@ def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
             [IgnoredUser(user_id=user_id, ignored_user_id=other) for other in sorted(wanted)], ignore_conflicts=True
         )
         if is_changed:
-            registry.get("caches").append(CacheInvalidation(cache_name=RESYNC_USER, keys=[user_id]))
+            invalidate(RESYNC_USER, [user_id])
         change = AccountDataChange(user_id=user_id, room_id=None, data_type=IGNORED_USER_LIST)
         return registry.get("account_data").append(change)[0]

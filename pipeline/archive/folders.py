@@ -75,7 +75,7 @@ def _found(name: object) -> Path:
         raise UnusableArguments(f"The folder of an archive must be a name, not {name!r:.100}.")
     if is_any_folder():
         return Path(name).absolute()
-    limit = pipeline_settings().archives.resolve()
+    limit = pipeline_settings().archive_folder.resolve()
     folder = Path(os.path.realpath(limit / name))  # Path.resolve raises for links in a circle, before Python 3.13
     if not folder.is_relative_to(limit):
         raise UnusableArguments(

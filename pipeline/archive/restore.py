@@ -43,7 +43,7 @@ from pipeline.jobs.arguments import JSON, Argument, Type
 from pipeline.jobs.run import Count, JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from streams import registry
-from streams.caching import invalidate_room_state
+from streams.caches import invalidate_room_state
 from streams.db import driver
 from streams.db.consistent_read import long_transaction
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.conf import pipeline_settings
 from pipeline.errors import ExportRunning
 from streams.db import driver
-from streams.writing.lease import describe_lock_holder
+from streams.db.lock_holders import describe_lock_holder
 
 __all__ = ["MANIFEST", "OLD", "PARTIAL", "export_lock", "exports_folder"]
 

@@ -16,6 +16,7 @@ from events.room.event_auth import as_seen_by, is_third_party_invite
 from events.room.verification import KeyRing, check_signatures, proves_version
 from pipeline.frames.sources.inputs import announcing_rows
 from pipeline.frames.sources.parts import HEAD_BYTES, BrokenLine, Line, Part
+from streams.runtime.text import storable
 
 __all__ = ["LineRules", "PartScan", "parse_lines", "scan_part"]
 
@@ -76,7 +77,7 @@ def parse_lines(lines: Iterable[Line | BrokenLine], rules: LineRules) -> Iterato
             except EventRefused as refused:
                 yield BrokenLine(line.number, str(refused.reason), _detail(refused, line), line.content[:HEAD_BYTES])
         else:
-            yield BrokenLine(line.number, line.reason, _text(line.detail), line.head[:HEAD_BYTES])
+            yield BrokenLine(line.number, line.reason, storable(line.detail)[:1000], line.head[:HEAD_BYTES])
 
 
 def _parse(line: Line, versions: Mapping[str, str], keys: KeyRing | None) -> ParsedEvent:
@@ -128,12 +129,4 @@ def _detail(refused: EventRefused, line: Line) -> str:
     If the event comes from a table, the text also has the event ID, because a row of a table has no line number.
     """
     event_id = line.told.get("event_id") if line.told else None
-    return _text(f"{event_id}: {refused.detail}" if event_id else refused.detail)
-
-
-def _text(detail: str) -> str:
-    """Returns the first 1,000 characters of ``detail``.
-
-    NUL and lone surrogates are escaped, because a text column of PostgreSQL cannot store them.
-    """
-    return detail.replace("\0", "\\0")[:1000].encode("utf-8", "backslashreplace").decode()
+    return storable(f"{event_id}: {refused.detail}" if event_id else refused.detail)[:1000]

@@ -67,7 +67,7 @@ from pipeline.spark.stages import FinishedTasks
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
 from streams.db.driver import dsn
-from streams.writing.process import retire_all, use_instance
+from streams.writing.name import written_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,17 +159,13 @@ def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outc
     }
     if options.keys is not None:
         arguments["keys"] = str(Path(options.keys).absolute())
-    use_instance("import_events-{n}")
-    try:
-        with any_folder():
-            run_job(KIND, arguments, using, stream, resume=options.resume, work=work)
-        return found[0]
-    finally:
-        retire_all()
+    with written_by("import_events"), any_folder():
+        run_job(KIND, arguments, using, stream, resume=options.resume, work=work)
+    return found[0]
 
 
 def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> Outcome:
-    """Imports within the running job ``run``. This process must be a writer."""
+    """Imports within the running job ``run``."""
     return _Import(run, options, inputs, signatures).run()
 
 
@@ -285,7 +281,7 @@ class _Import:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _read(self, spark: SparkSession) -> list[PartScan]:
-        limit = pipeline_settings().line_limit_bytes
+        limit = pipeline_settings().import_line_limit_bytes
         with self._spark_reads(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
             self._parts = parts
             with self._run.watch("scan", len(parts), "parts", FinishedTasks(spark)):

@@ -1,8 +1,7 @@
 """Loads the rooms of an import: copies rows from the staging tables into the site's tables, in batches.
 
 Each batch of rooms is one transaction. A room becomes visible as a whole, together with its row in ``ImportedRoom``. If
-the process is killed, each room is either loaded and recorded, or not loaded at all. The control loop announces the
-stream IDs after the commit.
+the process is killed, each room is either loaded and recorded, or not loaded at all.
 
 Stream IDs ascend over all events of a batch in the order of the stream orderings that the source gives. Events without
 a stream ordering come last, in the order of the lines. On the stream ``backfill``, the newest event gets the lowest ID.
@@ -24,15 +23,14 @@ from events.columns import INSERT_INTO
 from events.declarations import BACKFILL, EVENTS
 from pipeline.importing.staging_tables import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
-from streams.caching import invalidate_room_states
+from streams.caches import invalidate_room_states
 from streams.db.consistent_read import long_transaction
-from streams.writing.process import current_writer
+from streams.writing.reservation import take_ids
 
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "load_batch", "ready_rooms"]
 
 EVENTS_PER_BATCH = 20_000
 """The largest number of events of a batch. A larger room is a batch of its own."""
-_LARGEST_RESERVATION = 500_000
 _OWN = [name for name in OWN_COLUMNS if name != "state_group"]
 
 
@@ -261,7 +259,7 @@ class _Batch:
         return {row[0] for row in self._cursor.fetchall()}
 
     def load(self) -> None:
-        """Reserves stream IDs for the events, and inserts the rows of the rooms in all tables except ``events_room``."""
+        """Takes stream IDs for the events, and inserts the rows of the rooms in all tables except ``events_room``."""
         self._cursor.execute(ROOMY)
         for sql in (*_PLAIN, _MAP_GROUPS):
             self._run(sql)
@@ -269,30 +267,24 @@ class _Batch:
         self._cursor.execute(
             "CREATE TEMPORARY TABLE import_ordering (room_no bigint, index bigint, stream_ordering bigint) ON COMMIT DROP"
         )
-        # IDs are reserved late, after all rows that need none. From the first reservation to the commit, the linear position
-        # waits for this transaction.
-        for backward, name in ((False, EVENTS.name), (True, BACKFILL.name)):
-            count = sum(room.backward if backward else room.events - room.backward for room in self._rooms)
-            if count:
-                ids = self._reserve(name, count)
-                in_one = ids[-1] - ids[0] == len(ids) - 1
-                sql = (_MAP_EVENTS_IN_ONE if in_one else _MAP_EVENTS).replace("{order}", _GIVEN_ORDER[backward])
-                ids_given = {"first_id": ids[0]} if in_one else {"ids": ids}
-                self._join([sql], {"sign": -1 if backward else 1, "backward": backward, **ids_given})
-        writer = {"writer": current_writer(self._using).name}
-        self._join(_ORDERED, writer)
-        self._run(_GAPS, writer)  # after the events, which it reads from ``events_event``
+        # IDs are taken late, after all rows that need none. From then to the commit, the linear position waits for this
+        # transaction.
+        old = sum(room.backward for room in self._rooms)
+        live = sum(room.events for room in self._rooms) - old
+        counts = [(registry.get(stream.name), count) for stream, count in ((EVENTS, live), (BACKFILL, old)) if count]
+        writer, taken = take_ids(counts, self._using)
+        for (stream, _), ids in zip(counts, taken, strict=True):
+            backward = stream.declaration.backward
+            in_one = ids[-1] - ids[0] == len(ids) - 1
+            sql = (_MAP_EVENTS_IN_ONE if in_one else _MAP_EVENTS).replace("{order}", _GIVEN_ORDER[backward])
+            ids_given = {"first_id": ids[0]} if in_one else {"ids": ids}
+            self._join([sql], {"sign": -1 if backward else 1, "backward": backward, **ids_given})
+        self._join(_ORDERED, {"writer": writer})
+        self._run(_GAPS, {"writer": writer})  # after the events, which it reads from ``events_event``
         self._run(_MEMBERS)
         # Last: this reserves IDs of ``caches``, and from then on its readers wait for the commit.
         if rooms := self._cursor.fetchall():
             invalidate_room_states(rooms, self._using)
-
-    def _reserve(self, stream: str, count: int) -> list[int]:
-        ids: list[int] = []
-        while len(ids) < count:
-            with registry.get(stream).reserve(min(count - len(ids), _LARGEST_RESERVATION), self._using) as reservation:
-                ids += reservation.ids
-        return ids
 
     def _join(self, statements: Sequence[str], more: dict[str, Any] | None = None) -> None:
         """Runs statements that join rows of the batch. PostgreSQL joins tables in the order in which a statement names them."""

@@ -37,7 +37,7 @@ from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.db.clock import database_now
 from streams.runtime.moments import moment_text
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["FRESH_SECONDS", "JobAdmin"]
 
@@ -223,7 +223,7 @@ class JobAdmin(ReadOnlyAdmin):
             return self._queue(request, dry.kind, arguments, dry)
         sentences = ["What the dry run has shown is done for good, with the same arguments."]
         if isinstance(dry.summary, dict) and isinstance(words := dry.summary.get("words"), str):
-            sentences.append(f"{printable(words[:1].upper() + words[1:])}.")
+            sentences.append(f"{safe_text(words[:1].upper() + words[1:], None)}.")
         return self._confirm(request, title, sentences, arguments, button=f"Carry out {dry.kind}", dry=dry)
 
     # --- resume -------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class JobAdmin(ReadOnlyAdmin):
                 return self._confirm(request, f"Resume job {number}?", [f"Job {number} is {job.state}."], told)
             sentences = [
                 f"{job.kind} is queued again with the same arguments, and goes on where it was, as far as it can.",
-                *([f"It ended with: {printable(job.error)}"] if job.error else []),
+                *([f"It ended with: {safe_text(job.error, None)}"] if job.error else []),
             ]
             return self._confirm(request, f"Resume job {number}?", sentences, told, button="Resume it")
         try:
@@ -290,7 +290,9 @@ class JobAdmin(ReadOnlyAdmin):
         told = [
             (
                 name,
-                printable(moment_text(value) if name == "before_time" and isinstance(value, int) else _as_text(value)),
+                safe_text(
+                    moment_text(value) if name == "before_time" and isinstance(value, int) else _as_text(value), None
+                ),
             )
             for name, value in arguments.items()
             if name != DRY_RUN and value not in (None, False)
@@ -298,7 +300,12 @@ class JobAdmin(ReadOnlyAdmin):
         context = {"title": title, "sentences": sentences, "told": told, **more}
         if dry is not None:
             view = view_of(dry, database_now(stream_settings().database))
-            context |= {"figures": view.figures, "has_figures": True, "dry": dry, "asked_by": printable(dry.asked_by)}
+            context |= {
+                "figures": view.figures,
+                "has_figures": True,
+                "dry": dry,
+                "asked_by": safe_text(dry.asked_by, None),
+            }
         return self._page(request, "jobs/confirm.html", **context)
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:

@@ -23,7 +23,7 @@ from streams.db import driver
 from streams.errors import StreamError
 from streams.maintenance.confirm import confirm_deletion
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["JobCommand", "JobSubject", "as_command", "as_command_errors"]
 
@@ -116,7 +116,7 @@ class JobSubject:
         if "words" not in foreseen:
             return self.kind.lines(foreseen)
         about = foreseen["folder"] if "folder" in foreseen else foreseen["room_id"]
-        return [f"{printable(about)}: {foreseen['words']}"]
+        return [f"{safe_text(about, None)}: {foreseen['words']}"]
 
 
 class JobCommand(SiteCommand):

@@ -14,7 +14,7 @@ from typing import Protocol, TextIO
 
 from django.db import connections
 
-from streams.runtime.amounts import done_of
+from streams.runtime.amounts import done_of, duration
 from streams.runtime.logs import get_logger
 
 __all__ = ["Progress", "Stage", "describe"]
@@ -95,7 +95,7 @@ def describe(name: str, done: int, total: int | None, unit: str, seconds: float)
     """Returns a line with the amount done and the rate. If ``total`` is known, adds the total and the remaining seconds."""
     rate = done / seconds if seconds > 0 else 0.0
     text = f"{name}: {done_of(done, total, unit)}"
-    text += f", {rate:,.0f}/s, {seconds:.1f} s" if total != 0 else f", {seconds:.1f} s"
+    text += f", {rate:,.0f}/s, {duration(seconds)}" if total != 0 else f", {duration(seconds)}"
     if total is not None and 0 < done < total and rate > 0:
-        text += f", {(total - done) / rate:.0f} s left"
+        text += f", {duration((total - done) / rate)} left"
     return text

@@ -26,6 +26,7 @@ from pipeline.jobs.run import QUEUE_CHANNEL, ProcessLink, carry_out, claim_queue
 from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError
 from streams.reading.notify import NotifyListener
+from streams.runtime.amounts import duration
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
@@ -182,4 +183,4 @@ class JobServer:
             self._say(f"job {job.pk}: failed: {error}")
         else:
             self.done += 1
-            self._say(f"job {job.pk}: done in {time.monotonic() - begun:.1f} s")
+            self._say(f"job {job.pk}: done in {duration(time.monotonic() - begun)}")

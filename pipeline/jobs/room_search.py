@@ -5,7 +5,7 @@ from __future__ import annotations
 from events.admin.room_list import found_rooms
 from events.models import RoomSummary
 from streams.conf import stream_settings
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 
 __all__ = ["ROOMS_FOUND", "find_rooms"]
 
@@ -21,6 +21,6 @@ def find_rooms(text: str) -> list[dict[str, str]]:
         return []
     found = found_rooms(RoomSummary.objects.using(stream_settings().database), text)
     return [
-        {"id": room.room_id, "text": shown(str(room))}
+        {"id": room.room_id, "text": safe_text(str(room))}
         for room in found.order_by("-active_on", "-active_at")[:ROOMS_FOUND]
     ]

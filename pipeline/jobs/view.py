@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
-
-from django.template.defaultfilters import filesizeformat
 
 from pipeline.errors import UnknownJob
 from pipeline.jobs.rate import rate_of
 from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job, JobState
 from streams.db.clock import database_now
-from streams.runtime.amounts import done_of
-from streams.runtime.text import printable
+from streams.runtime.amounts import byte_size, counted, done_of, duration
+from streams.runtime.text import safe_text
 
 __all__ = [
     "SPARK",
@@ -70,8 +68,8 @@ class JobView:
 
     @property
     def took(self) -> str:
-        """The time that the job took, as hours, minutes and seconds. Empty if the job has not begun."""
-        return str(timedelta(seconds=round(self.seconds))) if self.seconds is not None else ""
+        """The time that the job took, in words. Empty if the job has not begun."""
+        return duration(self.seconds) if self.seconds is not None else ""
 
     @property
     def figures(self) -> list[Figure]:
@@ -87,7 +85,7 @@ class JobView:
         """Returns the texts of a row in the terminal's table: job, kind, state, progress, user, begin, duration."""
         job = self.job
         began = job.started_at.strftime("%Y-%m-%d %H:%M:%S") if job.started_at else ""
-        told = printable(job.kind), self.word, self.progress, printable(job.asked_by)
+        told = safe_text(job.kind, None), self.word, self.progress, safe_text(job.asked_by, None)
         return [str(job.pk), *told, began, self.took]
 
     def as_json(self) -> dict[str, Any]:
@@ -116,7 +114,7 @@ def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
     """Returns a figure for each name in ``before`` or ``after``, at most 200 figures. The names in ``before`` come first."""
     old, new = (_named(found) for found in (before, after))
     names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
-    return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
+    return [Figure(safe_text(name, None), *_pair(old.get(name), new.get(name))) for name in names]
 
 
 def _named(found: Any) -> Mapping[str, Any]:
@@ -150,7 +148,7 @@ def _figure_text(value: Any) -> str:
         if isinstance(value, str)
         else json.dumps(value, ensure_ascii=False)
     )
-    text = printable(text)
+    text = safe_text(text, None)
     return text if len(text) <= _LONGEST_FIGURE else f"{text[:_LONGEST_FIGURE]}…"
 
 
@@ -169,15 +167,12 @@ def _stage_words(stage: Mapping[str, Any]) -> str:
         value = stage.get(name)
         return int(value) if value is not None and _is_number(value) else 0
 
-    def size(name: str) -> str:
-        return filesizeformat(number(name)).replace("\xa0", " ")
-
     tasks, failed, skew = number("tasks"), number("failed"), stage.get("skew")
-    parts = [f"{tasks:,} task{'s' if tasks != 1 else ''}"]
+    parts = [counted(tasks, "task")]
     parts += [f"{failed:,} failed and were repeated"] if failed else []
     parts += [f"{number('records'):,} records read"] if number("records") else []
-    parts += [f"{size('shuffled_bytes')} shuffled"] if number("shuffled_bytes") else []
-    parts += [f"{size('spilled_bytes')} spilled to disk"] if number("spilled_bytes") else []
+    parts += [f"{byte_size(number('shuffled_bytes'))} shuffled"] if number("shuffled_bytes") else []
+    parts += [f"{byte_size(number('spilled_bytes'))} spilled to disk"] if number("spilled_bytes") else []
     parts += [f"the longest task took {skew:,} times the median"] if _is_number(skew) else []
     return f"{_figure_text(stage.get('name'))}: {', '.join(parts)}"
 
@@ -220,5 +215,5 @@ def progress_text(job: Job) -> str:
     rate = rate_of(job.done, job.rate, job.started_at, job.finished_at)
     text += f", {rate:,.0f}/s" if rate else ""
     left = job.seconds_left
-    text += f", {left:,.0f} s left" if left is not None else ""
+    text += f", {duration(left)} left" if left is not None else ""
     return text + (", asked to end" if job.cancel_asked_by and job.state == JobState.RUNNING else "")

@@ -26,6 +26,7 @@ from streams.conf import stream_settings
 from streams.db.driver import DatabaseError, direct_connection, dsn, explain
 from streams.db.schema_mark import marked_lock
 from streams.errors import ReaderNameTaken
+from streams.reading.looker import look_now
 from streams.reading.rows import stored_positions
 from streams.runtime.logs import get_logger
 
@@ -167,6 +168,8 @@ class _Pipeline:
             now = time.monotonic()
             if now - beaten >= _BEAT_SECONDS:
                 beaten = now
+                # The query sees stored positions only. A site without a process that looks would never have new ones.
+                look_now(self._using, even_if_led=False)
                 if self._taken_more() or now - began >= _WELL_SECONDS:
                     went_well()
                 if not self._caught_up():

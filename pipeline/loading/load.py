@@ -4,8 +4,7 @@
         with spark_session(…) as spark, read_events(spark, sources) as read:
             return load(work_out_rooms(read.events), dsn, run).summary()
 
-Each Spark task loads one pack, in one transaction (``pipeline.loading.load_pack``). The process that calls ``load``
-reserves the stream IDs of these transactions (``pipeline.loading.reserver``). If a job was killed, run the job again.
+Each Spark task loads one pack, in one transaction (``pipeline.loading.load_pack``). If a job was killed, run the job again.
 It then loads the rooms that are still missing.
 """
 
@@ -18,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from pipeline.errors import LoaderFailed, RoomsKnown, SparkFailed
+from pipeline.errors import RoomsKnown, SparkFailed
 from pipeline.frames.task_rows import BatchFunction
 from pipeline.frames.work_out_rooms import WorkedOutRooms
 from pipeline.jobs.checkpoints import watched_checkpoints
 from pipeline.jobs.run import JobRun
 from pipeline.loading.load_pack import LOADED, LoadWork, load_packs
-from pipeline.loading.reserver import Reserver
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.stages import FinishedTasks
-from streams.writing.process import current_writer
+from streams.writing.name import writer_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,20 +77,10 @@ def load(worked_out: WorkedOutRooms, dsn: str, job: JobRun) -> Loaded:
     Raises ``SparkFailed`` if a task fails, and the errors of ``JobRun.step``. After these errors, loaded rooms stay,
     and the job can be run again.
     """
-    try:
-        return _load(worked_out, dsn, job)
-    except LoaderFailed as failed:  # noticed while Spark ran; its tasks have ended by now
-        raise failed.error from None
-
-
-def _load(worked_out: WorkedOutRooms, dsn: str, job: JobRun) -> Loaded:
     spark = worked_out.bundles.sparkSession
-    writer = current_writer(job.using)
-    writer.hold()
-    work = LoadWork(dsn, job.id, writer.name, writer.tenure.append_key)
+    work = LoadWork(dsn, job.id, writer_name())
     with (
-        Reserver(job.id, writer.name, job.using) as reserver,
-        job.spark_steps(spark, reserver.look),
+        job.spark_steps(spark),
         _spark_errors(),
         _kept(worked_out) as map_bundles,
     ):

@@ -1,16 +1,12 @@
 """Loads one pack of rooms into the tables, in one transaction with its rows in the ledger.
 
 Rows are copied straight into the site's tables. The task first copies the rows that contain neither a stream ID nor the
-ID of a state group. Then it requests stream IDs, and copies the other rows. From this request on, linear readers wait
-for the end of the transaction. So the task sends the request as late as possible. The task follows the rules in the
-docstring of ``streams.writing.reserve_for``.
+ID of a state group. Then it holds the streams and takes stream IDs, and copies the other rows. From then on, linear readers
+wait for the end of the transaction. So the task takes the IDs as late as possible.
 
 The row of a room in ``events_room`` acts as a lock. Example: Spark runs the task for a pack twice, as A and B. B tries
 to insert the same row and waits until A has committed. Then B finds the room in the ledger. So a room is stored once,
 however often its pack is loaded.
-
-If the writer has another lease when the IDs arrive, the IDs cannot be used. Then the task rolls back and loads its pack
-again.
 
 Runs in Spark's executors, without Django.
 """
@@ -18,7 +14,6 @@ Runs in Spark's executors, without Django.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -26,10 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from events.columns import INSERT_INTO
+from events.declarations import BACKFILL, EVENTS
 from pipeline.connections import connect
-from pipeline.errors import LoadRefused, PackIncomplete
+from pipeline.errors import PackIncomplete
 from pipeline.frames.schemas import ROOM_FRAMES
-from pipeline.loading import requests
 from pipeline.loading.copy_rows import copy_batches
 from pipeline.loading.pack_rows import (
     COPIED_BEFORE_IDS,
@@ -43,7 +38,7 @@ from pipeline.loading.pack_rows import (
 from streams.catalog.declarations import CACHES
 from streams.core.invalidation import ROOM_STATE, room_state_keys
 from streams.db.long_transactions import NO_LIMITS
-from streams.writing import append_lock
+from streams.holds.hold import WRITE_AS, hold_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,12 +47,6 @@ __all__ = ["LOADED", "LoadWork", "PackLoaded", "load_pack", "load_packs"]
 
 LOADED = "rooms bigint, events bigint, left_out array<string>"
 """The columns of a task's result: how many rooms and events it loaded, and the rooms that it left out."""
-_ANSWER_SECONDS = 0.01
-_WRITER_SECONDS = 1.0
-"""Seconds between two checks whether the session of the job's writer still exists."""
-_AWAY_SECONDS = 60.0
-"""If the job's process is gone for this number of seconds, a task fails."""
-_TRIES = 20
 
 #: Rooms are sorted by ID, so that two packs with the same rooms cannot deadlock.
 _TAKE_ROOMS = f"""
@@ -72,9 +61,11 @@ SELECT array_agg(id ORDER BY id) FROM (
     SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')::regclass) AS id FROM generate_series(1, %s)
 ) AS taken
 """
-_TRANSACTION = "SELECT pg_current_xact_id()::text::bigint, lease FROM streams_instance WHERE name = %s"
-_HELD = f"SELECT {append_lock.HELD_HERE}"
-_LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
+_HOLD = {stream.name: hold_sql(stream) for stream in (EVENTS, BACKFILL, CACHES)}
+_STREAM_IDS = {
+    stream.name: f"SELECT ARRAY(SELECT nextval('{stream.sequence}') FROM generate_series(1, %s))"
+    for stream in (EVENTS, BACKFILL, CACHES)
+}
 _DROP_CACHED = """
 INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name, keys)
 SELECT (given ->> 0)::bigint, %(writer)s, %(cache)s, ARRAY(SELECT jsonb_array_elements_text(given -> 1))
@@ -88,15 +79,11 @@ SELECT %s, * FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::bigint[])
 
 @dataclass(frozen=True, slots=True)
 class LoadWork:
-    """The parameters of loading, the same for all tasks of a job.
-
-    ``writer`` is the name of the job's writer, and ``append_key`` the key of its append lock.
-    """
+    """The parameters of loading, the same for all tasks of a job. ``writer`` is the writer of the facts."""
 
     dsn: str = field(repr=False)
     job: int
     writer: str
-    append_key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +97,6 @@ class PackLoaded:
     rooms: int
     events: int
     left_out: Sequence[str]
-
-
-class _BeginAnew(Exception):
-    """Raised if a transaction cannot use its stream IDs, because the writer's lease has ended.
-
-    The caller then loads the pack again.
-    """
 
 
 def load_packs(work: LoadWork, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -151,56 +131,22 @@ def load_pack(work: LoadWork, pack: Pack, step: Callable[[str], None] = lambda n
 
     ``step`` is called with the name of each finished step. Tests use ``step`` to end the process after a step.
 
-    Raises ``LoadRefused`` if the job's process reserves no stream IDs. Raises ``PackIncomplete`` if rows of the pack
-    are missing. Raises errors of the database driver.
+    Raises ``PackIncomplete`` if rows of the pack are missing, and errors of the database driver.
     """
-    with closing(_connect(work.dsn)) as connection, closing(_connect(work.dsn)) as talking:
-        talking.autocommit = True
-        for _ in range(_TRIES):
-            _wait_for_writer(talking, work.writer)
-            try:
-                with connection, connection.cursor() as cursor:  # one transaction
-                    done = _Loading(work, cursor, talking, pack, step).load()
-                step("committed")
-                return done
-            except _BeginAnew:
-                pack.without = ()
-    raise LoadRefused(f"The writer {work.writer} of job {work.job} lost its lease {_TRIES} times. Run the job again.")
-
-
-def _connect(dsn: str) -> Any:
-    connection = connect(dsn, "replsite spark load")
-    # With one snapshot for the whole transaction, a second read of the lease would return the old value.
-    connection.set_session(isolation_level="READ COMMITTED")
-    return connection
-
-
-def _wait_for_writer(connection: Any, writer: str) -> None:
-    """Waits until the job's writer answers requests. Raises ``LoadRefused`` if it does not for a minute."""
-    deadline = time.monotonic() + _AWAY_SECONDS
-    while not _writer(connection, writer)[1]:
-        if time.monotonic() > deadline:
-            raise LoadRefused(f"The writer {writer}, the job's process, is gone. Run the job again.")
-        time.sleep(_WRITER_SECONDS)
-
-
-def _writer(connection: Any, writer: str) -> tuple[int, bool]:
-    """Returns (the writer's lease, true if the writer answers requests)."""
-    with connection.cursor() as cursor:
-        cursor.execute(requests.WRITER, [writer])
-        lease, lives = cursor.fetchone() or (0, False)
-    return lease, lives
+    with closing(connect(work.dsn, "replsite spark load")) as connection:
+        # ``_LOADED_BEFORE`` has to see what was committed while an earlier statement waited.
+        connection.set_session(isolation_level="READ COMMITTED")
+        with connection, connection.cursor() as cursor:  # one transaction
+            done = _Loading(work, cursor, pack, step).load()
+        step("committed")
+        return done
 
 
 class _Loading:
-    """One transaction that loads a pack.
+    """One transaction that loads a pack. ``cursor`` is a cursor in the transaction."""
 
-    ``cursor`` is a cursor in the transaction. ``talking`` is a second connection, for requests. Its statements commit
-    at once.
-    """
-
-    def __init__(self, work: LoadWork, cursor: Any, talking: Any, pack: Pack, step: Callable[[str], None]) -> None:
-        self._work, self._cursor, self._talking, self._pack, self._step = work, cursor, talking, pack, step
+    def __init__(self, work: LoadWork, cursor: Any, pack: Pack, step: Callable[[str], None]) -> None:
+        self._work, self._cursor, self._pack, self._step = work, cursor, pack, step
 
     def load(self) -> PackLoaded:
         self._cursor.execute(NO_LIMITS)
@@ -271,55 +217,13 @@ class _Loading:
     # --- stream IDs ---------------------------------------------------------------------------------------------------
 
     def _stream_ids(self, counts: Mapping[str, int]) -> dict[str, list[int]]:
-        """Requests stream IDs. Returns stream -> IDs in ascending order. Raises ``_BeginAnew`` if the lease has ended."""
-        number, lease = self._take_lock()
-        self._step("locked")
-        needed = {stream: count for stream, count in counts.items() if count}
-        asked = {"transaction": number, "job": self._work.job, "writer": self._work.writer, "lease": lease}
-        with self._talking.cursor() as cursor:
-            cursor.execute(requests.ASK, {**asked, "counts": json.dumps(needed)})
-        self._step("asked")
-        given = self._answer(number, lease)
-        self._step("answered")
-        # The lease is read again, in a statement that began after the lock was granted and the IDs were taken. Example:
-        # A, the writer, is fenced and does not know it yet. B raises A's lease, and finds the append lock free. This
-        # transaction takes the lock, and A gives it IDs. B may have passed these already. Here the new lease is seen.
-        self._cursor.execute(_LEASE, [self._work.writer])
-        if self._cursor.fetchone() != (lease,):
-            raise _BeginAnew
-        return {stream: given.get(stream, []) for stream in counts}
-
-    def _take_lock(self) -> tuple[int, int]:
-        """Takes the append lock in shared mode. Returns (number of this transaction, the writer's lease)."""
-        for take in (append_lock.TAKE, append_lock.TAKE_ANOTHER):
-            self._cursor.execute(take, {"key": self._work.append_key})
-            self._cursor.execute(_HELD)
-            if self._cursor.fetchone()[0]:
-                break
-        self._cursor.execute(_TRANSACTION, [self._work.writer])
-        row = self._cursor.fetchone()
-        if row is None:
-            raise _BeginAnew
-        return int(row[0]), int(row[1])
-
-    def _answer(self, number: int, lease: int) -> dict[str, list[int]]:
-        """Waits for the answer of the job's process. Returns stream -> IDs. Raises ``LoadRefused`` and ``_BeginAnew``."""
-        look = time.monotonic() + _WRITER_SECONDS
-        while True:
-            with self._talking.cursor() as cursor:
-                cursor.execute(requests.READ_ANSWER, [number, self._work.job])
-                row = cursor.fetchone()
-            if row is None:
-                raise LoadRefused(f"Job {self._work.job} has ended, so its tasks get no IDs any more.")
-            ids, refused = row
-            if refused is not None:
-                raise LoadRefused(refused)
-            if ids is not None:
-                return requests.ids_of_runs(ids)
-            if time.monotonic() > look:
-                # A writer that was fenced, or has just started, answers only when no transaction holds the append lock, and
-                # this one holds it. So waiting for its answer, or for that of a writer that is gone, would never end.
-                if _writer(self._talking, self._work.writer) != (lease, True):
-                    raise _BeginAnew
-                look = time.monotonic() + _WRITER_SECONDS
-            time.sleep(_ANSWER_SECONDS)
+        """Holds the streams, and takes stream IDs. Returns stream -> IDs in ascending order."""
+        self._cursor.execute(f"SELECT {WRITE_AS}", {"writer": self._work.writer})
+        ids: dict[str, list[int]] = {}
+        for stream, count in counts.items():
+            if count:
+                self._cursor.execute(_HOLD[stream])
+            self._cursor.execute(_STREAM_IDS[stream], [count])
+            ids[stream] = self._cursor.fetchone()[0]
+        self._step("taken")
+        return ids

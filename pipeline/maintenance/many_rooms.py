@@ -18,7 +18,7 @@ from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import JobRun
 from pipeline.maintenance.resync_executor import RoomAnswer, RoomsWork, resync_rooms
 from pipeline.maintenance.room_tasks import SizedRoom, ask_rooms, session_if_worth_it
-from streams.caching import invalidate_room_state
+from streams.caches import invalidate_room_state
 from streams.db.driver import dsn
 
 if TYPE_CHECKING:

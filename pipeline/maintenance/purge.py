@@ -31,7 +31,7 @@ from pipeline.jobs.run import JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge_words import history_words
 from streams.db.consistent_read import read_only_snapshot
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["PurgeHistoryKind", "PurgeOrphansKind", "PurgeRetentionKind", "purge_groups", "table_lines"]
 
@@ -82,7 +82,7 @@ class PurgeHistoryKind(JobKind):
             run.note_after(after)
         folder = archived["archive"]["folder"] if archived else None
         words = history_words(told, events.deleted, events.became_outliers, folder)
-        run.say(f"{printable(request.room_id)}: {words}")
+        run.say(f"{safe_text(request.room_id, None)}: {words}")
         return {
             "room_id": request.room_id,
             "words": words,
@@ -108,7 +108,7 @@ def table_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
     The lines have a sentence about the purge, the archive, and the number of rows of each table before and after.
     """
-    yield f"{printable(summary['room_id'])}: {summary['words']}"
+    yield f"{safe_text(summary['room_id'], None)}: {summary['words']}"
     if "archive" in summary:
         yield f"archived in {summary['archive']['folder']}: {summary['archive']['events']} events"
     for table, (before, after) in summary["tables"].items():

@@ -21,7 +21,7 @@ from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge import table_lines
 from pipeline.maintenance.purge_words import room_words
 from pipeline.models import Job
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["PurgeRoomKind"]
 
@@ -75,7 +75,7 @@ class PurgeRoomKind(JobKind):
             run.note_after(after)
         folder = facts["archive"]["folder"] if "archive" in facts else None
         words = room_words(told, before["events_event"], folder)
-        run.say(f"{printable(told['room'])}: {words}")
+        run.say(f"{safe_text(told['room'], None)}: {words}")
         tables = {table: [count, after.get(table, 0)] for table, count in before.items()}
         return {
             "room_id": told["room"],

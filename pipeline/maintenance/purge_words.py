@@ -11,7 +11,7 @@ from typing import Any
 
 from streams.runtime.amounts import byte_size
 from streams.runtime.moments import moment_text
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["archive_words", "folder_words", "history_words", "room_words", "scope_words"]
 
@@ -21,9 +21,9 @@ def scope_words(told: Mapping[str, Any]) -> str:
     if "before_time" in told:
         which = f"before {moment_text(told['before_time'])}"
     elif "before" in told:
-        which = f"below event {printable(told['before'])}"
+        which = f"below event {safe_text(told['before'], None)}"
     else:
-        which = f"below token {printable(told['before_token'])}"
+        which = f"below token {safe_text(told['before_token'], None)}"
     return f"messages {which}{', those of this server too' if told['delete_local'] else ''}"
 
 
@@ -34,7 +34,11 @@ def archive_words(told: Mapping[str, Any], folder: str | None = None) -> str:
     """
     if told["archive"] is None:
         return "no archive"
-    return f"archived in {printable(folder)}" if folder is not None else f"archive in {printable(told['archive'])}"
+    return (
+        f"archived in {safe_text(folder, None)}"
+        if folder is not None
+        else f"archive in {safe_text(told['archive'], None)}"
+    )
 
 
 def history_words(told: Mapping[str, Any], deleted: int, outliers: int, folder: str | None = None) -> str:
@@ -59,7 +63,7 @@ def folder_words(told: Mapping[str, Any], *, is_room_here: bool) -> str:
     For example ``archive of !a:b, made 22 Nov 2026 02:00 UTC, 6.0 GB in 14 files: removed; messages that were purged
     meanwhile are gone with it``. ``is_room_here`` is true if the room of the archive is in the database.
     """
-    of_room = f" of {printable(told['room_id'])}" if told["room_id"] else ""
+    of_room = f" of {safe_text(told['room_id'], None)}" if told["room_id"] else ""
     made = "made" if told["what"] in ("archive", "export") else "last changed"
     size = f"{byte_size(told['bytes'])} in {told['files']:,} file{'' if told['files'] == 1 else 's'}"
     done = "would be removed" if told["dry_run"] else "removed"

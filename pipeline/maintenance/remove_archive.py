@@ -26,7 +26,7 @@ from pipeline.private_files import fsync_folder, remove_folder
 from streams.db import driver
 from streams.runtime.amounts import byte_size
 from streams.runtime.moments import moment_text
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["RemoveArchiveKind"]
 
@@ -74,7 +74,7 @@ class RemoveArchiveKind(JobKind):
         return summary
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
-        yield f"{printable(summary['folder'])}: {summary['words']}"
+        yield f"{safe_text(summary['folder'], None)}: {summary['words']}"
 
     @staticmethod
     def _summary(run: JobRun, found: WrittenFolder) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ class RemoveArchiveKind(JobKind):
         # The figures are texts, because numbers would be added to the sums of changed rows.
         run.note_before({"files": f"{found.files:,}", "size": byte_size(found.bytes)})
         run.note_after({"files": "0", "size": byte_size(0)})
-        run.say(f"{printable(str(found.path))}: {words}")
+        run.say(f"{safe_text(str(found.path), None)}: {words}")
         return {**told, "words": words}
 
 

@@ -31,7 +31,7 @@ from pipeline.jobs.run import JobKind, JobRun
 from pipeline.maintenance.many_rooms import ManyRooms
 from pipeline.maintenance.resync_executor import RoomAnswer
 from pipeline.maintenance.room_tasks import MASTER
-from streams.caching import invalidate_room_state
+from streams.caches import invalidate_room_state
 from streams.db import driver
 from streams.maintenance import check as inspection
 from streams.maintenance.table_sequences import inspect_tables, repair_tables

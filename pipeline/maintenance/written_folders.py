@@ -114,7 +114,7 @@ def _tops() -> Sequence[tuple[Path, bool]]:
 
     Symbolic links in the paths are resolved.
     """
-    return ((pipeline_settings().archives.resolve(), False), (exports_folder().resolve(), True))
+    return ((pipeline_settings().archive_folder.resolve(), False), (exports_folder().resolve(), True))
 
 
 def _places(name: str) -> Iterator[tuple[Path, bool]]:
@@ -122,7 +122,7 @@ def _places(name: str) -> Iterator[tuple[Path, bool]]:
 
     A relative name may mean a path of an archive and a path of an export.
     """
-    given = (pipeline_settings().archives.absolute(), exports_folder().absolute())
+    given = (pipeline_settings().archive_folder.absolute(), exports_folder().absolute())
     for (top, is_export), written in zip(_tops(), given, strict=True):
         for base in dict.fromkeys((top, written)):
             path = Path(os.path.normpath(base / name))

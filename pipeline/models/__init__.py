@@ -20,7 +20,6 @@ __all__ = [
     "Job",
     "JobState",
     "MendedRoom",
-    "PackRequest",
     "QuarantinedLine",
     "RoomStatistics",
     "SourceWrite",
@@ -155,7 +154,6 @@ class BatchLedger(models.Model):
 
 
 from pipeline.models.imports import ImportSource  # noqa: E402 - after the table of jobs
-from pipeline.models.pack_requests import PackRequest  # noqa: E402
 from pipeline.models.resync import ComparedRooms, MendedRoom  # noqa: E402
 from pipeline.models.spark_writes import SourceWrite  # noqa: E402 - after the table of jobs
 from pipeline.models.statistics import RoomStatistics  # noqa: E402 - after the tables

@@ -1,32 +1,30 @@
-"""Appends rows that Spark tasks have staged, in one transaction. Needs Django.
+"""Appends rows that Spark tasks have staged, in one transaction. Runs in the driver, which has Django installed.
 
-Runs in a process that is a writer of the stream and keeps no cached values (``pipeline.source.append_process``). This
-writer reserves the IDs of the facts. A write is done once: its row in the table ``SourceWrite`` commits together with
-the facts. A repeated write finds this row and appends nothing.
+A write is done once: its row in the table ``SourceWrite`` commits together with the facts. A repeated write finds this row
+and appends nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error, connections, transaction
+import psycopg2
 
+from pipeline.connections import connect
 from pipeline.errors import FactsNotAppended
-from pipeline.source.write import PREFIX
-from streams import registry
-from streams.core.declaration import ColumnKind, quoted
-from streams.stream_object import Stream
-from streams.writing.process import current_writer
-from streams.writing.side_effects import compact_keys
+from pipeline.source.staging import drop_staging
+from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration, quoted
+from streams.db.driver import explain
+from streams.db.long_transactions import NO_LIMITS
+from streams.holds.hold import WRITE_AS
+from streams.writing.newest_rows import compact_keys
 
-__all__ = ["Appended", "StagedWrite", "append_staged", "sweep"]
+__all__ = ["Appended", "StagedWrite", "append_staged"]
 
-_FACTS_PER_STATEMENT = 500_000
 _VALUES_PER_STATEMENT = 10_000
 _KEPT = "90 days"
-_LEFT_SECONDS = 86_400
 
 _TAKE = """
 INSERT INTO pipeline_sourcewrite (write_id, stream, writer, facts) VALUES (%(write_id)s, %(stream)s, '', 0)
@@ -39,24 +37,31 @@ WHERE write_id = %(write_id)s
 """
 _FORGET = f"DELETE FROM pipeline_sourcewrite WHERE committed_at < clock_timestamp() - interval '{_KEPT}'"
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
-_LEFT = (
-    "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname::text, %s) AND pg_table_is_visible(oid)"
-)
-_NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 
 @dataclass(frozen=True, slots=True)
 class StagedWrite:
-    """The rows to append as facts. ``staging`` is the staging table that holds them.
+    """The rows to append as facts. ``staging`` is the staging table that holds them. ``writer`` is the writer of the facts.
 
     ``attempts`` holds (number of the attempt, number of rows) for each task. Its order is the order of the facts.
     """
 
-    stream: str
+    declaration: StreamDeclaration
+    writer: str
     write_id: str
     staging: str
     columns: tuple[str, ...]
     attempts: tuple[tuple[int, int], ...]
+
+    @property
+    def stream(self) -> str:
+        """Returns the name of the stream."""
+        return self.declaration.name
+
+    @property
+    def table(self) -> FactTable:
+        """Returns the only table of the stream."""
+        return self.declaration.tables[0]
 
     @property
     def facts(self) -> int:
@@ -77,19 +82,25 @@ class Appended:
     done_before: bool = False
 
 
-def append_staged(write: StagedWrite, using: str) -> Appended:
+def append_staged(write: StagedWrite, dsn: str) -> Appended:
     """Appends the staged rows as facts, unless an earlier write with this ``write_id`` has. Then drops the staging table.
 
-    Raises ``FactsNotAppended`` if staged rows are missing, or if the ``write_id`` was used for another stream.
+    Raises ``FactsNotAppended`` if staged rows are missing, if the ``write_id`` was used for another stream, and with the reason
+    if the database refuses the facts.
     """
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(_FORGET)
-        # A and B append under the same write_id. B's insert waits until A's transaction ends. If A commits, B gets no row
-        # back and reports A's facts. If A rolls back, B's insert succeeds and B appends.
-        cursor.execute(_TAKE, {"write_id": write.write_id, "stream": write.stream})
-        appended = _append(cursor, write, using) if cursor.fetchone() else _done_before(cursor, write)
-    _drop(write.staging, using)  # after the commit: a table that cannot be dropped must not undo the append
-    return appended
+    with closing(connect(dsn, "replsite spark append")) as connection:
+        try:
+            with connection, connection.cursor() as cursor:  # one transaction
+                cursor.execute(NO_LIMITS)
+                cursor.execute(_FORGET)
+                # A and B append under the same write_id. B's insert waits until A's transaction ends. If A commits, B gets no
+                # row back and reports A's facts. If A rolls back, B's insert succeeds and B appends.
+                cursor.execute(_TAKE, {"write_id": write.write_id, "stream": write.stream})
+                appended = _append(cursor, write) if cursor.fetchone() else _done_before(cursor, write)
+        except psycopg2.Error as error:
+            raise FactsNotAppended(f"Stream {write.stream}: {explain(error)}") from error
+        drop_staging(connection, write.staging)  # after the commit: a table that stays must not undo the append
+        return appended
 
 
 def _done_before(cursor: Any, write: StagedWrite) -> Appended:
@@ -102,30 +113,14 @@ def _done_before(cursor: Any, write: StagedWrite) -> Appended:
     return Appended(facts, first, last, done_before=True)
 
 
-def _append(cursor: Any, write: StagedWrite, using: str) -> Appended:
-    stream = registry.get(write.stream)
+def _append(cursor: Any, write: StagedWrite) -> Appended:
     _check_staged(cursor, write)
-    ids: list[int] = []
-    if write.facts > _FACTS_PER_STATEMENT:
-        cursor.execute(f"CREATE INDEX ON {write.staging} (attempt, place)")
-    # From the first reservation to the commit, the linear position waits for this transaction. So everything that can be
-    # refused was checked above.
-    for count in _shares(write.facts, _FACTS_PER_STATEMENT):
-        with stream.reserve(count, using) as reservation:
-            _insert(cursor, write, stream, reservation.ids, len(ids), current_writer(using).name)
-            ids += reservation.ids
-    _keep_newest(cursor, write, stream)
-    appended = Appended(len(ids), ids[0], ids[-1]) if ids else Appended(0)
-    who = current_writer(using).name if ids else ""
+    appended = _insert(cursor, write) if write.facts else Appended(0)
+    _keep_newest(cursor, write)
+    who = write.writer if write.facts else ""
     values = {"writer": who, "facts": appended.facts, "first": appended.first, "last": appended.last}
     cursor.execute(_FINISH, {**values, "write_id": write.write_id})
     return appended
-
-
-def _shares(whole: int, most: int) -> Iterator[int]:
-    while whole > 0:
-        yield min(whole, most)
-        whole -= most
 
 
 def _check_staged(cursor: Any, write: StagedWrite) -> None:
@@ -145,54 +140,44 @@ def _check_staged(cursor: Any, write: StagedWrite) -> None:
         )
 
 
-def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int], done: int, writer: str) -> None:
-    """Inserts one fact under each of ``ids``. The first ``done`` staged rows are skipped, because they are inserted already.
+def _insert(cursor: Any, write: StagedWrite) -> Appended:
+    """Inserts the staged rows as facts. The facts get their IDs from the default of the table.
 
     The order of the facts is that of ``write.attempts``. Within an attempt it is that of the column ``place``.
     """
-    table = stream.declaration.tables[0]
+    table = write.table
     kinds = {column.name: column.kind for column in table.stored}
-    values = "".join(
-        f", s.{quoted(name)}{'::jsonb' if kinds[name] is ColumnKind.JSON else ''}" for name in write.columns
+    names = ", ".join(map(quoted, write.columns))
+    values = ", ".join(
+        f"s.{quoted(name)}{'::jsonb' if kinds[name] is ColumnKind.JSON else ''}" for name in write.columns
     )
-    names = "".join(f", {quoted(name)}" for name in write.columns)
+    cursor.execute(f"SELECT {WRITE_AS}", {"writer": write.writer})
+    # From here to the commit, readers of the stream wait. So everything that can be refused was checked above.
     cursor.execute(
         f"""
-        INSERT INTO {quoted(table.name)} ({quoted(table.id_column)}, {quoted(table.writer_column)}{names})
-        SELECT %(sign)s * i.id, %(writer)s{values}
-        FROM unnest(%(attempts)s::bigint[], %(bases)s::bigint[]) AS b(attempt, base)
-        JOIN {write.staging} s ON s.attempt = b.attempt AND s.place >= %(done)s - b.base AND s.place < %(upto)s - b.base
-        JOIN unnest(%(ids)s::bigint[]) WITH ORDINALITY AS i(id, n) ON i.n = b.base + s.place - %(done)s + 1
-        ORDER BY i.n
+        WITH stored AS (
+            INSERT INTO {quoted(table.name)} ({names})
+            SELECT {values}
+            FROM unnest(%(attempts)s::bigint[]) WITH ORDINALITY AS given(attempt, n)
+            JOIN {write.staging} s ON s.attempt = given.attempt
+            ORDER BY given.n, s.place
+            RETURNING abs({quoted(table.id_column)}) AS id
+        )
+        SELECT count(*), min(id), max(id) FROM stored
         """,
-        {
-            "sign": stream.sign,
-            "writer": writer,
-            "attempts": [attempt for attempt, _ in write.attempts],
-            "bases": _bases(write.attempts),
-            "done": done,
-            "upto": done + len(ids),
-            "ids": list(ids),
-        },
+        {"attempts": [attempt for attempt, _ in write.attempts]},
     )
-    if cursor.rowcount != len(ids):
+    appended = Appended(*cursor.fetchone())
+    if appended.facts != write.facts:
         raise FactsNotAppended(
-            f"Stream {write.stream}: {cursor.rowcount} rows were found for {len(ids)} facts in {write.staging}. Nothing was "
+            f"Stream {write.stream}: {appended.facts} of {write.facts} rows of {write.staging} were inserted. Nothing was "
             f"appended; write again."
         )
+    return appended
 
 
-def _bases(attempts: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns, for each attempt in the list, the number of facts in all attempts before it."""
-    bases, before = [], 0
-    for _, rows in attempts:
-        bases.append(before)
-        before += rows
-    return bases
-
-
-def _keep_newest(cursor: Any, write: StagedWrite, stream: Stream) -> None:
-    table = stream.declaration.tables[0]
+def _keep_newest(cursor: Any, write: StagedWrite) -> None:
+    table = write.table
     if not table.newest_per or not write.facts:
         return
     attempts = [attempt for attempt, _ in write.attempts]
@@ -203,41 +188,3 @@ def _keep_newest(cursor: Any, write: StagedWrite, stream: Stream) -> None:
     values = [row[0] for row in cursor.fetchall()]
     for start in range(0, len(values), _VALUES_PER_STATEMENT):
         compact_keys(cursor, table, values[start : start + _VALUES_PER_STATEMENT])
-
-
-# --- what is left behind ------------------------------------------------------------------------------------------
-
-
-def sweep(using: str) -> list[str]:
-    """Drops staging tables that are more than a day old, and returns their names.
-
-    A table is kept if a task is writing to it at this moment. If a write takes longer than a day, its table may be
-    dropped while no task is writing. Then the write fails, and appends nothing.
-    """
-    with connections[using].cursor() as cursor:
-        cursor.execute(_NOW)
-        now = cursor.fetchone()[0]
-        cursor.execute(_LEFT, [PREFIX])
-        names = [row[0] for row in cursor.fetchall()]
-    return [name for name in names if now - _made_at(name, now) > _LEFT_SECONDS and _drop(name, using)]
-
-
-def _made_at(name: str, now: int) -> int:
-    try:
-        return int(name.removeprefix(PREFIX).partition("_")[0], 16)
-    except ValueError:  # not one of our staging tables: treated as new, so it is kept
-        return now
-
-
-def _drop(staging: str, using: str) -> bool:
-    """Drops a staging table. Returns false if this fails, for example because a late task holds a lock on the table.
-
-    A failure to drop the table does not make the write fail.
-    """
-    try:
-        with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            cursor.execute("SET LOCAL lock_timeout = '2s'")
-            cursor.execute(f"DROP TABLE IF EXISTS {staging}")
-    except Error:  # usually the lock timeout; a later sweep drops the table
-        return False
-    return True

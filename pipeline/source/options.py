@@ -22,7 +22,7 @@ _LARGEST_ROWS = 1_000_000_000
 _LONGEST_NAME = 200
 _MAX_ROWS = 100_000
 _ROWS_PER_PARTITION = 50_000
-_WRITER = "spark-{n}"
+_WRITER = "spark"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class SourcePositions:
 def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositions:
     """Returns the stored positions of a stream, with the epoch and the stream's generation.
 
+    The source does not look for itself. The checkpoint of a query lies in files, which outlive a crash of the server.
+
     No position in the result is above the value of the stream's sequence.
     """
     # The epoch comes first. If the database is restored between the two queries, the offset has the old epoch, and the next

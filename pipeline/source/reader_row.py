@@ -1,7 +1,7 @@
 """Stores a Spark query with a ``readerName`` in the table of readers, which the live page shows.
 
-The query's own cursor is in its checkpoint. So the row says what the query has handled while it runs, and for a day
-after that.
+The query's own cursor is in its checkpoint. So the row says what the query has handled while it runs, and until it
+is forgotten: by an operator, or after thirty days of silence.
 """
 
 from __future__ import annotations
@@ -27,5 +27,10 @@ class ReaderRow:
 
 def store_reader(cursor: Any, row: ReaderRow) -> None:
     """Inserts or updates the row of a query. Sets the time of its heartbeat to now."""
-    known = {"key": f"spark:{row.name}", "name": row.name, "address": socket.gethostname(), "positions": row.positions}
+    known = {
+        "key": f"{reader_table.QUERY}{row.name}",
+        "name": row.name,
+        "address": socket.gethostname(),
+        "positions": row.positions,
+    }
     reader_table.store_readers(cursor, "spark", row.process_id, [known])

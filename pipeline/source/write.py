@@ -1,4 +1,4 @@
-"""Appends facts with ``format("replsite")``: tasks stage rows, and one process appends them in one transaction.
+"""Appends facts with ``format("replsite")``: tasks stage rows, and the driver appends them in one transaction.
 
     frame.write.format("replsite").option("dsn", DSN).option("stream", "caches").mode("append").save()
 
@@ -6,7 +6,7 @@ Each row becomes one fact, under an ID from the stream. IDs follow the order of 
 
 * ``dsn``: libpq connection string.
 * ``stream``: name.
-* ``writer``: name or pattern of the writer, default ``spark-{n}``.
+* ``writer``: name of the writer, default ``spark``.
 * ``writeId``: name of the write. A write under a used name appends nothing. So a write can be repeated after any failure.
 
 Each attempt of a task stages its rows in one transaction, under a random number that identifies the attempt. Only the
@@ -16,8 +16,7 @@ late or killed task does not change which facts are appended.
 The job's staging table is created before the tasks start, and dropped after the last. A task that runs later finds no
 table and fails. The table is UNLOGGED. So it is empty after a crash of PostgreSQL, and then the write fails as a whole.
 
-A separate Python process appends (``pipeline.source.append_process``). This process is a writer of the stream, with a
-name and a lease. It reserves the IDs just before it inserts the facts.
+The rows are appended by one INSERT (``pipeline.source.append_staged``), in the process in which Spark calls ``commit``.
 
 Needs no Django.
 """
@@ -25,12 +24,9 @@ Needs no Django.
 from __future__ import annotations
 
 import io
-import json
-import os
 import secrets
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +37,10 @@ from pipeline.connections import connect
 from pipeline.errors import FactsNotAppended
 from pipeline.source.options import WriteOptions
 from pipeline.source.schemas import chosen_columns, declaration_of
+from pipeline.source.staging import NOW, drop_staging, staging_name, sweep
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.json_codec import decode_json, encode_json
+from streams.core.names import check_name, name_without_number
 from streams.db.long_transactions import NO_LIMITS
 from streams.errors import BadJson
 
@@ -50,11 +48,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["PREFIX", "FactWriter", "StagedRows", "fact_writer", "staging_name"]
+__all__ = ["FactWriter", "StagedRows", "fact_writer"]
 
-PREFIX = "pipeline_facts_"
-"""Prefix of staging tables. The full name continues with the time of creation (seconds, hexadecimal), an underscore and the
-job."""
 _ROWS_PER_COPY = 10_000
 _GIVEN_BY_APPEND = frozenset({"token", "writer", "received_at_ms"})
 _STAGED_TYPES = {
@@ -65,7 +60,6 @@ _STAGED_TYPES = {
     ColumnKind.BOOLEAN: "boolean",
     ColumnKind.TEXT_ARRAY: "text[]",
 }
-_NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 _NEEDED = """
 SELECT a.attname, a.atthasdef OR a.attidentity <> '' FROM pg_attribute a
 WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull
@@ -84,10 +78,11 @@ class StagedRows(WriterCommitMessage):
 def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> FactWriter:
     """Creates the staging table of one Spark job, and returns the ``FactWriter`` of the job.
 
-    Raises ``ValueError`` in three cases: the job would overwrite facts, the facts of the stream are events, or the columns
-    do not fit the stream's table.
+    Raises ``ValueError`` in four cases: the job would overwrite facts, the facts of the stream are events, the columns do
+    not fit the stream's table, or the writer's name cannot be one.
     """
     declaration = declaration_of(options.stream)
+    check_name(options.writer)
     if overwrite:
         raise ValueError(f"facts are never overwritten: write to stream {declaration.name} with mode('append')")
     if declaration in events_catalog.declarations():
@@ -99,24 +94,16 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
         raise ValueError(f"the stream gives each fact its {', '.join(odd)}: drop {', '.join(odd)} from what is written")
     table = declaration.tables[0]  # a stream that can be appended to has exactly one table
     columns = tuple(column for name in names for column in table.stored if column.name == name)
-    connection = connect(options.dsn, "replsite spark staging")
-    try:
-        with connection, connection.cursor() as cursor:
-            filled = _check_columns(cursor, declaration, table, columns)
-            cursor.execute(_NOW)
-            staging = staging_name(secrets.token_hex(8), cursor.fetchone()[0])
-            cursor.execute(_ddl(staging, columns))
-    finally:
-        connection.close()
+    with closing(_connect(options)) as connection, connection, connection.cursor() as cursor:
+        filled = _check_columns(cursor, declaration, table, columns)
+        cursor.execute(NOW)
+        staging = staging_name(secrets.token_hex(8), cursor.fetchone()[0])
+        cursor.execute(_ddl(staging, columns))
     return FactWriter(options, staging, columns, filled)
 
 
-def staging_name(job: str, now: float) -> str:
-    """Returns the name of a job's staging table, which contains the time when the table was made.
-
-    ``now`` is the time of the database's clock in seconds. The age of the table is computed by the same clock.
-    """
-    return f"{PREFIX}{int(now):x}_{job}"
+def _connect(options: WriteOptions) -> Any:
+    return connect(options.dsn, "replsite spark staging")
 
 
 def _check_columns(
@@ -146,7 +133,7 @@ def _ddl(staging: str, columns: Sequence[Column]) -> str:
 class FactWriter(DataSourceArrowWriter):
     """Spark's interface for the rows of one Spark job. ``write`` runs in executors.
 
-    ``commit`` and ``abort`` run in a process on the driver's machine.
+    ``commit`` and ``abort`` run in a process that Spark starts on the driver's machine.
     """
 
     def __init__(
@@ -167,19 +154,15 @@ class FactWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         # The attempt's number is random, because a late attempt of the same task may be staging at the same time.
         staged = StagedRows(context.partitionId() if context else 0, secrets.randbits(62), 0)
-        connection = connect(self.options.dsn, "replsite spark staging")
         rows = 0
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute("SET LOCAL synchronous_commit = off")  # a crash empties the unlogged table anyway
-                cursor.execute(NO_LIMITS)  # it may take long until Spark gives the next batch
-                for batch in iterator:
-                    for start in range(0, batch.num_rows, _ROWS_PER_COPY):
-                        some = batch.slice(start, _ROWS_PER_COPY)
-                        self._copy(cursor, some, staged.attempt, rows)
-                        rows += some.num_rows
-        finally:
-            connection.close()
+        with closing(_connect(self.options)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("SET LOCAL synchronous_commit = off")  # a crash empties the unlogged table anyway
+            cursor.execute(NO_LIMITS)  # it may take long until Spark gives the next batch
+            for batch in iterator:
+                for start in range(0, batch.num_rows, _ROWS_PER_COPY):
+                    some = batch.slice(start, _ROWS_PER_COPY)
+                    self._copy(cursor, some, staged.attempt, rows)
+                    rows += some.num_rows
         return StagedRows(staged.partition, staged.attempt, rows)
 
     def _copy(self, cursor: Any, batch: pa.RecordBatch, attempt: int, place: int) -> None:
@@ -221,60 +204,33 @@ class FactWriter(DataSourceArrowWriter):
         return pa.array(texts, pa.string())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Appends the staged rows as facts, in a separate process. Raises ``FactsNotAppended``."""
-        _append(self.work(messages))
+        """Appends the staged rows as facts, and drops old staging tables.
 
-    def work(self, messages: Sequence[WriterCommitMessage | None]) -> dict[str, Any]:
-        """Returns the input of ``pipeline.source.append_process``.
-
-        Raises ``FactsNotAppended`` if a task sent no message.
+        Raises ``FactsNotAppended``, also if a task sent no message.
         """
+        from pipeline.source.append_staged import StagedWrite, append_staged  # noqa: PLC0415 - executors have no Django
+
         staged = [message for message in messages if isinstance(message, StagedRows)]
         if len(staged) != len(messages):
             raise FactsNotAppended(
                 f"Stream {self.options.stream}: {len(messages) - len(staged)} tasks did not report what they staged. Nothing "
                 f"was appended; write again."
             )
-        return {
-            "dsn": self.options.dsn,
-            "stream": self.options.stream,
-            "writer": self.options.writer,
-            "write_id": self.options.write_id or self.staging,
-            "staging": self.staging,
-            "columns": [column.name for column in self.columns],
-            "attempts": [[one.attempt, one.rows] for one in sorted(staged, key=lambda one: one.partition)],
-        }
+        write = StagedWrite(
+            declaration_of(self.options.stream),
+            name_without_number(self.options.writer),
+            self.options.write_id or self.staging,
+            self.staging,
+            tuple(column.name for column in self.columns),
+            tuple((one.attempt, one.rows) for one in sorted(staged, key=lambda one: one.partition)),
+        )
+        append_staged(write, self.options.dsn)
+        sweep(self.options.dsn)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drops the staging table after a task failed, so that nothing is appended.
 
-        If the table cannot be dropped, a later write drops it (``sweep``).
+        If the table cannot be dropped, because a task is still running, a later write drops it (``sweep``).
         """
-        connection = connect(self.options.dsn, "replsite spark staging")
-        try:
-            with connection, connection.cursor() as cursor:
-                # A task that is still running holds a lock on the table.
-                cursor.execute("SET LOCAL lock_timeout = '2s'")
-                cursor.execute(f"DROP TABLE IF EXISTS {self.staging}")
-        finally:
-            connection.close()
-
-
-def _append(work: Mapping[str, Any]) -> None:
-    """Runs ``append_process``. If the process fails, raises ``FactsNotAppended`` with the last line of its stderr.
-
-    ``work`` is passed through standard input, because other users of the machine can read command lines, and ``work``
-    has the connection string.
-    """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-    ended = subprocess.run(
-        [sys.executable, "-m", "pipeline.source.append_process"],
-        input=json.dumps(work),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        lines = [line for line in ended.stderr.splitlines() if line.strip()] or [f"exit status {ended.returncode}"]
-        raise FactsNotAppended(f"Stream {work['stream']}: {lines[-1]}")
+        with closing(_connect(self.options)) as connection:
+            drop_staging(connection, self.staging)

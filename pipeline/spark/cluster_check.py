@@ -64,7 +64,7 @@ def find_missing(dsn: str) -> dict[str, str]:
     return missing
 
 
-def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -> None:
+def check_executors(spark: SparkSession, dsn: str, seconds: float) -> None:
     """Runs a check in as many tasks as the cluster has cores, at most ``_MOST_ASKED``.
 
     Raises ``ClusterUnfit`` if requirements are missing on some hosts. The error names these hosts and requirements.

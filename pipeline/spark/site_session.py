@@ -28,7 +28,7 @@ def site_master(master: str | None = None) -> str:
 
     Raises ``UnusableArguments`` if the master that would be returned is invalid.
     """
-    return check_master(master or pipeline_settings().master)
+    return check_master(master or pipeline_settings().spark_master)
 
 
 @contextmanager
@@ -50,5 +50,5 @@ def site_session(name: str, master: str | None = None, *, light: bool = False) -
     }
     with spark_session(name, folder=settings.folder, master=chosen, project=settings.project, conf=conf) as spark:
         if not is_local(str(spark.sparkContext.master)):
-            check_executors(spark, dsn(stream_settings().database), settings.executor_seconds)
+            check_executors(spark, dsn(stream_settings().database), settings.spark_executor_seconds)
         yield spark

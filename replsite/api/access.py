@@ -15,7 +15,6 @@ from inspect import cleandoc, iscoroutinefunction, signature
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.db import connections
 from django.http import HttpRequest
@@ -25,6 +24,7 @@ from ninja.throttling import BaseThrottle
 
 from replsite.api.models import ApiToken
 from replsite.api.tokens import find_token, reread_token
+from replsite.conf import site_settings
 
 __all__ = [
     "Forbidden",
@@ -178,7 +178,7 @@ class RatePerToken(BaseThrottle):
 
     def allow_request(self, request: HttpRequest) -> bool:
         """Returns false if the request's token has used up its requests. Otherwise counts this request and returns true."""
-        most = int(getattr(settings, "REPLSITE_API_REQUESTS_PER_MINUTE", 600))
+        most = site_settings().api_requests_per_minute
         if most <= 0:
             return True
         per_second, now, key = most / 60, time.monotonic(), request.auth.pk  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from replsite.api.streams import Conflict
 from replsite.http.database_down import away_response
 from streams.db import driver
 from streams.errors import StreamError, TokenError
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["api", "refuse"]
 
@@ -67,7 +67,7 @@ api.add_router("", streams.router)
 
 def refuse(request: HttpRequest, status: int, errcode: str, error: str, permission: str | None = None) -> HttpResponse:
     """Returns the JSON response that refuses a request, with ``errcode``, the text ``error`` and the missing permission."""
-    body = {"errcode": errcode, "error": printable(error), **({"permission": permission} if permission else {})}
+    body = {"errcode": errcode, "error": safe_text(error, None), **({"permission": permission} if permission else {})}
     response = api.create_response(request, body, status=status)
     response["Cache-Control"] = "no-store"
     return response

@@ -303,19 +303,37 @@ class Writer(Schema):
     position: int
     behind_facts: int
     behind_seconds: float
-    pending_facts: int
-    oldest_pending_seconds: float | None
+    facts_written: int
+    last_write_position: int | None
     last_write_at: datetime | None
-    host: str
-    process_id: int | None
-    heartbeat_at: datetime | None
+    held_since: datetime | None
+    held_seconds: float | None
+    held_by: Annotated[str, Field(description="the oldest open append that may be its own; empty: there is none")]
+    status: str
+    severity: str
+    sentence: str
+
+
+class Holder(Schema):
+    """An open append, behind which linear readers wait: a session, or a prepared transaction."""
+
+    pid: int | None
+    prepared: str
+    since: datetime | None
+    seconds: float | None
+    state: str
+    role: str
+    application: str
+    client: str
+    statement: Annotated[str, Field(description="its last statement, without the texts in it")]
+    bound: Annotated[int, Field(description="it holds the stream back at this position")]
     status: str
     severity: str
     sentence: str
 
 
 class Stream(Schema):
-    """A stream and its writers."""
+    """A stream with its writers, and the open appends that hold it back now."""
 
     stream: str
     head: int
@@ -325,6 +343,7 @@ class Stream(Schema):
     severity: str
     sentence: str
     writers: list[Writer]
+    holders: Annotated[list[Holder], Field(description="the one that holds it back first")]
 
 
 class ReaderStream(Schema):

@@ -19,13 +19,14 @@ from replsite.snapshot.types import ReaderView, StreamView, WriterView
 from streams.follow import parked_facts
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.models import ParkedFact, StoredCursor
-from streams.runtime.text import printable, visible
+from streams.runtime.text import safe_text
 
 __all__ = ["Conflict", "router"]
 
 router = Router(tags=["Streams"])
-_WRITER = ("stream", "writer", "state", "position", "behind_facts", "behind_seconds", "pending_facts",
-           "oldest_pending_seconds", "last_write_at", "host", "process_id", "heartbeat_at")  # fmt: skip
+_WRITER = ("stream", "writer", "state", "position", "behind_facts", "behind_seconds", "facts_written", "last_write_position",
+           "last_write_at", "held_since", "held_seconds", "held_by")  # fmt: skip
+_HOLDER = ("pid", "prepared", "since", "seconds", "state", "role", "application", "client", "statement", "bound")
 _READER = ("key", "name", "kind", "address", "served_by", "connected_at", "heartbeat_at", "closed_at",
            "lag_facts", "lag_seconds")  # fmt: skip
 _PLACE = ("stream", "position", "lag_facts", "lag_seconds", "parked_facts")
@@ -76,7 +77,7 @@ def list_streams(request: Any) -> list[dict[str, Any]]:
 def list_writers(
     request: Any, name: Annotated[str | None, Query(None, description="only the writer of this name")] = None
 ) -> list[dict[str, Any]]:
-    """Returns the writers of all streams, with their pending facts."""
+    """Returns the writers of all streams, with their open appends."""
     found = [writer for stream in SHARED.get().streams for writer in stream.writers]
     return [_writer(one) for one in found if name in (None, one.writer)]
 
@@ -93,20 +94,11 @@ def list_readers(
     return [_reader(one) for one in found[:limit]]
 
 
-@router.post("/writers/{path:name}/retire", response=answers(schemas.ActionDone), summary="Retire a writer")
-@needs(ACTIONS["retire-writer"].permission)
-def retire_writer(request: Any, name: str) -> dict[str, str]:
-    """Asks a living writer to leave its streams, or retires a dead writer, as `manage.py streams retire` does."""
-    return _act(request, "retire-writer", name)
-
-
-@router.post(
-    "/writers/{path:name}/abort", response=answers(schemas.ActionDone), summary="End a writer's open transactions"
-)
-@needs(ACTIONS["end-writer"].permission)
-def abort_writer(request: Any, name: str) -> dict[str, str]:
-    """Ends the open transactions of a writer that hold back its streams, as `manage.py streams abort` does."""
-    return _act(request, "end-writer", name)
+@router.post("/streams/{path:name}/abort", response=answers(schemas.ActionDone), summary="End what holds a stream back")
+@needs(ACTIONS["end-holder"].permission)
+def abort_holders(request: Any, name: str) -> dict[str, str]:
+    """Ends the open transactions that hold the stream back, as `manage.py streams abort` does."""
+    return _act(request, "end-holder", name)
 
 
 @router.post("/readers/{path:key}/disconnect", response=answers(schemas.ActionDone), summary="Disconnect a reader")
@@ -180,17 +172,14 @@ def drop_dead_letters(
 
 
 @router.post(
-    "/writers/{path:name}/end_lock_holder",
+    "/streams/{path:name}/end-blocker",
     response=answers(schemas.ActionDone),
-    summary="End the session that a writer waits for",
+    summary="End the session whose lock an append waits for",
 )
-@needs(ACTIONS["end-lock-holder"].permission)
-def end_lock_holder(request: Any, name: str) -> dict[str, str]:
-    """Ends the session that holds the lock for which a writer's transaction waits, even if another program owns the session.
-
-    The writer's transaction goes on.
-    """
-    return _act(request, "end-lock-holder", name)
+@needs(ACTIONS["end-blocker"].permission)
+def end_blocker(request: Any, name: str) -> dict[str, str]:
+    """Ends the sessions for whose locks open appends to the stream wait."""
+    return _act(request, "end-blocker", name)
 
 
 def _act(request: Any, name: str, about: str, stream: str | None = None, token: int | None = None) -> dict[str, str]:
@@ -214,17 +203,21 @@ def _dead_letter(found: ParkedFact) -> dict[str, Any]:
     return {
         "stream": found.stream,
         "token": found.token,
-        "writer": printable(found.instance_name),
+        "writer": safe_text(found.instance_name, None),
         "attempts": found.attempts,
         "parked_at": found.parked_at,
         "tried_at": found.tried_at,
-        "error": printable(found.error),
-        "traceback": visible(found.traceback),
+        "error": safe_text(found.error, None),
+        "traceback": safe_text(found.traceback, None, keep="\n\t"),
     }
 
 
 def _stream(found: StreamView) -> dict[str, Any]:
-    named = {"stream": found.name, "writers": [_writer(one) for one in found.writers]}
+    named = {
+        "stream": found.name,
+        "writers": [_writer(one) for one in found.writers],
+        "holders": [_columns(one, _HOLDER) for one in found.holders],
+    }
     return named | _columns(found, ("head", "linear_position", "last_fact_at"))
 
 

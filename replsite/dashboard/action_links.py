@@ -29,7 +29,7 @@ class ActionLink:
     """The query string. Empty: the page takes none."""
 
     def address(self) -> str:
-        """Returns the address of the page. ``~`` in it stands for the quoted name of a writer or reader, or for a job's ID."""
+        """Returns the address of the page. ``~`` in it stands for the quoted name of a stream or reader, or for a job's ID."""
         if self.is_of_job:
             return reverse(self.view, args=[_NO_JOB]).replace(str(_NO_JOB), "~")
         return f"{reverse(self.view)}{'?' if self.query else ''}{self.query}"
@@ -44,9 +44,8 @@ def _of_action(name: str, text: str) -> ActionLink:
 
 #: The links by the names of actions that a status uses (``Verdict.actions``).
 LINKS = {
-    "end": _of_action("end-writer", "End what it holds open"),
-    "end lock holder": _of_action("end-lock-holder", "End the session it waits for"),
-    "retire": _of_action("retire-writer", "Retire it"),
+    "end": _of_action("end-holder", "End what holds it back"),
+    "end lock holder": _of_action("end-blocker", "End the session it waits for"),
     "disconnect": _of_action("disconnect-reader", "Disconnect it"),
     "forget": _of_action("forget-reader", "Forget it"),
     "resync": _of_action("resync-reader", "Resync it"),

@@ -1,14 +1,14 @@
-"""Serves the actions of operators in the admin, on writers and readers.
+"""Serves the actions of operators in the admin, on streams and readers.
 
-Writers are retired, and their pending transactions are ended. Readers are disconnected, forgotten, or set to the present
-positions. The dead letters of readers are listed, retried and dropped.
+Open appends that hold a stream back are ended, or the sessions for whose locks they wait. Readers are disconnected,
+forgotten, or set to the present positions. The dead letters of readers are listed, retried and dropped.
 
 Each action has a page that describes its effects. A POST carries the action out, for staff with the permission, and
 records it in the admin's log. To disconnect a reader, the action marks the reader's row, and the server of the reader
 ends the connection. To retry dead letters, the action stores the request on the reader's cursors. The process that runs
 the reader then carries the request out, even if the process of the action has the same handlers. The other actions call
-the same functions as ``manage.py streams retire``, ``abort`` and ``forget``, ``manage.py resync reader`` and
-``manage.py parked drop`` (``streams.writing.terminate``, ``streams.follow``). No view waits until another process has reacted.
+the same functions as ``manage.py streams abort`` and ``forget``, ``manage.py resync reader`` and ``manage.py parked drop``
+(``streams.holds.end``, ``streams.follow``). No view waits until another process has reacted.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from django.urls import URLPattern, path, reverse
 from django.views.decorators.http import require_safe
 
 from replsite.http.database_down import away_response
-from replsite.humanize import counted
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.take import limits
+from streams import registry
 from streams.conf import stream_settings
 from streams.db import driver
-from streams.errors import StreamError, UnknownWriter
+from streams.errors import StreamError
 from streams.follow import ask_retry, drop_parked, forget_reader, parked_facts, resync_reader
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.lease import reader_row_key
+from streams.holds.end import blockers, end_blockers, end_holders, old_holders
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
-from streams.runtime.text import printable, shown, visible
-from streams.writing import terminate
-from streams.writing.dead_writers import resolve_writer
+from streams.reading.reader_table import QUERY
+from streams.runtime.amounts import counted
+from streams.runtime.text import safe_text
 
 __all__ = ["ACTIONS", "Action", "Asked", "Plan", "action_urls", "perform"]
 
@@ -69,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for an action: names of the writer or reader and of the user, and which dead letters it is about.
+    """A request for an action: names of the stream or reader and of the user, and which dead letters it is about.
 
     If ``stream`` or ``token`` is None, the action is about the dead letters of all streams or all tokens.
     """
@@ -89,17 +90,17 @@ def _disconnect(asked: Asked) -> Plan:
     reader = Reader.objects.using(stream_settings().database).filter(key=name).first()
     if reader is None:
         raise Http404("There is no such reader.")
-    who = shown(reader.name)
+    who = safe_text(reader.name)
     if reader.kind != Reader.Kind.CONNECTION or reader.closed_at is not None:
         sentence = "Only a connection to a replication server that is still open can be disconnected."
         return Plan(f"Disconnect {who}?", "", [sentence], None, reader)
 
     def carry_out() -> str:
         Reader.objects.using(stream_settings().database).filter(pk=reader.pk).update(disconnect_asked_by=by)
-        return f"{who} is being disconnected by {shown(reader.served_by) or 'its server'}."
+        return f"{who} is being disconnected by {safe_text(reader.served_by) or 'its server'}."
 
     sentences = [
-        f"{who}, from {shown(reader.address)}, connected since {reader.connected_at:%Y-%m-%d %H:%M:%S} UTC.",
+        f"{who}, from {safe_text(reader.address)}, connected since {reader.connected_at:%Y-%m-%d %H:%M:%S} UTC.",
         "Its server ends the connection within seconds. A follower comes back by itself and goes on where it was.",
     ]
     return Plan(f"Disconnect {who}?", "Disconnect it", sentences, carry_out, reader)
@@ -107,10 +108,11 @@ def _disconnect(asked: Asked) -> Plan:
 
 def _forget(asked: Asked) -> Plan:
     name, by, cursors = asked.name, asked.by, _cursors_of(asked.name)
-    row = Reader.objects.using(stream_settings().database).filter(key=reader_row_key(name)).first()
+    keys = [reader_row_key(name), f"{QUERY}{name}"]
+    row = Reader.objects.using(stream_settings().database).filter(key__in=keys).first()
     if not cursors and row is None:
         raise Http404("There is no such reader.")
-    who = shown(name)
+    who = safe_text(name)
 
     def carry_out() -> str:
         gone = forget_reader(name, by=by)
@@ -135,7 +137,7 @@ def _resync(asked: Asked) -> Plan:
     name, cursors = asked.name, _cursors_of(asked.name)
     if not cursors:
         raise Http404("There is no such reader with a cursor.")
-    who, key = shown(name), reader_row_key(name)
+    who, key = safe_text(name), reader_row_key(name)
 
     def carry_out() -> str:
         done = resync_reader(name, by=asked.by)
@@ -156,7 +158,7 @@ def _resync(asked: Asked) -> Plan:
 
 def _retry(asked: Asked) -> Plan:
     facts, found = _dead_letters(asked)
-    who = shown(asked.name)
+    who = safe_text(asked.name)
 
     def carry_out() -> str:
         streams = ask_retry(asked.name, asked.stream, asked.token, by=asked.by)
@@ -204,15 +206,15 @@ def _retries(cursors: Sequence[StoredCursor]) -> tuple[list[str], bool]:
         what = "all dead letters" if cursor.retry_tokens is None else counted(len(cursor.retry_tokens), "dead letter")
         came = when if cursor.retry_began_at is None else "They are being retried."
         if cursor.retry_result:
-            came = f"Result: {shown(cursor.retry_result, 200)}."
+            came = f"Result: {safe_text(cursor.retry_result, 200)}."
         at = f"{cursor.retry_asked_at:%Y-%m-%d %H:%M:%S} UTC"
-        sentences.append(f"{cursor.stream}: {shown(cursor.retry_asked_by)} asked at {at} to retry {what}. {came}")
+        sentences.append(f"{cursor.stream}: {safe_text(cursor.retry_asked_by)} asked at {at} to retry {what}. {came}")
     return sentences, any(not cursor.retry_result for cursor in asked)
 
 
 def _drop(asked: Asked) -> Plan:
     facts, found = _dead_letters(asked)
-    who = shown(asked.name)
+    who = safe_text(asked.name)
 
     def carry_out() -> str:
         return f"{counted(drop_parked(asked.name, asked.stream, asked.token), 'dead letter')} of {who} dropped."
@@ -236,10 +238,11 @@ def _dead_letters(asked: Asked) -> tuple[QuerySet[ParkedFact], list[ParkedFact]]
 def _described(facts: QuerySet[ParkedFact], asked: Asked) -> list[str]:
     if asked.token is not None:
         return [
-            f"{one.stream} {one.token}, {counted(one.attempts, 'attempt')}: {shown(one.error, 500)}" for one in facts
+            f"{one.stream} {one.token}, {counted(one.attempts, 'attempt')}: {safe_text(one.error, 500)}"
+            for one in facts
         ]
     by_error = facts.order_by().values_list("stream", "error").annotate(number=Count("*")).order_by("-number")[:5]
-    return [f"{counted(number, 'fact')} of {stream}: {shown(error, 500)}" for stream, error, number in by_error]
+    return [f"{counted(number, 'fact')} of {stream}: {safe_text(error, 500)}" for stream, error, number in by_error]
 
 
 def _parked_address(reader: str) -> str:
@@ -260,15 +263,15 @@ def _parked_page(request: HttpRequest) -> HttpResponse:
     retries, is_retrying = _retries(cursors)
     context = {
         **admin.site.each_context(request),
-        "title": f"Dead letters of {shown(asked.name)}",
+        "title": f"Dead letters of {safe_text(asked.name)}",
         "reader": asked.name,
         "retries": retries,
         "is_retrying": is_retrying,
         "facts": [
             {
-                "stream": one.stream, "token": one.token, "writer": shown(one.instance_name), "attempts": one.attempts,
-                "parked_at": one.parked_at, "tried_at": one.tried_at, "error": printable(one.error),
-                "traceback": visible(one.traceback),
+                "stream": one.stream, "token": one.token, "writer": safe_text(one.instance_name), "attempts": one.attempts,
+                "parked_at": one.parked_at, "tried_at": one.tried_at, "error": safe_text(one.error, None),
+                "traceback": safe_text(one.traceback, None, keep="\n\t"),
             }
             for one in found[:FACTS_SHOWN]
         ],
@@ -282,83 +285,62 @@ def _cursors(found: Sequence[Any]) -> str:
     return ", ".join(f"{cursor.stream} at {cursor.base}" for cursor in found)
 
 
-def _retire(asked: Asked) -> Plan:
-    name, by = asked.name, asked.by
+def _end_holders(asked: Asked) -> Plan:
+    stream, by, about = asked.name, asked.by, _stream_row(asked.name)
     with _cursor() as cursor:
-        found = _holding(cursor, name)
-    about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
-    if found.retired:
-        return Plan(f"Retire {name}?", "", [f"{name} is retired already."], None, about)
+        found = old_holders(cursor, stream)
+        waits_for = blockers(cursor, found)
+    title = f"End what holds {stream} back?"
+    if not found:
+        return Plan(title, "", [f"Nothing holds {stream} back: no append to it is open for long."], None, about)
 
     def carry_out() -> str:
         with _cursor() as cursor:
-            if done := resolve_writer(cursor, name, by):
-                return f"{name} was proven dead and is retired on {counted(len(done), 'stream')}."
-            if terminate.holding(cursor, name).lock is None:
-                return (
-                    f"{name} has no process, but a transaction of it is still open: it is retired when that has ended."
-                )
-            return f"{name} lives; it was asked to leave {', '.join(terminate.ask_to_leave(cursor, name, by))}."
+            ended = end_holders(cursor, found, by)
+        return f"{counted(len(ended), 'transaction')} ended; what they had written is rolled back."
 
     sentences = [
-        f"Its process: {found.process}, " + ("alive." if found.lock else "gone."),
-        "A living writer finishes what it has begun and leaves its streams; the process is not ended. A dead one is taken out, "
-        "if it is proven dead.",
-    ]
-    return Plan(f"Retire {name}?", "Retire it", sentences, carry_out, about)
-
-
-def _end(asked: Asked) -> Plan:
-    name, by = asked.name, asked.by
-    with _cursor() as cursor:
-        found = _holding(cursor, name)
-    about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
-    title = f"End what {name} holds open?"
-    if not found.transactions:
-        return Plan(title, "", [f"{name} holds nothing back: no transaction of it is open for long."], None, about)
-
-    def carry_out() -> str:
-        with _cursor() as cursor:
-            ended = terminate.end_sessions(cursor, found, by)
-        return f"{counted(len(ended), 'transaction')} of {name} ended; what they had written is rolled back."
-
-    sentences = [
-        f"Its process: {found.process}.",
-        *(f"Open: {one}." for one in found.transactions),
-        "What they have written is rolled back; the writer's process sees an error and goes on.",
+        *(
+            f"Open: {safe_text(str(one), 300)}; its last statement: {safe_text(one.statement or '', 200)}"
+            for one in found
+        ),
+        *(f"It waits for a lock of {safe_text(str(one), 300)}." for one in waits_for),
+        "What they have written is rolled back. Their programs see an error and go on.",
     ]
     return Plan(title, "End them", sentences, carry_out, about)
 
 
-def _end_lock_holder(asked: Asked) -> Plan:
-    name, by = asked.name, asked.by
+def _end_blockers(asked: Asked) -> Plan:
+    stream, by, about = asked.name, asked.by, _stream_row(asked.name)
     with _cursor() as cursor:
-        found = _holding(cursor, name)
-        holders = terminate.lock_holders(cursor, found)
-    about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
-    title = f"End the session whose lock {name} waits for?"
-    if not holders:
-        return Plan(title, "", [f"{name} waits for no lock of another session."], None, about)
+        found = blockers(cursor, old_holders(cursor, stream))
+    title = f"End the session whose lock an append to {stream} waits for?"
+    if not found:
+        return Plan(title, "", [f"No append to {stream} waits for a lock of another session."], None, about)
 
     def carry_out() -> str:
         with _cursor() as cursor:
-            ended = terminate.end_lock_holders(cursor, found, holders, by)
-        return f"{counted(len(ended), 'session')} ended for whose locks {name} waited; what they had written is rolled back."
+            ended = end_blockers(cursor, found, by)
+        return f"{counted(len(ended), 'session')} ended; what they had written is rolled back."
 
     sentences = [
-        *(f"It holds the lock: {shown(str(one))}; its last query: {shown(one.query)}" for one in holders),
-        "It is no session of this writer and may belong to another program: its transaction is rolled back, and the program "
-        "sees an error. The transaction of the writer goes on.",
+        *(f"It holds the lock: {safe_text(str(one), 300)}." for one in found),
+        "It is not the session that appends, and may belong to another program: its transaction is rolled back, and the program "
+        "sees an error. The append goes on.",
         "PostgreSQL allows it if the site's role is that of the session, or a member of pg_signal_backend.",
     ]
     return Plan(title, "End it", sentences, carry_out, about)
 
 
-def _holding(cursor: Any, name: str) -> terminate.Holding:
-    try:
-        return terminate.holding(cursor, name)
-    except UnknownWriter as error:
-        raise Http404(str(error)) from error
+def _stream_row(stream: str) -> StreamPosition:
+    """Returns a row of the stream, to which the entry in the admin's log refers. Raises ``Http404`` for an unknown stream.
+
+    If the stream has no row yet, returns one that is not stored.
+    """
+    if registry.find(stream) is None:
+        raise Http404("There is no such stream.")
+    found = StreamPosition.objects.using(stream_settings().database).filter(stream=stream).first()
+    return found or StreamPosition(stream=stream)
 
 
 @contextmanager
@@ -393,7 +375,7 @@ def _asked(request: HttpRequest) -> Asked:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action on a reader or a writer. ``plan`` raises ``Http404`` for an unknown reader or writer."""
+    """An action on a reader or a stream. ``plan`` raises ``Http404`` if it is unknown."""
 
     plan: Callable[[Asked], Plan]
     permission: str
@@ -408,14 +390,13 @@ ACTIONS = {
     "resync-reader": Action(_resync, "streams.resync_reader", "resync"),
     "retry-parked": Action(_retry, "streams.retry_parked", "parked/retry"),
     "drop-parked": Action(_drop, "streams.drop_parked", "parked/drop"),
-    "retire-writer": Action(_retire, "streams.retire_writer", "retire"),
-    "end-writer": Action(_end, "streams.end_writer", "end"),
-    "end-lock-holder": Action(_end_lock_holder, "streams.end_lock_holder", "end-lock-holder"),
+    "end-holder": Action(_end_holders, "streams.end_holder", "end"),
+    "end-blocker": Action(_end_blockers, "streams.end_holder", "end-blocker"),
 }
 
 
 def _view(action: Action) -> Callable[..., HttpResponse]:
-    """Returns the view of one action on the reader or writer that the query parameter ``name`` names.
+    """Returns the view of one action on the reader or stream that the query parameter ``name`` names.
 
     The view responds with 403 without the permission, 404 if the name is missing or unknown, and 503 if the database cannot
     be reached.

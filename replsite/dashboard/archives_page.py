@@ -23,9 +23,9 @@ from events.models import Room
 from pipeline.maintenance.remove_archive import RemoveArchiveKind
 from pipeline.maintenance.written_folders import WrittenFolder, find_folders, with_contents
 from replsite.disk import disk_free, disk_reserve
-from replsite.humanize import byte_size, count, counted
 from streams.conf import stream_settings
-from streams.runtime.text import printable, shown
+from streams.runtime.amounts import byte_size, count, counted
+from streams.runtime.text import safe_text
 
 __all__ = ["ARCHIVES_SHOWN", "VIEW", "archives_page"]
 
@@ -71,11 +71,11 @@ def _rows(listed: Sequence[WrittenFolder], *, may_view_rooms: bool) -> list[dict
         # A folder whose name is no valid text is listed, too. No job accepts it: the form says that there is no such folder.
         asked = urlencode({"kind": RemoveArchiveKind.name, "folder": str(one.path)}, errors="replace")
         rows.append({
-            "name": printable(one.path.name),
-            "above": printable(str(one.path.parent)),
+            "name": safe_text(one.path.name, None),
+            "above": safe_text(str(one.path.parent), None),
             "kind": one.kind,
             "room": names[one.room_id].text if one.room_id in names else "",
-            "room_id": shown(one.room_id, 260),
+            "room_id": safe_text(one.room_id, 260),
             "url": room_url(one.room_id) if is_here and may_view_rooms and one.room_id else "",
             "is_gone": one.room_id is not None and not is_here,
             "rooms": "" if one.rooms in (None, 1) else counted(one.rooms or 0, "room"),

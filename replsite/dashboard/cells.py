@@ -12,9 +12,9 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any, NotRequired, TypedDict
 
-from replsite.humanize import count, counted, duration
 from replsite.status.series import Series
 from replsite.status.verdicts import Severity, Verdict
+from streams.runtime.amounts import count, counted, duration
 
 __all__ = [
     "NOTHING",

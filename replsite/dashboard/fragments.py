@@ -23,8 +23,8 @@ from replsite.dashboard.action_links import LINKS, action_addresses
 from replsite.dashboard.cells import NOTHING, Cell, Group, Page, Row, Tile
 from replsite.dashboard.tables import TABLES
 from replsite.dashboard.words_page import word_addresses
-from replsite.humanize import duration
-from streams.runtime.text import shown
+from streams.runtime.amounts import duration
+from streams.runtime.text import safe_text
 
 __all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of", "tables_of_site"]
 
@@ -189,7 +189,7 @@ def _buttons(names: Sequence[str], about: str, actions: Mapping[str, str]) -> st
     """Renders links to the pages of the actions that solve a problem. Leaves out actions that the viewers may not do."""
     return "".join(
         f'<a class="live-act" href="{escape(actions[name].replace("~", quote(about, safe="")))}" '
-        f'aria-label="{LINKS[name].text} … {escape(shown(about))}">{LINKS[name].text} …</a>'
+        f'aria-label="{LINKS[name].text} … {escape(safe_text(about))}">{LINKS[name].text} …</a>'
         for name in names
         if about and name in actions
     )

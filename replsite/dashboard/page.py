@@ -8,7 +8,7 @@ not merely because time passes. There is no HTML here: names that clients choose
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from replsite.dashboard.cells import (
     NOTHING,
@@ -30,9 +30,9 @@ from replsite.dashboard.cells import (
 )
 from replsite.dashboard.storage import ROOMS, STORAGE, room_groups, storage_groups
 from replsite.dashboard.summary import summary_tiles
-from replsite.humanize import byte_size, count, counted, duration
 from replsite.snapshot.types import (
     ExpectedView,
+    HolderView,
     JobStatusView,
     ReaderStreamView,
     ReaderView,
@@ -42,11 +42,11 @@ from replsite.snapshot.types import (
     WriterView,
 )
 from replsite.status.series import Series
-from replsite.status.verdicts import Health, Problem, ReaderWord, Severity, Verdict
+from replsite.status.verdicts import Health, Problem, ReaderWord, Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
-from streams.runtime.amounts import done_of
-from streams.runtime.text import shown
-from streams.runtime.version import UNRELEASED
+from streams.holds.look import YOUNG_SECONDS
+from streams.runtime.amounts import byte_size, count, counted, done_of, duration
+from streams.runtime.text import safe_text
 
 __all__ = [
     "JOBS",
@@ -72,6 +72,8 @@ CLOSED_READERS_SHOWN = 10
 PROBLEMS_SHOWN = 4
 #: Key of the row about a reader's rights. No stream has this name.
 _RIGHTS_KEY = "\nrights"
+#: The most open appends that are listed for a stream.
+HOLDERS_SHOWN = 5
 #: Number of effects that are named below a problem.
 EFFECTS_SHOWN = 3
 
@@ -81,7 +83,7 @@ STREAMS = (
     Column("Position", number=True),
     Column("Behind the head", number=True),
     Column("Facts", number=True),
-    Column("Pending", number=True),
+    Column("Open", number=True),
     Column("Last fact", number=True),
     Column("What it means"),
 )
@@ -211,30 +213,57 @@ def _stream_group(stream: StreamView) -> Group:
         text_cell(count(stream.linear_position), "linear position"),
         _waited_for(active),
         _written(stream, active),
-        number_cell(sum(writer.pending_facts for writer in stream.writers)),
+        number_cell(len(stream.holders), "", _oldest(stream.holders)),
         moment_cell(stream.last_fact_at),
     ]
     # The stream may have its status from one of its writers. Then the sentence names that writer.
-    culprits: tuple[WriterView | ExpectedView, ...] = (*stream.writers, *stream.expected)
+    culprits: tuple[WriterView | ExpectedView, ...] = () if stream.blocked else (*stream.writers, *stream.expected)
     culprit = next((writer for writer in culprits if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
+    if stream.blocked is not None and stream.status == stream.blocked.status:  # the row of the append says all about it
+        sentence = f"Held back by {stream.blocked.name}."
     about = "" if culprit is not None else stream.name
     head = head_row(stream.status, sentence, cells, about=about)
     missed = [one for one in stream.expected if one.status.severity >= Severity.WARNING]
     rows = [_expected_row(one) for one in missed]
+    rows += [_holder_row(one, stream.name) for one in _shown_holders(stream)]
     rows += [_writer_row(writer, is_one_of_several=len(active) > 1) for writer in stream.writers]
     return {"key": stream.name, "head": head, "rows": rows}
 
 
 def _expected_row(one: ExpectedView) -> Row:
     """Returns the row of an expected writer that is missing or writes too few facts."""
-    living = f"{count(one.living)} alive" if one.living else "expected"
+    active = f"{count(one.active)} active" if one.active else "expected"
     written = text_cell(NOTHING) if one.facts_last_hour is None else text_cell(count(one.facts_last_hour), "last hour")
     return row_of(
         f"{one.writer} (expected)",
         one.status,
-        [text_cell(one.writer, living), *_blank(2, NOTHING), written, *_blank(2, NOTHING)],
+        [text_cell(one.writer, active), *_blank(2, NOTHING), written, *_blank(2, NOTHING)],
     )
+
+
+def _shown_holders(stream: StreamView) -> list[HolderView]:
+    """Returns the first open appends that are not young. Young ones come and go all the time."""
+    return [one for one in stream.holders if (one.seconds or 0.0) > YOUNG_SECONDS][:HOLDERS_SHOWN]
+
+
+def _oldest(holders: Sequence[HolderView]) -> datetime | None:
+    old = (one.since for one in holders if one.since is not None and (one.seconds or 0.0) > YOUNG_SECONDS)
+    return min(old, default=None)
+
+
+def _holder_row(one: HolderView, stream: str) -> Row:
+    """Returns the row of an open append: its session, where it holds the stream back, and since when."""
+    about = " · ".join(part for part in (one.application, one.role, one.client, one.state) if part)
+    opened = text_cell("", "", one.since)
+    cells = [
+        text_cell(one.name, about),
+        text_cell(count(one.bound), "holds it back here"),
+        *_blank(2, NOTHING),
+        opened,
+        text_cell(NOTHING),
+    ]
+    return row_of(f"\nheld {one.name}", one.status, cells, about=stream)
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
@@ -263,41 +292,18 @@ def _speed(speed: float, recent: Series) -> Cell:
 def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
     behind = lag_cell(writer.behind_facts, writer.behind_seconds, writer.behind_exact)
     cells = [
-        _process(writer),
+        text_cell(writer.writer),
         text_cell(count(writer.position)),
         text_cell(NOTHING) if writer.state == RETIRED else behind,
         _speed(writer.facts_per_second or 0.0, writer.recent if is_one_of_several else ()),
-        _pending(writer),
+        text_cell("open", "", writer.held_since) if writer.held_by else text_cell(NOTHING),
         moment_cell(writer.last_write_at),
     ]
     admin_id = str(writer.row_id) if writer.row_id is not None else ""
-    return row_of(writer.writer, writer.status, cells, admin_id, writer.writer)
-
-
-def _process(writer: WriterView) -> Cell:
-    """Returns a cell with the writer's name.
-
-    The smaller text is host, process, version, and for a running process the time since its start.
-    """
-    process = f"process {writer.process_id}" if writer.process_id else ""
-    where = ", ".join(part for part in (writer.host, process) if part)
-    version = "" if writer.version == UNRELEASED else writer.version
-    lives = writer.started_at if writer.process_id and writer.state != RETIRED else None
-    return text_cell(writer.writer, " · ".join(part for part in (where, version) if part), lives)
-
-
-def _pending(writer: WriterView) -> Cell:
-    """Returns a cell with the number of pending facts, and details of the oldest pending fact.
-
-    The details are the fact's transaction, the start of the last query in the session of this transaction, and the time
-    since which the fact is pending.
-    """
-    query = writer.oldest_pending_query_at
-    about = [
-        f"transaction {writer.oldest_pending_transaction}" if writer.oldest_pending_transaction is not None else "",
-        f"query of {query.astimezone(UTC):%H:%M:%S}" if query is not None else "",
-    ]
-    return number_cell(writer.pending_facts, " · ".join(part for part in about if part), writer.oldest_pending_at)
+    status = writer.status
+    if status.word == WriterWord.BLOCKED:  # there may be many of them, and one row of the append that blocks them
+        status = Verdict(status.word, status.severity, "The open append above may be its own.")
+    return row_of(writer.writer, status, cells, admin_id)
 
 
 def _reader_groups(readers: Sequence[ReaderView], *, is_whole: bool = False) -> list[Group]:
@@ -385,13 +391,13 @@ def _rights_rows(reader: ReaderView) -> list[Row]:
     if rights.refused:
         why = f"{counted(rights.refused, 'command')} refused, the last one because {rights.refusal}."
         status = Verdict("", Severity.NOTE, why)
-    name = text_cell(f"Rights of certificate {shown(rights.certificate)}", " · ".join(allowed))
+    name = text_cell(f"Rights of certificate {safe_text(rights.certificate)}", " · ".join(allowed))
     return [row_of(_RIGHTS_KEY, status, [name, *_blank(6)])]
 
 
 def _allowed(does: str, patterns: Sequence[str], nothing: str) -> str:
     said = "anything" if "*" in patterns else ", ".join(patterns) or nothing
-    return f"{does} {shown(said)}"
+    return f"{does} {safe_text(said)}"
 
 
 def _who(reader: ReaderView) -> Cell:

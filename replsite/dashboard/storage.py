@@ -16,9 +16,9 @@ from replsite.dashboard.cells import (
     row_of,
     text_cell,
 )
-from replsite.humanize import byte_size, count, counted, duration
 from replsite.snapshot.types import RoomSizeView, StorageView, TableView
 from replsite.status.verdicts import Severity, Verdict
+from streams.runtime.amounts import byte_size, count, counted, duration
 
 __all__ = ["ROOMS", "STORAGE", "room_groups", "storage_groups"]
 

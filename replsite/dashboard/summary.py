@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from replsite.dashboard.cells import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
-from replsite.humanize import byte_size, count, counted, duration
 from replsite.snapshot.types import ReaderView, Snapshot, StorageView, WriterView
 from replsite.status.verdicts import ExpectedWord, Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
+from streams.runtime.amounts import byte_size, count, counted, duration
 
 __all__ = ["summary_tiles"]
 
 
 def summary_tiles(snapshot: Snapshot) -> list[Tile]:
-    """Returns tiles for writers, their facts, pending facts, readers, the highest lag, and the size of the database.
+    """Returns tiles for writers, their facts, open appends, readers, the highest lag, and the size of the database.
 
     Retired writers and closed readers are left out. If the snapshot has no figures of storage, there is no tile for the
     database.
@@ -24,7 +24,7 @@ def summary_tiles(snapshot: Snapshot) -> list[Tile]:
     tiles = [
         _writers(writers, [one.status for stream in snapshot.streams for one in stream.expected]),
         _facts(snapshot, writers),
-        _pending(writers),
+        _open(snapshot),
         _readers(readers),
         _lag(readers),
     ]
@@ -52,15 +52,12 @@ def _facts(snapshot: Snapshot, writers: list[WriterView]) -> Tile:
     return _tile("Facts", cell)
 
 
-def _pending(writers: list[WriterView]) -> Tile:
-    """Returns a tile with the number of pending facts, and the age of the oldest pending fact."""
-    held = [writer for writer in writers if writer.pending_facts]
-    oldest = min((writer.oldest_pending_at for writer in held if writer.oldest_pending_at), default=None)
-    cell = text_cell(count(sum(writer.pending_facts for writer in held)), "" if held else "nothing waits")
-    if oldest is not None:
-        cell = text_cell(cell["text"], "oldest", oldest)
-    blocked = [writer.status for writer in held if writer.status.severity >= Severity.WARNING]
-    return _tile("Pending facts", cell, blocked)
+def _open(snapshot: Snapshot) -> Tile:
+    """Returns a tile with the number of open appends, and the age of the oldest one."""
+    held = [one for stream in snapshot.streams for one in stream.holders]
+    oldest = min((one.since for one in held if one.since), default=None)
+    cell = text_cell(count(len(held)), "oldest", oldest) if held else text_cell("0", "nothing waits")
+    return _tile("Open appends", cell, [one.status for one in held])
 
 
 def _readers(readers: list[ReaderView]) -> Tile:

@@ -1,9 +1,8 @@
 """Lists the actions of people and processes, newest first, from the tables that record them.
 
-These sources are the admin's log (actions and logins of staff), jobs, writers that another process retired, and readers
-that were set to new positions. Each source is read in the order of its primary key, which rises with time, and the rows
-are merged. If there is a filter, one page searches at most ``SEARCHED`` rows of each source. The next page continues
-below these rows.
+These sources are the admin's log (actions and logins of staff), jobs, and readers that were set to new positions. Each
+source is read in the order of its primary key, which rises with time, and the rows are merged. If there is a filter, one
+page searches at most ``SEARCHED`` rows of each source. The next page continues below these rows.
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ from django.contrib.auth import get_user_model
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.http import urlencode
 
 from replsite import rooms
 from replsite.history.logins import LOGGED_IN
 from streams.conf import stream_settings
-from streams.models import ReaderResync, WriterResolution
-from streams.runtime.text import shown
+from streams.db.readable import instances
+from streams.models import ReaderResync
+from streams.runtime.text import safe_text
 
 if rooms.has("pipeline"):
     from pipeline.models import Job
@@ -117,15 +118,6 @@ def _login_line(entry: LogEntry) -> tuple[str, str]:
     return entry.change_message, ""
 
 
-def _resolutions() -> QuerySet[Any]:
-    return WriterResolution.objects.using(stream_settings().database)
-
-
-def _resolution_line(row: WriterResolution) -> tuple[str, str]:
-    done = WriterResolution.Action(row.action).label
-    return f"Writer {row.instance_name} of {row.stream}: {done}. {row.evidence}", _history_of(row.instance_name)
-
-
 def _resyncs() -> QuerySet[Any]:
     return ReaderResync.objects.using(stream_settings().database)
 
@@ -160,10 +152,6 @@ SOURCES: dict[str, Source] = {
     "login": Source(
         "Logins of staff", "admin.view_logentry", _logged(change_message__startswith=LOGGED_IN), _USER,
         "action_time", _login_line,
-    ),
-    "writer": Source(
-        "Writers retired or ended", "streams.view_writerresolution", _resolutions, "resolved_by", "resolved_at",
-        _resolution_line,
     ),
     "reader": Source(
         "Readers resynced", "streams.view_readerresync", _resyncs, "resynced_by", "resynced_at", _resync_line
@@ -208,24 +196,33 @@ def _read(kind: str, wanted: Wanted, limit: int) -> _Found:
     source, start = SOURCES[kind], wanted.before.get(kind, _NEWEST)
     every = source.rows().filter(pk__lt=start).order_by("-pk")
     if not wanted.filters:
-        rows = list(every[: limit + 1])
-        return _Found([_line(kind, row) for row in rows[:limit]], len(rows) > limit)
-    floor: Any = next(iter(every[SEARCHED - 1 : SEARCHED]), None)
+        rows = instances(every[: limit + 1])
+        return _Found(_lines(kind, rows[:limit]), len(rows) > limit)
+    floor: Any = next(iter(instances(every[SEARCHED - 1 : SEARCHED])), None)
     within = Q() if floor is None else Q(pk__gte=floor.pk)
     within &= Q(**{source.who: wanted.who}) if wanted.who else Q()
     within &= Q(**{f"{source.at}__gte": wanted.begin}) if wanted.begin is not None else Q()
     within &= Q(**{f"{source.at}__lte": wanted.end}) if wanted.end is not None else Q()
-    rows = list(every.filter(within)[: limit + 1])
-    lines = [_line(kind, row) for row in rows[:limit]]
+    rows = instances(every.filter(within)[: limit + 1])
+    lines = _lines(kind, rows[:limit])
     if len(rows) > limit or floor is None:
         return _Found(lines, len(rows) > limit)
-    return _Found(lines, True, floor.pk, getattr(floor, source.at))
+    return _Found(lines, True, floor.pk, getattr(floor, source.at, None) or timezone.now())
 
 
-def _line(kind: str, row: Any) -> Happened:
+def _lines(kind: str, rows: list[Any]) -> list[Happened]:
+    at, lines = timezone.now(), []
+    for row in rows:
+        # A time that cannot be read (``instances``) is about that of the row before.
+        at = getattr(row, SOURCES[kind].at, None) or at
+        lines.append(_line(kind, row, at))
+    return lines
+
+
+def _line(kind: str, row: Any, at: datetime) -> Happened:
     source = SOURCES[kind]
     what, url = source.line(row)
     who = row
     for part in source.who.split("__"):
         who = getattr(who, part)
-    return Happened(getattr(row, source.at), shown(str(who)), kind, shown(what, _MOST_OF_TEXT), url, row.pk)
+    return Happened(at, safe_text(str(who)), kind, safe_text(what, _MOST_OF_TEXT), url, row.pk)

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_safe
 
 from replsite.history.happened import SOURCES, Happened, Wanted, read_page
 from replsite.history.moments import moment_of
-from replsite.humanize import count
+from streams.runtime.amounts import count
 from streams.runtime.csv_text import csv_text
 
 __all__ = ["EXPORTED", "ROWS_SHOWN", "happened_page"]

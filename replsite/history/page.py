@@ -216,8 +216,8 @@ class _Drawing:
         positions = _points(rows, "position")
         yield self._plot("Facts per second", rates(positions, self.gap), "rate", marks=marks)
         yield self._plot("Position", positions, from_lowest=True, marks=marks)
-        yield self._plot("Pending facts", _points(rows, "waiting"), marks=marks)
-        yield self._plot("Age of the oldest pending fact", _points(rows, "seconds"), "age", marks=marks)
+        yield self._plot("Open appends", _points(rows, "waiting"), marks=marks)
+        yield self._plot("Age of the oldest open append", _points(rows, "seconds"), "age", marks=marks)
 
     def _reader(self, stream: str, reader: str, rows: Sequence[Sample]) -> tuple[str, Iterable[Plot]]:
         name = f"{reader} on {stream}" if self.asked.who else reader

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from replsite.humanize import byte_size, count
+from streams.runtime.amounts import byte_size, count
 
 __all__ = ["UNITS", "Mark", "Plot", "Point", "described", "plot_json", "rates", "with_plots"]
 

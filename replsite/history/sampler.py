@@ -22,17 +22,13 @@ from replsite.history.samples import (
     SPANS,
     Change,
     Subject,
-    Tenure,
     changes_between,
-    new_tenures,
     samples_of,
-    tenures_of,
     verdicts_of,
 )
 from replsite.history.site_changes import VERSION, SiteChange, outage, restart, version_change
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import Snapshot
-from replsite.status.verdicts import Verdict, WriterWord
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.schema_mark import marked_lock
@@ -83,14 +79,6 @@ _TELL_OF_SITE = """
 INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
 VALUES (%(at)s, '', '', '', %(was)s, %(word)s, %(severity)s, %(sentence)s)
 """
-#: Selects the latest resolution of a writer on a stream.
-_RESOLVED = """
-SELECT action, evidence, resolved_by FROM streams_writerresolution
-WHERE stream = %(stream)s AND instance_name = %(writer)s AND resolved_at > clock_timestamp() - make_interval(secs => %(seconds)s)
-ORDER BY id DESC LIMIT 1
-"""
-#: How old a resolution may be to explain a change: ten minutes, because a step may be late, for example after an outage.
-_RESOLVED_SECONDS = 600
 _FORGET_CHANGES = """
 DELETE FROM streams_statuschange
 WHERE at < %(at)s::timestamptz - %(days)s * interval '1 day'
@@ -98,16 +86,11 @@ WHERE at < %(at)s::timestamptz - %(days)s * interval '1 day'
 """
 
 
-def write_step(
-    cursor: Any,
-    snapshot: Snapshot,
-    before: dict[Subject, tuple[str, int]],
-    tenures: dict[Subject, Tenure] | None = None,
-) -> list[Change]:
+def write_step(cursor: Any, snapshot: Snapshot, before: dict[Subject, tuple[str, int]]) -> list[Change]:
     """Writes the samples and status changes of one moment, in the caller's transaction. Returns the changes.
 
     ``before`` maps each subject, a tuple (stream, writer, reader), to its (status word, severity) at the previous step.
-    ``tenures`` maps each writer to the process that held its name at that step. Both dictionaries are updated in place.
+    It is updated in place.
     """
     at, steps = snapshot.as_of, list(SPANS.values())
     rows = samples_of(snapshot)
@@ -124,34 +107,12 @@ def write_step(
     kept = {"steps": [span.step_seconds for span in steps], "kept": [span.kept_seconds for span in steps]}
     cursor.execute(_FORGET, {"at": at, **kept})
     now = verdicts_of(snapshot)
-    known = {} if tenures is None else tenures
-    changes = new_tenures(known, snapshot, before)
-    changes += [_how_it_ended(cursor, change) for change in changes_between(before, now)]
-    known.clear()
-    known.update(tenures_of(snapshot))
+    changes = changes_between(before, now)
     if changes:
         _store_changes(cursor, at, changes)
     before.clear()
     before.update((subject, (str(verdict.word), int(verdict.severity))) for subject, verdict in now.items())
     return changes
-
-
-def _how_it_ended(cursor: Any, change: Change) -> Change:
-    """Returns the change with the reason and the evidence, if another process retired the writer or asked it to retire.
-
-    Returns any other change unchanged, such as the change of a writer that retired by itself.
-    """
-    stream, writer, _ = change.subject
-    if change.now.word != WriterWord.RETIRED:
-        return change
-    cursor.execute(_RESOLVED, {"stream": stream, "writer": writer, "seconds": _RESOLVED_SECONDS})
-    row = cursor.fetchone()
-    if row is None:
-        return change
-    said = f"Left as {row[2]} asked: {row[1]}."
-    if row[0] != "drained":
-        said = f"Its process ended or was cut off; {row[2]} took it out: {row[1]}."
-    return Change(change.subject, change.was, Verdict(change.now.word, change.now.severity, said))
 
 
 def _store_changes(cursor: Any, at: datetime, changes: list[Change]) -> None:
@@ -205,7 +166,6 @@ class Sampler:
         self._stopping = threading.Event()
         self._connection: Any = None
         self._before: dict[Subject, tuple[str, int]] = {}
-        self._tenures: dict[Subject, Tenure] = {}
         self._since: dict[Subject, float] = {}
         #: The time by the monotonic clock at which an outage of the database was first seen.
         self._away_since: float | None = None
@@ -242,7 +202,7 @@ class Sampler:
                 with self._connection.cursor() as cursor, driver.in_transaction(cursor):
                     for news in self._news_of_site(cursor, snapshot.as_of):
                         _store_of_site(cursor, news)
-                    for change in write_step(cursor, snapshot, self._before, self._tenures):
+                    for change in write_step(cursor, snapshot, self._before):
                         stream, writer, reader = change.subject
                         name = {"writer": writer} if writer else {"reader": reader}
                         since, self._since[change.subject] = self._since.get(change.subject), time.monotonic()

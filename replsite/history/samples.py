@@ -20,11 +20,8 @@ __all__ = [
     "SampleRow",
     "Span",
     "Subject",
-    "Tenure",
     "changes_between",
-    "new_tenures",
     "samples_of",
-    "tenures_of",
     "verdicts_of",
 ]
 
@@ -49,8 +46,6 @@ SPANS = {
 _NOT_THERE = Verdict("not there", Severity.FINE, "It is not listed any more.")
 Subject = tuple[str, str, str]
 """(stream, writer, reader). One of the last two is empty."""
-Word = tuple[str, int]
-"""(status word, severity)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +59,6 @@ class SampleRow:
     seconds: float
     severity: int
     word: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tenure:
-    """The process that holds a writer's name, with the number of its lease."""
-
-    lease: int
-    host: str
-    process_id: int | None
-    version: str = ""
-
-    @property
-    def process(self) -> tuple[str, int | None]:
-        """Returns (host, process ID), for comparison."""
-        return self.host, self.process_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +77,12 @@ def samples_of(snapshot: Snapshot) -> list[SampleRow]:
     """Returns a row for each stream, for each open reader on each of its streams, and for the storage."""
     rows = {}
     for stream in snapshot.streams:
-        pending = sum(writer.pending_facts for writer in stream.writers)
-        oldest = max((writer.oldest_pending_seconds or 0.0 for writer in stream.writers), default=0.0)
+        oldest = max((one.seconds or 0.0 for one in stream.holders), default=0.0)
         row = SampleRow(
             stream.name,
             "",
             stream.linear_position,
-            pending,
+            len(stream.holders),
             oldest,
             int(stream.status.severity),
             str(stream.status.word),
@@ -176,45 +155,6 @@ def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
             if (known is None or view.status.severity > known.severity) and (known or len(found) < MOST_SUBJECTS):
                 found[key] = view.status
     return found
-
-
-def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
-    """Returns for each writer the process that holds its name. Writers without a lease are left out."""
-    return {
-        (stream.name, writer.writer, ""): Tenure(writer.lease, writer.host, writer.process_id, writer.version)
-        for stream in snapshot.streams
-        for writer in stream.writers
-        if writer.lease
-    }
-
-
-def new_tenures(before: Mapping[Subject, Tenure], snapshot: Snapshot, was: Mapping[Subject, Word]) -> list[Change]:
-    """Returns a change for each writer whose process lost its lock and got it again, or was replaced by another process.
-
-    ``before`` maps each writer to the process that held its name at the previous step. ``was`` maps each subject to its
-    (status word, severity) at that step.
-    """
-    found = []
-    now = tenures_of(snapshot)
-    for stream in snapshot.streams:
-        for writer in stream.writers:
-            subject = stream.name, writer.writer, ""
-            then, at = before.get(subject), now.get(subject)
-            if then is None or at is None or then == at or writer.status.word == WriterWord.RETIRED:
-                continue
-            if then.process == at.process:
-                text = f"Its {_process(at)} lost its lock on the name, and holds it again under lease {at.lease}."
-                verdict = Verdict("fenced", Severity.FINE, text)
-            else:
-                text = f"Its {_process(then)} ended; {_process(at)} holds the name"
-                text += f", with version {at.version} after {then.version}." if at.version != then.version else "."
-                verdict = Verdict("restarted", Severity.FINE, text)
-            found.append(Change(subject, was[subject][0] if subject in was else "", verdict))
-    return found
-
-
-def _process(tenure: Tenure) -> str:
-    return f"process {tenure.process_id} on {tenure.host}" if tenure.process_id else "process"
 
 
 def changes_between(before: Mapping[Subject, tuple[str, int]], now: Mapping[Subject, Verdict]) -> list[Change]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from replsite.humanize import duration
 from replsite.status.verdicts import Severity
+from streams.runtime.amounts import duration
 
 __all__ = ["AWAY", "BACK", "VERSION", "SiteChange", "outage", "restart", "version_change"]
 

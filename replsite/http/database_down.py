@@ -17,6 +17,7 @@ from django.views.defaults import server_error
 
 from streams.db import driver
 from streams.runtime.logs import get_logger
+from streams.runtime.text import one_line
 
 __all__ = [
     "AWAY",
@@ -42,7 +43,7 @@ class _Said:
     def note(cls, error: BaseException | None) -> None:
         """Logs the state if it changed. ``error`` None means that the database is back."""
         if error is not None and not cls.is_away:
-            log.warning("site.database_away", error=" ".join(str(error).split()) or type(error).__name__)
+            log.warning("site.database_away", error=one_line(error))
         elif error is None and cls.is_away:
             log.info("site.database_back")
         cls.is_away = error is not None

@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 from django.db import connections
 
+from streams.runtime.amounts import duration
+
 __all__ = ["Deadline", "NoAnswer"]
 
 T = TypeVar("T")
@@ -23,7 +25,7 @@ class NoAnswer(TimeoutError):
     """The error of a call that did not return in time. ``seconds`` is the time for which the call has run."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"no answer for {seconds:.1f} s")
+        super().__init__(f"no answer for {duration(seconds)}")
         self.seconds = seconds
 
 

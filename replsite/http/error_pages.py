@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 
-from django.contrib import admin
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 
 __all__ = ["handler403", "handler404"]
 
@@ -29,7 +28,7 @@ def handler404(request: HttpRequest, exception: Exception | None = None) -> Http
     """Answers a request for a page or object that does not exist, with the reason that the view gave."""
     # The error of an address that no pattern matches has a dict, and not a sentence.
     reason = exception.args[0] if exception is not None and exception.args else ""
-    sentence = shown(reason) if isinstance(reason, str) and reason else "There is no such page."
+    sentence = safe_text(reason) if isinstance(reason, str) and reason else "There is no such page."
     return _answer(request, 404, {"title": "Not found", "sentence": sentence, "permission": ""})
 
 
@@ -37,13 +36,9 @@ def _missing_permission(request: HttpRequest, exception: Exception | None) -> st
     """Returns the permission that the error names. On an admin page of a table, returns the permission to view this table."""
     if exception is not None and _PERMISSION.fullmatch(named := str(exception)):
         return named
-    place = request.resolver_match
-    if place is None or "admin" not in place.app_names or place.url_name is None:
-        return ""
-    for model in admin.site._registry:
-        if place.url_name.startswith(f"{model._meta.app_label}_{model._meta.model_name}_"):
-            return f"{model._meta.app_label}.view_{model._meta.model_name}"
-    return ""
+    # Django marks the views of each table's admin with it. The default site does not tell: a project may have another.
+    of_table = getattr(request.resolver_match and request.resolver_match.func, "model_admin", None)
+    return f"{of_table.opts.app_label}.view_{of_table.opts.model_name}" if of_table else ""
 
 
 def _answer(request: HttpRequest, status: int, context: dict[str, str]) -> HttpResponse:

@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 
+from streams.conf import stream_settings
+from streams.replication.protocol.access import Network, is_among, networks_of
 from streams.runtime.logs import get_logger
 
-__all__ = ["Forwarded", "client_of", "networks_of"]
+__all__ = ["Forwarded", "client_of"]
 
 Application = Callable[..., Awaitable[Any]]
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 log = get_logger(__name__)
 _SECURE = {"http": "https", "websocket": "wss"}
 #: Limit on the addresses that are logged, since any client can claim to be a proxy.
@@ -40,12 +40,12 @@ class Forwarded:
 
     def __init__(self, application: Application) -> None:
         self._application = application
-        self._networks = networks_of(getattr(settings, "REPLSITE_PROXY_NETWORKS", ()))
+        self._networks = networks_of(stream_settings().proxy_networks, "REPLSITE_PROXY_NETWORKS")
         self._told: set[str] = set()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
         peer = (scope.get("client") or [""])[0]
-        if self._networks and _is_among(peer, self._networks):
+        if self._networks and is_among(peer, self._networks):
             scope = scope | self._forwarded(scope, peer)
         elif _claims_https(scope):
             self._warn(peer)
@@ -75,14 +75,6 @@ def _claims_https(scope: dict[str, Any]) -> bool:
     return bool(said) and said[-1].strip().lower() == b"https"
 
 
-def networks_of(texts: Sequence[str]) -> list[Network]:
-    """Returns the parsed networks of the setting. Raises ``ImproperlyConfigured`` for a text that is no network."""
-    try:
-        return [ipaddress.ip_network(text) for text in texts]
-    except ValueError as error:
-        raise ImproperlyConfigured(f"REPLSITE_PROXY_NETWORKS: {error}; write networks such as 127.0.0.1/32.") from None
-
-
 def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
     """Returns the last address in ``X-Forwarded-For`` that is not a proxy's.
 
@@ -94,7 +86,7 @@ def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str
         if not _is_address(text):
             return peer
         peer = text
-        if not _is_among(text, networks):
+        if not is_among(text, networks):
             break
     return peer
 
@@ -105,11 +97,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_among(text: str, networks: Sequence[Network]) -> bool:
-    if not _is_address(text):
-        return False
-    address = ipaddress.ip_address(text)
-    address = getattr(address, "ipv4_mapped", None) or address
-    return any(address in network for network in networks)

@@ -31,6 +31,7 @@ from django.conf import settings
 from django.db import connections
 from django.urls import NoReverseMatch, reverse
 
+from replsite.conf import site_settings
 from streams.conf import stream_settings
 from streams.replication.protocol.access import address_key, is_among, networks_of
 from streams.runtime.logs import get_logger
@@ -188,7 +189,7 @@ class RequestPlaces:
     def __init__(self, application: Application, pages: int | None = None) -> None:
         self._application = application
         self._static = f"/{settings.STATIC_URL.lstrip('/')}"
-        self._pages = PlacePool("pages", pages or int(getattr(settings, "REPLSITE_REQUEST_LIMIT", 20)), 200)
+        self._pages = PlacePool("pages", pages or site_settings().request_limit, 200)
         self._metrics = PlacePool("metrics", 4, 1_000)
         self._health = PlacePool("health", 2, 1_000)
         self._catch_up = PlacePool("catch-up", 8, 200)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from django.conf import settings
 from django.db import Error as DatabaseError
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
@@ -18,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from replsite.conf import site_settings
 from replsite.http.deadline import Deadline, NoAnswer
 from replsite.http.request_places import CAME
 from replsite.metrics import process
@@ -25,7 +25,7 @@ from replsite.metrics.exposition import as_text
 from replsite.metrics.measure import filled
 from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.sources import Scrape
-from replsite.metrics.synapse import SynapseNames, synapse_names_are_wanted
+from replsite.metrics.synapse import SynapseNames
 from replsite.metrics.table import OWN, SYNAPSE, UP
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import Snapshot
@@ -64,7 +64,9 @@ class SnapshotCollector(Collector):
             return
         self._note("")
         server_name, took = stream_settings().server_name, time.monotonic() - started
-        yield from families(snapshot, synapse_names=synapse_names_are_wanted(), server_name=server_name, seconds=took)
+        yield from families(
+            snapshot, synapse_names=site_settings().synapse_metric_names, server_name=server_name, seconds=took
+        )
 
     def _note(self, error: str) -> None:
         """Logs a line when the database can no longer be reached, and a line when it can be reached again. Else logs nothing."""
@@ -75,7 +77,7 @@ class SnapshotCollector(Collector):
         self._is_away = bool(error)
 
 
-_IN_TIME = Deadline(SHARED.get, float(getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)), "replsite-metrics")
+_IN_TIME = Deadline(SHARED.get, site_settings().health_seconds, "replsite-metrics")
 
 
 def _get_in_time() -> Snapshot:

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from replsite.conf import site_settings
 from replsite.metrics.measure import filled
 from replsite.metrics.port import MetricsPort
 from replsite.metrics.sources import ProcessScrape
@@ -155,7 +155,7 @@ def registries() -> list[CollectorRegistry]:
     """
     if folder_of_processes():
         return [_OF_ALL]
-    return [] if _ports() else [_OF_THIS]
+    return [] if site_settings().metrics_ports else [_OF_THIS]
 
 
 _has_begun = _has_listened = False
@@ -185,14 +185,10 @@ def listen(**_: Any) -> None:
     Called when a process begins to serve.
     """
     global _has_listened  # noqa: PLW0603 - one per process by its nature
-    ports = () if folder_of_processes() else _ports()
+    ports = () if folder_of_processes() else site_settings().metrics_ports
     if ports and not _has_listened:
         _has_listened = True
         _listen(ports)
-
-
-def _ports() -> tuple[int, ...]:
-    return tuple(getattr(settings, "REPLSITE_METRICS_PORTS", ()))
 
 
 def _flush_for_ever() -> None:
@@ -207,7 +203,7 @@ def _flush_for_ever() -> None:
 
 def _listen(ports: Sequence[int]) -> None:
     """Listens on the first port that can be bound. Logs a warning if there is none."""
-    host = getattr(settings, "REPLSITE_METRICS_HOST", "127.0.0.1")
+    host = site_settings().metrics_host
     for port in ports:
         try:
             MetricsPort(Address(host, port), lambda: generate_latest(_OF_THIS)).start()

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
-
 from replsite import rooms
+from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
 from replsite.http.request_places import LANES
 from replsite.metrics.live_page import closed
@@ -21,7 +20,6 @@ from replsite.metrics.measure import Row
 from replsite.snapshot.types import ReaderStreamView, ReaderView, Snapshot
 from replsite.status.verdicts import JobWord, ReaderWord, Severity, WriterWord
 from streams.browsers import clients
-from streams.core.invalidation import stores
 from streams.reading.reader_table import NAMED
 from streams.runtime.text import OTHER, plain_label
 from streams.waiting import wait
@@ -43,6 +41,7 @@ class Scrape:
     def __init__(self, snapshot: Snapshot, server_name: str, seconds: float) -> None:
         self.snapshot, self.server_name, self.seconds = snapshot, server_name, seconds
         self.streams, self.workers, self.jobs = snapshot.streams, snapshot.workers, snapshot.jobs
+        self.own_streams = [stream for stream in snapshot.streams if not stream.recorded_from]
         self.events = [stream for stream in snapshot.streams if stream.name == "events"]
         self.storage = [] if snapshot.storage is None else [snapshot.storage]
         self.writers = [((stream.name, writer.writer), writer) for stream in self.streams for writer in stream.writers]
@@ -84,26 +83,9 @@ def _precedence(reader: ReaderView) -> tuple[int, bool, str]:
     return -max(reader.status.severity, Severity.NOTE), not is_named, reader.name
 
 
-def completed(scrape: Scrape) -> Iterator[Row]:
-    """Yields the number of facts for each writer and outcome: written, rolled back or resolved.
-
-    Resolved facts are those that were last seen pending when the writer was proven dead.
-    """
-    for at, writer in scrape.writers:
-        yield writer.facts_written, *at, "written"
-        yield writer.facts_rolled_back, *at, "rolled_back"
-        yield writer.facts_resolved, *at, "resolved"
-
-
 def writer_status(scrape: Scrape) -> Iterator[Row]:
     """Returns a row for each writer and each status word. Its value is true if the writer has this status."""
     return ((word == writer.status.word, *at, word) for at, writer in scrape.writers for word in WriterWord)
-
-
-def heartbeats(scrape: Scrape) -> Iterator[Row]:
-    """Returns the last heartbeat of each writer's process. Writers without a heartbeat are left out."""
-    beats = {writer.writer: writer.heartbeat_at for _, writer in scrape.writers if writer.heartbeat_at is not None}
-    return ((at, writer) for writer, at in sorted(beats.items()))
 
 
 def reader_positions(scrape: Scrape) -> Iterator[Row]:
@@ -211,7 +193,7 @@ def job_progress(scrape: Scrape) -> Iterator[Row]:
 
 def job_periods(_: Any) -> Iterator[Row]:
     """Returns the period of each kind of job in ``REPLSITE_JOB_PERIODS``, in seconds."""
-    return ((float(seconds), job) for job, seconds in getattr(settings, "REPLSITE_JOB_PERIODS", {}).items())
+    return ((float(seconds), job) for job, seconds in site_settings().job_periods.items())
 
 
 def linear_positions(scrape: Scrape) -> Iterator[Row]:
@@ -260,14 +242,6 @@ class ProcessScrape:
         figures = notifier.figures() if rooms.has("events") else None
         #: Empty while the notifier has not been used in this process, else one element.
         self.hot: list[NotifierFigures] = [] if figures is None else [figures]
-        self.caches = sorted(stores.items())
         self.timed_out, self.closed = sorted(wait.timed_out.items()), sorted(closed.items())
         self.lanes = LANES
         self.browsers, self.browser_counts = clients.open_clients(), clients.counts
-
-
-def cache_lookups(scrape: ProcessScrape) -> Iterator[Row]:
-    """Yields the number of calls of cached functions, by cache and result."""
-    for cache, store in scrape.caches:
-        yield store.counts.hits, cache, "hit"
-        yield store.counts.misses, cache, "miss"

@@ -10,21 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from django.conf import settings
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from replsite.conf import site_settings
 from replsite.metrics.table import OWN, PROCESS
 from streams.conf import stream_settings
 
-__all__ = ["SynapseNames", "synapse_names_are_wanted"]
+__all__ = ["SynapseNames"]
 
 _ALIASES = {one.name: one.synapse for one in (*OWN, *PROCESS)}
-
-
-def synapse_names_are_wanted() -> bool:
-    """Returns the setting ``REPLSITE_SYNAPSE_METRIC_NAMES``, or true if the project does not define the setting."""
-    return bool(getattr(settings, "REPLSITE_SYNAPSE_METRIC_NAMES", True))
 
 
 class _Gives(Protocol):
@@ -43,7 +38,7 @@ class SynapseNames(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields each family of the other collector, followed by its copies under Synapse's names."""
-        wanted, server_name = synapse_names_are_wanted(), stream_settings().server_name
+        wanted, server_name = site_settings().synapse_metric_names, stream_settings().server_name
         for family in self._own.collect():
             yield family
             for alias in _ALIASES.get(family.name, ()) if wanted else ():

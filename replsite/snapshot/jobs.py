@@ -13,10 +13,10 @@ from shlex import quote
 from typing import Any
 
 from replsite import rooms
-from replsite.humanize import counted
 from replsite.snapshot.types import JobFigures, JobStatusView, JobsView, QueryFigures
 from replsite.status.verdicts import JobSeen, judge_job
-from streams.runtime.text import shown
+from streams.runtime.amounts import counted
+from streams.runtime.text import safe_text
 
 __all__ = ["MOST_OPEN_JOBS", "MOST_OVER_JOBS", "read_jobs"]
 
@@ -106,7 +106,7 @@ def _where_and_repair(arguments: Mapping[str, Any]) -> tuple[str, str]:
     """
     found, what = arguments.get("rooms"), str(arguments.get("what", ""))
     named = [str(one) for one in found] if isinstance(found, list) else []
-    where = shown(named[0]) if len(named) == 1 else counted(len(named), "room") if named else "all rooms"
+    where = safe_text(named[0]) if len(named) == 1 else counted(len(named), "room") if named else "all rooms"
     if not arguments.get("dry_run"):
         return where, ""
     rest = [quote(one) for one in named] if 0 < len(named) <= _MOST_NAMED else ["--all"]

@@ -7,7 +7,7 @@ also for backward streams, which store negative ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -31,7 +31,6 @@ __all__ = [
     "PositionRow",
     "ReaderRow",
     "read_cursors",
-    "read_last_writes",
     "read_oldest_unread",
     "read_positions",
     "read_readers",
@@ -52,28 +51,15 @@ CLOSED_MEMORY_SECONDS = 300
 MOST_READERS = 5_000
 
 _POSITIONS = """
-SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
-       abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
-       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state,
-       p.id, coalesce(i.version, ''), i.started_at, a.query_start, coalesce(i.lease, 0),
-       holder.pid, coalesce(holder.usename, '')
-FROM streams_streamposition p
-LEFT JOIN streams_instance i ON i.name = p.instance_name
-LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
-    AND a.datname = current_database()
-LEFT JOIN LATERAL (
-    SELECT b.pid, b.usename
-    FROM unnest(CASE WHEN a.wait_event_type = 'Lock' THEN pg_blocking_pids(a.pid) END) AS blocking (pid)
-    JOIN pg_stat_activity b USING (pid) LIMIT 1
-) AS holder ON true
-ORDER BY p.stream, p.state = 'retired', p.instance_name
+SELECT stream, instance_name, abs(position), state, abs(last_write_position), last_fact_at, last_advance_at, facts_written, id
+FROM streams_streamposition ORDER BY stream, state = 'retired', instance_name
 """
 _READERS = f"""
 SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, jsonb_hash_extended(positions, 0),
        bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason,
        error, waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text, rights::text
 FROM streams_reader
-WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' THEN true
+WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' OR kind = 'spark' THEN true
            WHEN closed_at IS NOT NULL THEN {silent_seconds_sql("closed_at")} < {CLOSED_MEMORY_SECONDS}
            WHEN kind = 'connection' THEN {silent_seconds_sql("heartbeat_at")} < {CLOSED_MEMORY_SECONDS}
            ELSE {silent_seconds_sql("heartbeat_at")} < {READER_MEMORY_SECONDS} END
@@ -110,35 +96,17 @@ _Batch = list[tuple[int, str, datetime]]
 
 
 class PositionRow(NamedTuple):
-    """A writer on a stream, with its process and the session that holds its oldest pending transaction open."""
+    """A writer on a stream."""
 
     stream: str
     writer: str
     position: int
     state: str
-    pending_facts: int
-    oldest_pending_at: datetime | None
-    oldest_pending_transaction: int | None
     last_write_position: int | None
+    last_fact_at: datetime | None
     last_advance_at: datetime
     facts_written: int
-    facts_rolled_back: int
-    facts_resolved: int
-    heartbeat_at: datetime | None
-    host: str | None
-    process_id: int | None
-    command: str | None
-    session_pid: int | None
-    session_name: str | None
-    session_state: str | None
-    row_id: int | None = None
-    version: str = ""
-    started_at: datetime | None = None
-    session_query_at: datetime | None = None
-    lease: int = 0
-    lock_holder_pid: int | None = None
-    """The session that holds the lock for which the pending transaction waits. None if it does not wait for a lock."""
-    lock_holder_role: str = ""
+    row_id: int
 
 
 class ReaderRow(NamedTuple):
@@ -237,7 +205,8 @@ def read_time(cursor: Any) -> datetime:
 def read_readers(cursor: Any, known: KnownPositions) -> list[ReaderRow]:
     """Returns stored readers: the named ones first, then open ones, then closed ones.
 
-    Readers that are not named are left out if their last heartbeat is old or they closed long ago.
+    Readers that are not named are left out if their last heartbeat is old or they closed long ago. Spark queries are not,
+    because their rows hold trimming back.
 
     Positions take much space, and many readers have equal ones. So the query returns hashes first. Positions are read only
     if their hash is not in ``known``, once for each hash. Afterwards ``known`` has the positions of the returned readers.
@@ -306,40 +275,6 @@ def _positive(vector: dict[str, Any]) -> dict[str, int]:
     if set(map(type, vector.values())) == {int} and min(vector.values()) >= 0:
         return vector
     return {writer: abs(at) for writer, at in vector.items() if isinstance(at, int)}
-
-
-def read_last_writes(
-    cursor: Any, streams: Sequence[StreamDeclaration], rows: Iterable[PositionRow]
-) -> dict[tuple[str, int], datetime]:
-    """Returns ``{(stream, ID): time of the fact}`` for the last write of every writer.
-
-    A fact that was trimmed has no entry.
-    """
-    ids: dict[str, list[int]] = {}
-    for row in rows:
-        if row.last_write_position is not None:
-            ids.setdefault(row.stream, []).append(row.last_write_position)
-    selects: list[str] = []
-    values: dict[str, Any] = {}
-    for number, stream in enumerate(streams):
-        if stream.name in ids:
-            values[f"ids_{number}"] = [at * stream.sign for at in ids[stream.name]]
-            values[f"name_{number}"] = stream.name
-            selects += [_last_write_sql(number, table) for table in stream.tables]
-    if not selects:
-        return {}
-    cursor.execute(" UNION ALL ".join(selects), values)
-    found: dict[tuple[str, int], datetime] = {}
-    for name, number, at in cursor.fetchall():
-        found[name, number] = max(at, found.get((name, number), at))
-    return found
-
-
-def _last_write_sql(number: int, table: FactTable) -> str:
-    return (
-        f"SELECT %(name_{number})s, abs({quoted(table.id_column)}), {quoted(table.received_column)} FROM {quoted(table.name)} "
-        f"WHERE {quoted(table.id_column)} = ANY(%(ids_{number})s::bigint[])"
-    )
 
 
 def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int, int]]) -> dict[str, Window]:

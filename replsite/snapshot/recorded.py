@@ -87,12 +87,12 @@ def _stream(name: str, rows: Sequence[RecordedRow], as_of: datetime, limits: Lim
 
 
 def _writer(row: RecordedRow, as_of: datetime, limits: Limits) -> WriterView:
-    age = silent_seconds(as_of, row.heartbeat_at)
     seen = RecordingSeen(
         record=row.record,
         server_name=row.server_name,
         address=row.address,
-        heartbeat_age=age,
+        recorder=f"process {row.process_id} on {row.host}",
+        heartbeat_age=silent_seconds(as_of, row.heartbeat_at),
         has_ended=row.ended_at is not None,
         ranges_missed=row.ranges_missed,
     )
@@ -101,11 +101,6 @@ def _writer(row: RecordedRow, as_of: datetime, limits: Limits) -> WriterView:
         writer=row.writer,
         position=row.position,
         state=RECORDED,
-        pending_facts=0,
-        oldest_pending_at=None,
-        oldest_pending_seconds=None,
-        oldest_pending_transaction=None,
-        oldest_pending_session="",
         behind_facts=0,
         behind_seconds=0.0,
         behind_exact=True,
@@ -113,12 +108,5 @@ def _writer(row: RecordedRow, as_of: datetime, limits: Limits) -> WriterView:
         last_write_at=row.last_fact_at,
         last_advance_at=row.last_advance_at,
         facts_written=row.rows_recorded,
-        facts_rolled_back=0,
-        facts_resolved=0,
-        heartbeat_at=None,
-        heartbeat_seconds=age,
-        host=row.host,
-        process_id=row.process_id,
-        command=f"follow {row.address} --record {row.record}",
         status=judge_recording(seen, limits),
     )

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.take import look_and_take_snapshot
 from replsite.snapshot.types import Snapshot
 from replsite.status.trends import History
 
@@ -23,7 +23,7 @@ FRESH_SECONDS = 0.9
 class SharedSnapshot:
     """A cache of one snapshot. Callers that arrive while a new snapshot is taken wait for it and share it."""
 
-    def __init__(self, take: Callable[[History], Snapshot] = take_snapshot) -> None:
+    def __init__(self, take: Callable[[History], Snapshot] = look_and_take_snapshot) -> None:
         self._take = take
         self._lock = threading.Lock()
         self._history = History()

@@ -8,15 +8,14 @@ threads only. ``replsite.snapshot.shared`` shares one snapshot among all viewers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.conf import settings
-
+from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
-from replsite.humanize import counted
 from replsite.snapshot import queries as rows
 from replsite.snapshot.cursors import with_cursors
 from replsite.snapshot.jobs import read_jobs
@@ -26,6 +25,7 @@ from replsite.snapshot.samples import read_samples, warm
 from replsite.snapshot.storage import STORAGE_SECONDS, read_storage
 from replsite.snapshot.types import (
     ExpectedView,
+    HolderView,
     JobsView,
     ReaderStreamView,
     ReaderView,
@@ -43,6 +43,7 @@ from replsite.status.trends import History, Motion, Sample
 from replsite.status.verdicts import (
     ExpectedSeen,
     Health,
+    HoldSeen,
     Limits,
     NamedReader,
     Problem,
@@ -55,6 +56,7 @@ from replsite.status.verdicts import (
     judge_disk,
     judge_expected,
     judge_health,
+    judge_hold,
     judge_missing_reader,
     judge_reader,
     judge_sequence,
@@ -65,19 +67,25 @@ from replsite.status.verdicts import (
 from streams import registry
 from streams.conf import stream_settings
 from streams.core.declaration import StreamDeclaration
-from streams.core.names import matches_pattern
-from streams.core.positions import DRAINING, RETIRED, linear_position, lowest_unread
+from streams.core.names import is_name_of_writer
+from streams.core.positions import RETIRED, linear_position, lowest_unread
 from streams.core.sequences import FoundSequence, read_sequences
+from streams.db import driver
 from streams.db.consistent_read import read_only_snapshot
+from streams.holds.end import blockers
+from streams.holds.functions_sql import ANY_WRITER, class_of
+from streams.holds.look import YOUNG_SECONDS, Holder, each_once, holders
 from streams.maintenance.check import highest_in_tables
 from streams.maintenance.table_sequences import inspect_tables
+from streams.reading.looker import look_now
 from streams.reading.reader_commands import command_of
+from streams.runtime.amounts import counted
 from streams.runtime.gc_pause import collector_paused
 from streams.runtime.silence import silent_seconds
-from streams.runtime.text import shown
+from streams.runtime.text import safe_text
 from streams.runtime.version import program_version
 
-__all__ = ["limits", "take_snapshot"]
+__all__ = ["limits", "look_and_take_snapshot", "take_snapshot"]
 
 #: The most retired writers that are listed for a stream. The latest are listed.
 MOST_RETIRED = 20
@@ -87,13 +95,20 @@ _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream ye
 
 def limits() -> Limits:
     """Returns the limits of the status words. They come from the settings, or are defaults."""
+    site = site_settings()
     return Limits(
         heartbeat_seconds=stream_settings().heartbeat_seconds,
-        blocked_after_seconds=getattr(settings, "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0),
-        stuck_after_seconds=getattr(settings, "REPLSITE_STUCK_AFTER_SECONDS", 10.0),
-        left_behind_after_seconds=getattr(settings, "REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0),
-        reader_periods=getattr(settings, "REPLSITE_READER_PERIODS", {}),
+        blocked_after_seconds=site.blocked_after_seconds,
+        stuck_after_seconds=site.stuck_after_seconds,
+        left_behind_after_seconds=site.left_behind_after_seconds,
+        reader_periods=site.reader_periods,
     )
+
+
+def look_and_take_snapshot(history: History | None = None) -> Snapshot:
+    """Does the same, after a look at the streams where no process of the site looks, such as one that serves pages alone."""
+    look_now(stream_settings().database, even_if_led=False)
+    return take_snapshot(history)
 
 
 def take_snapshot(history: History | None = None, using: str | None = None) -> Snapshot:
@@ -105,33 +120,33 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     history = history or History()
     declarations = [stream.declaration for stream in registry.all_streams()]
     with read_only_snapshot(using or stream_settings().database) as cursor:
+        driver.bound_times(cursor)
         # Positions and tables are read before the sequences. A sequence only grows, and is read outside of the
         # transaction's snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no
         # fixed snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves
         # and stores 6, and the position is read at 6.
         positions = rows.read_positions(cursor)
         as_of = rows.read_time(cursor)
+        held = _read_holds(cursor, history, as_of)
         seldom = as_of.timestamp(), STORAGE_SECONDS
         in_tables = history.seldom("in tables", *seldom, lambda: highest_in_tables(cursor, declarations))
         sequences = read_sequences(cursor, declarations)
-        writers: dict[str, list[str]] = {}
-        for row in positions:
-            writers.setdefault(row.stream, []).append(row.writer)
-        given = rows.read_readers(cursor, history.positions), rows.read_cursors(cursor)
-        readers = with_cursors(*given, writers, as_of, limits().gone_after_seconds)
         by_stream: dict[str, list[PositionRow]] = {}
         for row in positions:
             by_stream.setdefault(row.stream, []).append(row)
+        writers = {stream: [row.writer for row in found] for stream, found in by_stream.items()}
+        given = rows.read_readers(cursor, history.positions), rows.read_cursors(cursor)
+        readers = with_cursors(*given, writers, as_of, limits().gone_after_seconds)
         reading = _Reading(
             as_of=as_of,
             declarations={stream.name: stream for stream in declarations},
             positions=positions,
             by_stream=by_stream,
+            held=held,
             sequences=sequences,
             in_tables=in_tables,
             tables_behind=_read_tables_behind(cursor, history, as_of),
             readers=readers,
-            last_writes=rows.read_last_writes(cursor, declarations, positions),
             recorded=read_recorded(cursor),
             workers=read_workers(cursor, stream_settings().worker_silence_seconds),
             jobs=read_jobs(cursor, as_of),
@@ -146,6 +161,47 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
 
 
 @dataclass(frozen=True, slots=True)
+class _Hold:
+    """An open append of one class of writers, with the rules' figures of it."""
+
+    holder: Holder
+    since: datetime
+    seen: HoldSeen
+
+    def is_of(self, writer: str) -> bool:
+        """Returns true if the append may be of this writer."""
+        return self.holder.writer_class in (ANY_WRITER, class_of(writer))
+
+
+def _read_holds(cursor: Any, history: History, as_of: datetime) -> dict[str, list[_Hold]]:
+    """Returns ``{stream: its open appends}``, the lowest bound first. Asks what they wait for only if one is not young."""
+    found = {(one.stream, one.pid, one.prepared, one.bound, one.writer_class): one for one in holders(cursor)}
+    first_seen = history.first_seen(as_of, found.keys())
+    aged = [
+        (one, at := one.since or first_seen[key], max(0.0, (as_of - at).total_seconds())) for key, one in found.items()
+    ]
+    old = [one for one, _, age in aged if age > YOUNG_SECONDS]
+    waits = {pid: safe_text(str(one), 300) for one in (blockers(cursor, old) if old else ()) for pid in one.waiting}
+    held: dict[str, list[_Hold]] = {}
+    for one, at, age in aged:
+        seen = HoldSeen(
+            stream=one.stream,
+            holder=safe_text(str(one), 300),
+            age=age,
+            prepared=safe_text(one.prepared),
+            statement=safe_text(_without_texts(one.statement or ""), 120),
+            waits_for=waits.get(one.pid or 0, ""),
+        )
+        held.setdefault(one.stream, []).append(_Hold(one, at, seen))
+    return held
+
+
+def _without_texts(statement: str) -> str:
+    """Returns an SQL statement with its quoted texts left out. They may be what users wrote."""
+    return re.sub(r"'(?:[^']|'')*(?:'|$)", "'…'", statement)
+
+
+@dataclass(frozen=True, slots=True)
 class _Reading:
     """The rows that were read from the database, still without status words."""
 
@@ -153,13 +209,13 @@ class _Reading:
     declarations: Mapping[str, StreamDeclaration]
     positions: Sequence[PositionRow]
     by_stream: Mapping[str, Sequence[PositionRow]]
+    held: Mapping[str, Sequence[_Hold]]
     sequences: Mapping[str, FoundSequence]
     in_tables: Mapping[str, int]
     """The highest ID in the tables of each stream. Read seldom, because it only grows."""
     tables_behind: Sequence[str]
     """The tables whose next row would get a number that is taken."""
     readers: Sequence[ReaderRow]
-    last_writes: Mapping[tuple[str, int], datetime]
     recorded: Sequence[RecordedRow]
     workers: WorkersView
     jobs: JobsView
@@ -183,10 +239,7 @@ class _Reading:
 
 
 def _last_fact(row: PositionRow) -> int:
-    # A writer that was resolved as dead may have written more than its last stored write position.
-    if row.last_write_position is None or row.state == RETIRED:
-        return row.position
-    return min(row.position, row.last_write_position)
+    return row.position if row.last_write_position is None else min(row.position, row.last_write_position)
 
 
 #: A reader's positions on a stream, in a hashable form: (stream, writers, their positions in the same order).
@@ -304,7 +357,7 @@ class _Assembly:
             row.key: (row.bytes_in, row.bytes_out, row.buffer_bytes) for row in reading.readers
         }
         self.moved = history.moved.add(self.at, moved)
-        self.expected = expected_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
+        self.expected = expected_writers(site_settings().expected_writers)
         self.hours = history.hours.add(self.at, self._written_by_the_expected())
         #: Stream -> writer -> the position up to which linear readers may read this writer's facts.
         self.linear_upto: dict[str, dict[str, int]] = {}
@@ -338,7 +391,7 @@ class _Assembly:
 
     def _rows_of(self, expected: Expected) -> list[PositionRow]:
         rows = self.reading.writers_of(expected.stream)
-        return [row for row in rows if matches_pattern(row.writer, expected.writer)]
+        return [row for row in rows if is_name_of_writer(row.writer, expected.writer)]
 
     def snapshot(self) -> Snapshot:
         own = [self._stream(name) for name in self.reading.stream_names()]
@@ -376,37 +429,54 @@ class _Assembly:
         stored = max((row.position for row in found), default=0)
         sequence_status = judge_sequence(sequence, stored, self.reading.in_tables.get(name, 0))
         expected = _worst_first([self._expected(one) for one in self.expected.get(name, ())])
+        held = self._holders(name)
+        blocked = next((one.status for one in held if _worth(one.status)), None)
         return StreamView(
             name=name,
             head=head,
             linear_position=linear_position(found, empty),
             sequence_value=None if sequence is None else sequence.last_value,
-            last_fact_at=max((at for row in found if (at := self._last_write_at(row))), default=None),
-            status=sequence_status or _stream_status(writers, expected),
+            last_fact_at=_last_fact_at(found),
+            status=sequence_status or blocked or _stream_status(writers, expected),
             writers=writers,
             retired_before=len(found) - len(listed),
             recent=_unless_nothing(self.facts.get(name, ())),
             expected=expected,
             sequence_status=sequence_status,
+            holders=held,
         )
 
-    def _is_alive(self, row: PositionRow) -> bool:
-        age = self._silence(row.heartbeat_at)
-        return age is not None and age <= self.limits.gone_after_seconds
+    def _holders(self, stream: str) -> tuple[HolderView, ...]:
+        held = self.reading.held.get(stream, ())
+        kept = each_once(one.holder for one in held)
+        return tuple(self._holder(one) for one in held if one.holder in kept)
+
+    def _holder(self, hold: _Hold) -> HolderView:
+        one = hold.holder
+        return HolderView(
+            pid=one.pid,
+            prepared=hold.seen.prepared,
+            since=hold.since,
+            seconds=hold.seen.age,
+            state=one.state or "",
+            role=safe_text(one.role),
+            application=safe_text(one.application),
+            client=one.client or "",
+            statement=hold.seen.statement,
+            bound=one.bound,
+            status=judge_hold(hold.seen, self.limits),
+        )
 
     def _expected(self, one: Expected) -> ExpectedView:
         rows = self._rows_of(one)
-        ages = [age for row in rows if (age := self._silence(row.heartbeat_at)) is not None]
-        living = [row for row in rows if row.state != RETIRED and self._is_alive(row)]
         seen = ExpectedSeen(
-            writer=one.writer,
-            living=len(living),
-            gone_seconds=min(ages, default=None),
+            active=sum(row.state != RETIRED for row in rows),
+            last_fact_age=self._age(_last_fact_at(rows)),
             least_per_hour=one.least_per_hour,
             facts_last_hour=self.hours.get((one.stream, one.writer)),
         )
-        verdict = judge_expected(seen, self.limits)
-        return ExpectedView(one.stream, one.writer, len(living), seen.facts_last_hour, one.least_per_hour, verdict)
+        status = judge_expected(seen)
+        return ExpectedView(one.stream, one.writer, seen.active, seen.facts_last_hour, one.least_per_hour, status)
 
     def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
         """Returns the writers to list: all active writers, and those that retired within ``retired_shown_seconds``.
@@ -419,62 +489,31 @@ class _Assembly:
         kept = {row.writer for row in retired[:MOST_RETIRED]}
         return [row for row in found if row.state != RETIRED or row.writer in kept]
 
-    def _last_write_at(self, row: PositionRow) -> datetime | None:
-        at = row.last_write_position
-        return None if at is None else self.reading.last_writes.get((row.stream, at))
-
     def _writer(self, row: PositionRow) -> WriterView:
         behind = _NO_LAG if row.state == RETIRED else self.lags.of_writer(row)
-        last_write_at = self._last_write_at(row)
-        seen = WriterOnStream(
-            stream=row.stream,
-            writer=row.writer,
-            retired=row.state == RETIRED,
-            heartbeat_age=self._silence(row.heartbeat_at),
-            pending_facts=row.pending_facts,
-            oldest_pending_age=self._age(row.oldest_pending_at),
-            behind_facts=behind.facts,
-            behind_seconds=self._age(behind.oldest_at) or 0.0,
-            last_write_age=self._age(last_write_at),
-            transaction=row.oldest_pending_transaction,
-            session=_session(row),
-            lock_holder_pid=row.lock_holder_pid,
-            lock_holder_role=row.lock_holder_role,
-            process=f"process {row.process_id} on {row.host}" if row.process_id else "",
-            draining=row.state == DRAINING,
-        )
+        holds = [one for one in self.reading.held.get(row.stream, ()) if one.is_of(row.writer)]
+        held = max(holds, key=lambda one: one.seen.age or 0.0, default=None)
+        seen = WriterOnStream(row.state == RETIRED, self._age(row.last_fact_at), None if held is None else held.seen)
+        speed = self.written[row.stream, row.writer]
         return WriterView(
             stream=row.stream,
             writer=row.writer,
             position=row.position,
             state=row.state,
-            pending_facts=row.pending_facts,
-            oldest_pending_at=row.oldest_pending_at,
-            oldest_pending_seconds=seen.oldest_pending_age,
-            oldest_pending_transaction=row.oldest_pending_transaction,
-            oldest_pending_session=seen.session,
             behind_facts=behind.facts,
-            behind_seconds=seen.behind_seconds,
+            behind_seconds=self._age(behind.oldest_at) or 0.0,
             behind_exact=behind.exact,
             last_write_position=row.last_write_position,
-            last_write_at=last_write_at,
+            last_write_at=row.last_fact_at,
             last_advance_at=row.last_advance_at,
             facts_written=row.facts_written,
-            facts_rolled_back=row.facts_rolled_back,
-            facts_resolved=row.facts_resolved,
-            heartbeat_at=row.heartbeat_at,
-            heartbeat_seconds=seen.heartbeat_age,
-            host=row.host or "",
-            process_id=row.process_id,
-            command=row.command or "",
             status=judge_writer(seen, self.limits),
             row_id=row.row_id,
-            version=row.version,
-            lease=row.lease,
-            started_at=row.started_at,
-            oldest_pending_query_at=row.session_query_at if row.pending_facts else None,
+            facts_per_second=None if speed is None else max(speed[0], 0.0),
             recent=_unless_nothing(self.facts.get((row.stream, row.writer), ())),
-            facts_per_second=None if (speed := self.written[row.stream, row.writer]) is None else max(speed[0], 0.0),
+            held_since=None if held is None else held.since,
+            held_seconds=None if held is None else held.seen.age,
+            held_by="" if held is None else held.seen.holder,
         )
 
     # --- readers --------------------------------------------------------------------------------------------------
@@ -509,10 +548,10 @@ class _Assembly:
         runs = not row.is_named or bool(row.runs_on)
         return ReaderView(
             key=row.key,
-            name=shown(row.name),
+            name=safe_text(row.name),
             kind=row.kind,
-            served_by=shown(row.served_by),
-            address=shown(row.address),
+            served_by=safe_text(row.served_by),
+            address=safe_text(row.address),
             process_id=row.process_id,
             connected_at=row.connected_at,
             heartbeat_at=row.heartbeat_at,
@@ -625,6 +664,7 @@ class _Assembly:
             waits_for=self._waits_for(row, stream) if lag.facts and row.kind != "connection" else "",
             named=self._named(row, stream) if row.is_named else None,
             is_connection=row.kind == "connection",
+            query=row.name if row.kind == "spark" else "",
         )
 
     def _named(self, row: ReaderRow, stream: str) -> NamedReader:
@@ -654,42 +694,38 @@ class _Assembly:
         )
 
     def _waits_for(self, row: ReaderRow, stream: str) -> str:
-        """Returns a text about the writer that a reader waits for, or "" if the reader does not wait.
+        """Returns who holds back the stream that a reader waits for, or "" if the reader does not wait.
 
-        A reader waits if it has read everything up to the linear position, and nothing beyond. It waits for the writer
-        that holds back the linear position.
+        A reader waits if it has read everything up to the linear position, and nothing beyond.
         """
         view, have = self.streams.get(stream), row.positions.get(stream)
-        if view is None or not have or max(have.values()) > view.linear_position:
+        if view is None or not view.holders or not have or max(have.values()) > view.linear_position:
             return ""
         if (upto := self.linear_upto.get(stream)) is None:
             facts = self.reading.facts_upto(stream).items()
             upto = self.linear_upto[stream] = {writer: min(at, view.linear_position) for writer, at in facts}
-        if lowest_unread(have, upto) is not None:
-            return ""
-        holder = _holder(view)
-        return "" if holder is None else f"it waits for writer {holder.writer}, which is {holder.status.word}"
+        return "" if lowest_unread(have, upto) is not None else self.reading.held[stream][0].seen.holder
 
     # --- the whole ------------------------------------------------------------------------------------------------
 
     def _health(self, streams: Sequence[StreamView], readers: Sequence[ReaderView]) -> Health:
-        problems = []
+        problems: list[Problem] = []
+        roots: dict[tuple[int | None, str], str] = {}
+        held: dict[str, str] = {}
         for stream in streams:
-            status = stream.sequence_status
-            problems += [Problem(f"Stream {stream.name}", status, stream.name)] if status else []
+            subject, status = f"Stream {stream.name}", stream.sequence_status
+            problems += [Problem(subject, status, stream.name)] if status else []
+            if (holder := stream.blocked) is not None:
+                # One transaction may hold several streams back. What it does to the first is the cause of the others.
+                held[stream.name] = root = roots.setdefault((holder.pid, holder.prepared), subject)
+                problems.append(Problem(subject, holder.status, stream.name, root if root != subject else ""))
+            writers: tuple[ExpectedView | WriterView, ...] = (*stream.expected, *stream.writers)
             problems += [
-                Problem(_writer_of(name, stream), status, about)
-                for name, status, about in (
-                    *((one.writer, one.status, "") for one in stream.expected),
-                    *((writer.writer, writer.status, writer.writer) for writer in stream.writers),
-                )
-                if _worth(status)
+                Problem(f"Writer {one.writer} of {stream.name}", one.status)
+                for one in writers
+                # The stream's problem tells all about writers that are blocked.
+                if _worth(one.status) and one.status.word != WriterWord.BLOCKED
             ]
-        held = {
-            stream.name: _writer_of(writer.writer, stream)
-            for stream in streams
-            if (writer := _holder(stream)) is not None and _worth(writer.status)
-        }
         for reader in readers:
             is_waiting = reader.status.word == ReaderWord.WAITING
             cause = next((held[view.stream] for view in reader.streams if is_waiting and view.stream in held), "")
@@ -701,9 +737,9 @@ class _Assembly:
         problems += [
             Problem(f"Job {job.id} ({job.kind})", job.status, str(job.id)) for job in jobs if _worth(job.status)
         ]
-        writers = {w.writer for stream in streams for w in stream.writers if w.state != RETIRED}
+        active = {w.writer for stream in streams for w in stream.writers if w.state != RETIRED}
         open_readers = sum(reader.closed_at is None and reader.runs for reader in readers)
-        parts = (counted(len(streams), "stream"), counted(len(writers), "writer"), counted(open_readers, "reader"))
+        parts = (counted(len(streams), "stream"), counted(len(active), "writer"), counted(open_readers, "reader"))
         folder, free, wanted = self.reading.disk
         if behind := self.reading.tables_behind:
             problems.append(Problem(f"Table {behind[0]}", judge_tables(behind)))
@@ -722,17 +758,8 @@ def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedVie
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
 
 
-def _writer_of(name: str, stream: StreamView) -> str:
-    return f"Writer {name} of {stream.name}"
-
-
-def _holder(stream: StreamView) -> WriterView | None:
-    """Returns the writer that holds the linear position back, or None. If there are several, returns the worst."""
-    for writer in stream.writers:
-        is_lowest = writer.state != RETIRED and writer.position == stream.linear_position
-        if is_lowest and (writer.pending_facts or _worth(writer.status)):
-            return writer
-    return None
+def _last_fact_at(rows: Sequence[PositionRow]) -> datetime | None:
+    return max((row.last_fact_at for row in rows if row.last_fact_at is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -777,10 +804,3 @@ def _is_left(stream: StreamView) -> bool:
     Such streams are sorted behind others of the same severity.
     """
     return all(writer.state == RETIRED for writer in stream.writers)
-
-
-def _session(row: PositionRow) -> str:
-    if row.session_pid is None:
-        return ""
-    name = f" {row.session_name}" if row.session_name else ""
-    return f"database session {row.session_pid}{name}, {row.session_state}"

@@ -18,6 +18,7 @@ __all__ = [
     "AcknowledgedView",
     "CountView",
     "ExpectedView",
+    "HolderView",
     "JobFigures",
     "JobStatusView",
     "JobsView",
@@ -42,20 +43,15 @@ __all__ = [
 class WriterView:
     """A writer on one stream. Ages are in seconds.
 
-    ``pending_facts`` are reserved and not complete yet. ``behind_facts`` is the number of facts above the writer's
-    position, and ``behind_seconds`` the age of the oldest of these facts. Linear readers wait for them. If
-    ``behind_exact`` is false, the number is an estimate.
+    ``behind_facts`` is the number of facts above the writer's position, and ``behind_seconds`` the age of the oldest of
+    these facts. Linear readers wait for them. If ``behind_exact`` is false, the number is an estimate. ``held_by`` is the
+    oldest open append that may be this writer's, in words. It is empty if there is none.
     """
 
     stream: str
     writer: str
     position: int
     state: str
-    pending_facts: int
-    oldest_pending_at: datetime | None
-    oldest_pending_seconds: float | None
-    oldest_pending_transaction: int | None
-    oldest_pending_session: str
     behind_facts: int
     behind_seconds: float
     behind_exact: bool
@@ -63,40 +59,57 @@ class WriterView:
     last_write_at: datetime | None
     last_advance_at: datetime
     facts_written: int
-    facts_rolled_back: int
-    facts_resolved: int
-    heartbeat_at: datetime | None
-    heartbeat_seconds: float | None
-    host: str
-    process_id: int | None
-    command: str
     status: Verdict
     row_id: int | None = None
     """Key of its row in ``streams_streamposition``. None: a recorded writer has no row there."""
-    version: str = ""
-    lease: int = 0
-    """The number of its lease. It grows when a process takes the name, also when the same process takes it again."""
-    started_at: datetime | None = None
-    """The time at which its process began to write. This time and ``version`` belong to the process, not to the writer."""
-    oldest_pending_query_at: datetime | None = None
-    """The time at which the session of the oldest pending transaction began its last query."""
     facts_per_second: float | None = None
     """Over the last half minute. None: not watched long enough."""
     recent: tuple[float | None, ...] = ()
     """Facts per second in the last five minutes, or since this process began to watch the writer. Empty: no facts at all."""
+    held_since: datetime | None = None
+    held_seconds: float | None = None
+    held_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderView:
+    """An open append that holds a stream back at ``bound``: a session with its process ``pid``, or a prepared transaction.
+
+    Texts are empty if they are not known. Of ``statement``, texts in quotes are left out, because they may be private.
+    """
+
+    pid: int | None
+    prepared: str
+    since: datetime | None
+    seconds: float | None
+    """Since its transaction began. If the database hides that: since this process saw it first."""
+    state: str
+    role: str
+    application: str
+    client: str
+    statement: str
+    bound: int
+    status: Verdict
+
+    @property
+    def name(self) -> str:
+        """Its session or prepared transaction, in a few words."""
+        if self.prepared:
+            return f"prepared transaction {self.prepared}"
+        return "a session that is ending" if self.pid is None else f"session {self.pid}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedView:
     """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream.
 
-    ``living`` is the number of matching writers that are alive and have not retired. ``facts_last_hour`` is None if no
+    ``active`` is the number of matching writers that are not retired. ``facts_last_hour`` is None if no
     minimum is set, or if this process has watched these writers for less than an hour.
     """
 
     stream: str
     writer: str
-    living: int
+    active: int
     facts_last_hour: int | None
     least_per_hour: float | None
     status: Verdict
@@ -123,6 +136,13 @@ class StreamView:
     """The required writers, worst first."""
     sequence_status: Verdict | None = None
     """What is wrong with its sequence. None: nothing."""
+    holders: tuple[HolderView, ...] = ()
+    """Who holds the stream back now, the lowest bound first."""
+
+    @property
+    def blocked(self) -> HolderView | None:
+        """The first append that is open for too long, or None."""
+        return next((one for one in self.holders if one.status.severity >= Severity.WARNING), None)
 
 
 @dataclass(frozen=True, slots=True)

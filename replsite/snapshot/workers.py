@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from replsite.snapshot.types import AcknowledgedView, CountView, SyncingView, WorkersView
-from streams.runtime.text import shown
+from streams.runtime.moments import bounded
+from streams.runtime.text import safe_text
 
 __all__ = ["read_workers"]
 
@@ -50,16 +51,16 @@ def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
         users_syncing=found["users"],
         syncing=tuple(
             SyncingView(
-                shown(one["name"]),
-                shown(one["worker"]),
-                shown(one["address"]),
+                safe_text(one["name"]),
+                safe_text(one["worker"]),
+                safe_text(one["address"]),
                 one["users"],
                 _time(one["last_news_at"]),
             )
             for one in found["syncing"]
         ),
         acknowledged=tuple(
-            AcknowledgedView(shown(one["instance_name"]), one["token"], _time(one["acknowledged_at"]))
+            AcknowledgedView(safe_text(one["instance_name"]), one["token"], _time(one["acknowledged_at"]))
             for one in found["acknowledged"]
         ),
         addresses=min(found["addresses"], MOST_ADDRESSES),
@@ -69,4 +70,4 @@ def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
 
 
 def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return bounded(text, lambda: datetime.fromisoformat(text))

@@ -7,7 +7,7 @@ sample comes with its time by the database's clock. So samples of different data
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Set
 from typing import Any, NamedTuple
 
 from replsite.status.series import Recent
@@ -133,6 +133,12 @@ class History:
         self.written = Speeds()
         self.moved = Speeds()
         self.hours = Hours()
+        self._first_seen: dict[Hashable, Any] = {}
+
+    def first_seen(self, now: Any, keys: Set[Hashable]) -> Mapping[Hashable, Any]:
+        """Returns the moment at which each key was seen first, and forgets other keys. A key that comes back is new."""
+        self._first_seen = {key: self._first_seen.get(key, now) for key in keys}
+        return self._first_seen
 
     def seldom(self, name: str, at: float, every_seconds: float, read: Callable[[], Any]) -> Any:
         """Returns the cached result of ``read``.

@@ -1,19 +1,21 @@
 """Assigns status words to writers, readers and jobs, one rule for each word (pure).
 
 The words are those of ``docs/reference/status-words.md``. A writer without new facts, or a reader of a quiet stream, is
-idle and not in error. A writer or reader is called gone if its heartbeat is missing. It is called stuck only if it has
-a heartbeat and does not move. The rules take plain numbers. Reading the database and the clock is left to the callers.
+idle and not in error. A reader is called gone if its heartbeat is missing. It is called stuck only if it has a heartbeat
+and does not move. The rules take plain numbers. Reading the database and the clock is left to the callers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from shlex import quote
 
-from replsite.humanize import byte_size, counted, duration
+from replsite.site_settings import SiteSettings
 from streams.core.sequences import FoundSequence
+from streams.runtime.amounts import byte_size, counted, duration
+from streams.stream_settings import StreamSettings
 
 __all__ = [
     "DISK_FULL",
@@ -21,6 +23,8 @@ __all__ = [
     "ExpectedWord",
     "Health",
     "HealthWord",
+    "HoldSeen",
+    "HoldWord",
     "JobSeen",
     "JobWord",
     "Limits",
@@ -36,6 +40,7 @@ __all__ = [
     "judge_disk",
     "judge_expected",
     "judge_health",
+    "judge_hold",
     "judge_job",
     "judge_missing_reader",
     "judge_reader",
@@ -71,12 +76,16 @@ class WriterWord(StrEnum):
     WRITING = "writing"
     IDLE = "idle"
     BLOCKED = "blocked"
-    GONE_WITH_PENDING = "gone with pending"
-    GONE = "gone"
-    DRAINING = "draining"
     RETIRED = "retired"
     RECORDED = "recorded"
     RECORDING_STOPPED = "recording stopped"
+
+
+class HoldWord(StrEnum):
+    """Status words of an open append, and of a stream that it blocks."""
+
+    OPEN = "open"
+    BLOCKED = "blocked"
 
 
 class ExpectedWord(StrEnum):
@@ -130,33 +139,31 @@ class HealthWord(StrEnum):
 class Limits:
     """Thresholds between the status words."""
 
-    heartbeat_seconds: float = 1.0
-    """Period of heartbeats. After three missed heartbeats the writer or reader counts as gone."""
-    blocked_after_seconds: float = 10.0
-    """A fact that is pending for longer makes its writer *blocked*."""
+    heartbeat_seconds: float = StreamSettings().heartbeat_seconds
+    """Period of heartbeats. After three missed heartbeats a reader or recorder counts as gone."""
+    blocked_after_seconds: float = SiteSettings().blocked_after_seconds
+    """An append that is open for longer makes its stream and its writer *blocked*."""
     writing_within_seconds: float = 10.0
     """A writer whose last fact is younger is writing."""
     idle_after_seconds: float = 60.0
     """A stream without a new fact for this long is quiet."""
     current_within_seconds: float = 1.0
     """Facts younger than this may be on their way. A reader that misses only those is current."""
-    stuck_after_seconds: float = 10.0
+    stuck_after_seconds: float = SiteSettings().stuck_after_seconds
     """A reader is stuck if it did not move for this long, and facts were unread for this long."""
     falling_floor_facts: int = 100
     falling_floor_seconds: float = 5.0
     """Lag below either floor is never called falling behind, even if it grows."""
     went_back_shown_seconds: float = 60.0
     """For how long a reader that went back is shown as such."""
-    missing_after_seconds: float = 30.0
-    """An expected writer may be away for so long, for example during a restart. After that it is an error."""
-    left_behind_after_seconds: float = 60.0
+    left_behind_after_seconds: float = SiteSettings().left_behind_after_seconds
     """A named reader is left behind if no process ran it, and facts were unread, for longer than this."""
     reader_periods: Mapping[str, float] = field(default_factory=dict)
     """Reader name -> seconds between two runs that a timer starts. The reader may be away for so long in addition."""
 
     @property
     def gone_after_seconds(self) -> float:
-        """The age of the last heartbeat above which a writer or reader counts as gone."""
+        """The age of the last heartbeat above which a reader or recorder counts as gone."""
         return 3 * self.heartbeat_seconds
 
 
@@ -174,42 +181,40 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class WriterOnStream:
-    """The figures from which the rules judge a writer on one stream.
-
-    Ages are in seconds; None means that there is no such time.
-    """
+class HoldSeen:
+    """The figures from which the rules judge an open append."""
 
     stream: str
-    writer: str
+    holder: str
+    """Its session or prepared transaction, in words."""
+    age: float | None = None
+    """Seconds since its transaction began. None: not known."""
+    prepared: str = ""
+    """The name of its prepared transaction. Empty: it has a session."""
+    statement: str = ""
+    waits_for: str = ""
+    """The session for whose lock it waits, in words. Empty: it waits for no lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOnStream:
+    """The figures from which the rules judge a writer on one stream."""
+
     retired: bool = False
-    heartbeat_age: float | None = 0.0
-    pending_facts: int = 0
-    oldest_pending_age: float | None = None
-    behind_facts: int = 0
-    behind_seconds: float = 0.0
-    last_write_age: float | None = None
-    transaction: int | None = None
-    session: str = ""
-    """The session that holds the oldest pending transaction open, in words. Empty: none was found."""
-    process: str = ""
-    """Its process and host, in words."""
-    draining: bool = False
-    lock_holder_pid: int | None = None
-    """The session for whose lock the oldest pending transaction waits. None: it does not wait for a lock."""
-    lock_holder_role: str = ""
+    last_fact_age: float | None = None
+    """In seconds. None: it wrote no fact."""
+    held: HoldSeen | None = None
+    """The oldest open append that may be this writer's. None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSeen:
     """The figures from which the rules judge an expected writer."""
 
-    writer: str
-    """Name or pattern."""
-    living: int = 0
-    """Number of writers of that name that are alive and have not left the stream."""
-    gone_seconds: float | None = None
-    """Age of the last heartbeat of a writer of that name. None: there never was one."""
+    active: int = 0
+    """Number of writers of that name or pattern that are not retired."""
+    last_fact_age: float | None = None
+    """In seconds. None: no writer of that name ever wrote a fact."""
     least_per_hour: float | None = None
     facts_last_hour: int | None = None
     """None: not watched for an hour yet."""
@@ -235,11 +240,13 @@ class ReaderOnStream:
     went_back_seconds: float | None = None
     """How long ago its position became lower. None: it never did while watched."""
     waits_for: str = ""
-    """If a linear reader has read all that it may: the writer that it waits for, with its status. Empty: none."""
+    """If a linear reader has read all that it may: who holds the stream back, in words. Empty: nobody."""
     named: NamedReader | None = None
     """None: it has no stored cursor."""
     is_connection: bool = False
     """True: a connection to one of our servers, which can end it."""
+    query: str = ""
+    """The name of a Spark query. Empty: another reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +284,8 @@ class RecordingSeen:
     record: str
     server_name: str
     address: str = ""
+    recorder: str = ""
+    """The recording process and its host, in words."""
     heartbeat_age: float = 0.0
     has_ended: bool = False
     ranges_missed: int = 0
@@ -309,7 +318,7 @@ class Problem:
     subject: str
     verdict: Verdict
     about: str = ""
-    """The name that the verdict's actions take: of the writer or reader, the key of a connection, the job's number."""
+    """The name that the verdict's actions take: of the stream or reader, the key of a connection, the job's number."""
     cause: str = ""
     """The subject of the problem that causes this one. It goes away with that one. Empty: none is known."""
 
@@ -326,12 +335,38 @@ class Health:
 def judge_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
     """Returns the status of a writer on a stream."""
     if seen.retired:
-        return Verdict(WriterWord.RETIRED, Severity.FINE, "Left the stream; takes no part in the linear position.")
-    if seen.heartbeat_age is None or seen.heartbeat_age > limits.gone_after_seconds:
-        return _gone_writer(seen)
-    if (seen.oldest_pending_age or 0.0) > limits.blocked_after_seconds:
-        return _blocked_writer(seen)
-    return _living_writer(seen, limits)
+        text = "Wrote nothing for an hour. Its next fact makes it active again."
+        return Verdict(WriterWord.RETIRED, Severity.FINE, text)
+    if seen.held is not None and (held := judge_hold(seen.held, limits)).word == HoldWord.BLOCKED:
+        return held
+    if seen.last_fact_age is not None and seen.last_fact_age <= limits.writing_within_seconds:
+        return Verdict(WriterWord.WRITING, Severity.FINE, "Writing.")
+    if seen.held is not None:
+        return Verdict(WriterWord.WRITING, Severity.FINE, "Writing: a transaction that has appended is open.")
+    return Verdict(WriterWord.IDLE, Severity.FINE, "Nothing to write.")
+
+
+def judge_hold(seen: HoldSeen, limits: Limits) -> Verdict:
+    """Returns the status of an open append: *open*, or *blocked*, if it holds its stream back for too long."""
+    statement = f"; its last statement: {seen.statement}" if seen.statement else ""
+    text = f"{_capital(seen.holder)} has appended and has not ended{statement}."
+    if seen.age is None or seen.age <= limits.blocked_after_seconds:
+        return Verdict(HoldWord.OPEN, Severity.FINE, text)
+    text += " Linear readers wait for it."
+    if seen.prepared:
+        name = seen.prepared.replace("'", "''")
+        command = f"ROLLBACK PREPARED '{name}'"
+        return Verdict(
+            HoldWord.BLOCKED, Severity.WRONG, f"{text} End it in SQL: COMMIT PREPARED, or {command}.", command
+        )
+    command = f"manage.py streams abort {quote(seen.stream)}"
+    if seen.waits_for:
+        text += (
+            f" It waits for a lock of {seen.waits_for}. Let that session end, or end it. Or end the append: {command}."
+        )
+        return Verdict(HoldWord.BLOCKED, Severity.WRONG, text, command, ("end lock holder", "end"))
+    text += f" Let it commit or roll back, or end it: {command}."
+    return Verdict(HoldWord.BLOCKED, Severity.WRONG, text, command, ("end",))
 
 
 def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
@@ -341,19 +376,20 @@ def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
         severity = Severity.NOTE if seen.has_ended else Severity.WARNING
         how = "was ended" if seen.has_ended else f"shows no sign of life for {duration(seen.heartbeat_age)}"
         command = f"manage.py follow {quote(seen.address)} --record {quote(seen.record)}"
-        text = f"The recorder {how}. Go on: {command}.{missed}"
+        text = f"Its recorder, {seen.recorder}, {how}. Go on: {command}.{missed}"
         return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if seen.ranges_missed else Severity.FINE
-    return Verdict(WriterWord.RECORDED, severity, f"A writer of {seen.server_name}, recorded from there.{missed}")
+    return Verdict(
+        WriterWord.RECORDED, severity, f"A writer of {seen.server_name}, recorded by {seen.recorder}.{missed}"
+    )
 
 
-def judge_expected(seen: ExpectedSeen, limits: Limits) -> Verdict:
+def judge_expected(seen: ExpectedSeen) -> Verdict:
     """Returns the status of a name or pattern of REPLSITE_EXPECTED_WRITERS."""
-    if not seen.living:
-        heard = "it never wrote" if seen.gone_seconds is None else f"last heard of {duration(seen.gone_seconds)} ago"
-        text = f"REPLSITE_EXPECTED_WRITERS expects it here, and no living process has its name ({heard}). Start it."
-        is_new = seen.gone_seconds is not None and seen.gone_seconds <= limits.missing_after_seconds
-        return Verdict(ExpectedWord.MISSING, Severity.WARNING if is_new else Severity.WRONG, text)
+    if not seen.active:
+        last = "never" if seen.last_fact_age is None else f"{duration(seen.last_fact_age)} ago"
+        text = f"REPLSITE_EXPECTED_WRITERS expects it here. Its last fact: {last}. Start it, or read its log."
+        return Verdict(ExpectedWord.MISSING, Severity.WRONG, text)
     written, least = seen.facts_last_hour, seen.least_per_hour
     if least is not None and written is not None and written < least:
         text = (
@@ -362,48 +398,6 @@ def judge_expected(seen: ExpectedSeen, limits: Limits) -> Verdict:
         )
         return Verdict(ExpectedWord.TOO_FEW, Severity.WRONG, text)
     return Verdict(ExpectedWord.THERE, Severity.FINE, "As expected.")
-
-
-def _living_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
-    if seen.draining:
-        waiting = f"waits for {counted(seen.pending_facts, 'fact')}" if seen.pending_facts else "nothing is pending"
-        return Verdict(WriterWord.DRAINING, Severity.NOTE, f"Leaves the stream and reserves nothing new; {waiting}.")
-    if seen.last_write_age is not None and seen.last_write_age <= limits.writing_within_seconds:
-        return Verdict(WriterWord.WRITING, Severity.FINE, "Writing.")
-    if seen.pending_facts:
-        waiting = counted(seen.pending_facts, "fact")
-        return Verdict(WriterWord.WRITING, Severity.FINE, f"Writing: a transaction with {waiting} is open.")
-    return Verdict(WriterWord.IDLE, Severity.FINE, "Alive, with nothing to write.")
-
-
-def _gone_writer(seen: WriterOnStream) -> Verdict:
-    since = "never showed life" if seen.heartbeat_age is None else f"no sign of life for {duration(seen.heartbeat_age)}"
-    command = f"manage.py streams retire {quote(seen.writer)}"
-    cure = f"If it does not come back: {command}."
-    if seen.pending_facts or seen.behind_facts:
-        held = f"it holds readers back by {counted(seen.behind_facts, 'fact')}" if seen.behind_facts else ""
-        pending = f"{counted(seen.pending_facts, 'fact')} pending" if seen.pending_facts else ""
-        what = " and ".join(part for part in (pending, held) if part)
-        text = f"{_capital(since)}, {what}. {cure}"
-        return Verdict(WriterWord.GONE_WITH_PENDING, Severity.WRONG, text, command, ("retire",))
-    text = f"{_capital(since)}; nothing waits for it yet, but the next fact of another writer will. {cure}"
-    return Verdict(WriterWord.GONE, Severity.WARNING, text, command, ("retire",))
-
-
-def _blocked_writer(seen: WriterOnStream) -> Verdict:
-    text = f"{counted(seen.pending_facts, 'fact')} pending for {duration(seen.oldest_pending_age or 0.0)}"
-    if seen.transaction is not None:
-        text += f" in transaction {seen.transaction}"
-    text += f" ({seen.session})" if seen.session else ""
-    text += f" of {seen.process}" if seen.process else ""
-    if seen.lock_holder_pid is not None:
-        holder = f"database session {seen.lock_holder_pid} of role {seen.lock_holder_role}"
-        cure = f"Let that session end, or end it: SELECT pg_terminate_backend({seen.lock_holder_pid})."
-        text += f"; linear readers wait for it. It waits for a lock that {holder} holds. {cure}"
-        return Verdict(WriterWord.BLOCKED, Severity.WRONG, text, actions=("end lock holder", "end"))
-    command = f"manage.py streams abort {quote(seen.writer)}"
-    cure = f"Let it commit or roll back, or end it: {command}."
-    return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}", command, ("end",))
 
 
 def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
@@ -442,9 +436,20 @@ def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
         reason = seen.close_reason or "no reason given"
         return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
     if seen.heartbeat_age > limits.gone_after_seconds:
-        text = f"No sign of life for {duration(seen.heartbeat_age)}. Start it again; it goes on where it was."
-        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+        return _silent_reader(seen)
     return None
+
+
+def _silent_reader(seen: ReaderOnStream) -> Verdict:
+    silent = f"No sign of life for {duration(seen.heartbeat_age)}"
+    if not seen.query:
+        return Verdict(ReaderWord.GONE, Severity.WARNING, f"{silent}. Start it again; it goes on where it was.")
+    command = f"manage.py streams forget {quote(seen.query)}"
+    text = (
+        f"{silent}: a micro-batch of it takes so long, or it has ended. Then start it again; it goes on where it was, and "
+        f"holds trimming back for a week. If it is not wanted any more: {command}."
+    )
+    return Verdict(ReaderWord.GONE, Severity.WARNING, text, command, ("forget",))
 
 
 def _impossible_reader(named: NamedReader, position: int, given_out: int) -> Verdict:
@@ -530,7 +535,7 @@ def _reader_without_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
 def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
     behind = _behind(seen)
     if seen.waits_for:
-        text = f"Has read everything up to the linear position; {seen.waits_for}. {_capital(behind)}."
+        text = f"Has read everything up to the linear position; {seen.waits_for} holds the stream back. {_capital(behind)}."
         return Verdict(ReaderWord.WAITING, Severity.NOTE, text)
     unmoved = seen.unmoved_seconds or 0.0
     if unmoved >= limits.stuck_after_seconds <= seen.lag_seconds:
@@ -614,7 +619,7 @@ def judge_sequence(found: FoundSequence | None, stored: int, in_tables: int) -> 
         return Verdict("sequence behind", Severity.WRONG, text, command, ("positions",))
     if not found.faults:
         return None
-    severity = Severity.WRONG if loses_facts else Severity.WARNING
+    severity = Severity.WRONG if loses_facts or found.is_almost_used_up else Severity.WARNING
     actions = ("positions",) if found.is_mendable else ()
     return Verdict("sequence unfit", severity, found.sentence, command if actions else "", actions)
 
@@ -645,7 +650,7 @@ def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:
 
 def judge_health(problems: Iterable[Problem], summary: str) -> Health:
     """Returns the state of the whole site. ``summary`` counts the site's parts, and is shown if all is well."""
-    found = _with_causes(sorted(problems, key=lambda problem: -problem.verdict.severity))
+    found = sorted(problems, key=lambda problem: -problem.verdict.severity)
     if not found or found[0].verdict.severity < Severity.WARNING:
         return Health(HealthWord.WELL, f"All is well: {summary}.", tuple(found))
     first = found[0]
@@ -653,25 +658,6 @@ def judge_health(problems: Iterable[Problem], summary: str) -> Health:
     others = sum(problem.verdict.severity >= Severity.WARNING for problem in found) - 1
     more = f" ({others} more below)" if others else ""
     return Health(word, f"{first.subject} is {first.verdict.word}: {first.verdict.sentence}{more}", tuple(found))
-
-
-def _with_causes(problems: Iterable[Problem]) -> list[Problem]:
-    """Returns the problems with causes added. The problems must be sorted, worst first.
-
-    A writer that is gone has a problem on each of its streams. The first of these problems becomes the cause of the
-    others. Another problem may have had one of those others as its cause. It then gets the first problem as its cause. So
-    no cause has a cause.
-    """
-    found = list(problems)
-    worst_of: dict[str, str] = {}
-    roots: dict[str, str] = {}
-    for index, problem in enumerate(found):
-        if problem.verdict.word in (WriterWord.GONE, WriterWord.GONE_WITH_PENDING) and problem.about:
-            root = worst_of.setdefault(problem.about, problem.subject)
-            roots[problem.subject] = root
-            if root != problem.subject:
-                found[index] = replace(problem, cause=root)
-    return [replace(one, cause=roots[one.cause]) if one.cause in roots else one for one in found]
 
 
 def _sentence(text: str) -> str:

@@ -24,28 +24,21 @@ def anchor(kind: str, word: str) -> str:
     return f"{kind}-{word.replace(' ', '-')}"
 
 
-#: (title, kind, meanings). The words of an expected writer are shown beside those of writers, so they are of that kind.
+#: (title, kind, meanings). Words of expected writers and open appends are listed with those of writers, so they have that kind.
 MEANINGS: tuple[tuple[str, str, tuple[Meaning, ...]], ...] = (
     (
         "A writer on a stream",
         "writer",
         (
-            Meaning("writing", "its last fact is younger than 10 s, or a young transaction of it is open", "fine"),
-            Meaning("idle", "alive, nothing to write", "fine"),
+            Meaning("writing", "its last fact is younger than 10 s, or an append that may be its own is open", "fine"),
+            Meaning("idle", "nothing to write", "fine"),
             Meaning(
                 "blocked",
-                "a fact of it is pending for longer than `REPLSITE_BLOCKED_AFTER_SECONDS`; the sentence names "
-                "the transaction (`streams abort` ends it), or the session whose lock it waits for",
+                "an append that may be its own is open for longer than `REPLSITE_BLOCKED_AFTER_SECONDS`; the sentence "
+                "names the session, and what it waits for (`streams abort` ends it)",
                 "wrong",
             ),
-            Meaning(
-                "gone with pending",
-                "no sign of life for three periods, and facts of it are pending or readers wait for it",
-                "wrong",
-            ),
-            Meaning("gone", "no sign of life for three periods; nothing waits for it yet", "warning"),
-            Meaning("draining", "leaves the stream: it reserves nothing new, open transactions end", "note"),
-            Meaning("retired", "left the stream", "fine"),
+            Meaning("retired", "wrote nothing for an hour; its next fact makes it active again", "fine"),
             Meaning(
                 "recorded",
                 "a writer of a foreign server (`follow --record`), recorded now; the sentence names ranges of "
@@ -60,17 +53,25 @@ MEANINGS: tuple[tuple[str, str, tuple[Meaning, ...]], ...] = (
         ),
     ),
     (
-        "An expected writer",
+        "An open append",
         "writer",
         (
             Meaning(
-                "there",
-                "at least one writer of that name or pattern is alive and has not left the stream",
+                "open",
+                "a transaction has appended and has not ended; linear readers wait for it. After "
+                "`REPLSITE_BLOCKED_AFTER_SECONDS` it and its stream are `blocked`",
                 "fine",
             ),
+        ),
+    ),
+    (
+        "An expected writer",
+        "writer",
+        (
+            Meaning("there", "a writer of that name or pattern wrote within the last hour", "fine"),
             Meaning(
                 "missing",
-                "none is; only a warning for 30 s, as when it restarts. A writer is in a stream from its first fact on",
+                "none did, or none ever wrote; the sentence tells when its last fact was",
                 "wrong",
             ),
             Meaning(
@@ -95,8 +96,8 @@ MEANINGS: tuple[tuple[str, str, tuple[Meaning, ...]], ...] = (
             Meaning("falling behind", "its lag grows, and is at least 100 facts and 5 s", "warning"),
             Meaning(
                 "waiting",
-                "a linear reader that has read all up to the linear position, which the named writer holds back; "
-                "the alarm is the writer's",
+                "a linear reader that has read all up to the linear position, which the named session holds back; "
+                "the alarm is the stream's",
                 "note",
             ),
             Meaning(
@@ -108,7 +109,7 @@ MEANINGS: tuple[tuple[str, str, tuple[Meaning, ...]], ...] = (
             Meaning(
                 "gone",
                 "no sign of life for three periods (warning), or closed, with the reason (fine); listed for five "
-                "minutes (connections), a day (others), or until forgotten (named readers)",
+                "minutes (connections), a day (others), 30 days (Spark queries), or until forgotten (named readers)",
                 "warning",
             ),
             Meaning(

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import DatabaseError as DjangoDatabaseError
 
-from replsite.terminal.writer_actions import Confirmation
+from replsite.terminal.stream_actions import Confirmation
 from streams.db import driver
 from streams.errors import StreamError, UnknownReader
 from streams.follow import forget_reader
@@ -32,8 +32,11 @@ def forget(say: Callable[[str], Any], reader: str, stream: str | None, *, is_con
                 if stream in (None, cursor.stream):
                     say(f"{reader} on {cursor.stream}: at {cursor.base}, {cursor.facts_handled} facts handled")
             Confirmation().ask(reader, "Forget it? A reader of this name that is started later does not go on there.")
-        for gone in forget_reader(reader, stream, asked_by()):
+        removed = forget_reader(reader, stream, asked_by())
+        for gone in removed:
             say(f"{reader} on {gone.stream}: cursor at {gone.base} removed")
+        if not removed:
+            say(f"{reader}: no cursor was stored here; it is listed no more")
     except UnknownReader as error:
         raise CommandError(str(error), returncode=2) from error
     except StreamError as error:

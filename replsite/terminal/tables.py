@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from replsite.dashboard.cells import Cell, Column, Group, Row
-from replsite.humanize import duration
-from streams.runtime.text import printable
+from streams.runtime.amounts import duration
+from streams.runtime.text import safe_text
 
 __all__ = ["Content", "cells_of", "lines_of", "rows_of"]
 
@@ -33,7 +33,7 @@ def _text_of(cell: Cell, now: datetime) -> str:
     since = cell.get("since")
     age = f"for {duration((now - datetime.fromisoformat(since)).total_seconds())}" if since else ""
     sub = " · ".join(part for part in (cell.get("sub", ""), age) if part)
-    return printable(f"{text} ({sub})" if sub and text else text)
+    return safe_text(f"{text} ({sub})" if sub and text else text, None)
 
 
 def cells_of(row: Row, now: datetime, *, indent: bool) -> list[str]:

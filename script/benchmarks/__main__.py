@@ -15,6 +15,7 @@ from script.benchmarks import figures
 NAMES = (
     "appends",
     "holds",
+    "wakeups",
     "outbox",
     "handled",
     "broadcast",

@@ -1,9 +1,9 @@
 """Appends per second, against the same insert through Django's own connection without any of it, and against a table lock.
 
-The *peer* does ``BEGIN; INSERT … nextval … RETURNING; COMMIT``: no reservation, no position, no announcement, and a reader that
-polls by ID would lose facts of it. Both are measured alone, and inside the caller's ``atomic()`` block with 1, 10 and 100 facts,
-where the peer inserts them by one statement. *lock* is what simpler designs do so that none is lost: one table lock per append,
-held to the end of the transaction. Also counts announcements per append.
+The *peer* does ``BEGIN; INSERT … nextval … RETURNING; COMMIT`` into a bare table: no hold, no position, no announcement, and a
+reader that polls by ID would lose facts of it. Both are measured alone, and inside the caller's ``atomic()`` block with 1, 10 and
+100 facts, where the peer inserts them by one statement. *lock* is what simpler designs do so that none is lost: one table lock
+per append, held to the end of the transaction. Also counts announcements per append.
 
 *psycopg3* are the same appends, in the same rounds, by a process in which Django uses psycopg 3. ``script/bench`` names the
 folder that has it; without the folder the columns are left out.
@@ -29,7 +29,7 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db import driver
 from streams.reading.position_notifications import CHANNEL
-from streams.writing import process
+from streams.writing.name import use_instance
 
 SECONDS = 1.0
 ROUNDS = 3
@@ -39,10 +39,12 @@ BATCH_THREADS = (1, 8)
 IN_ATOMIC = (1, 10, 100)
 """Facts of an append inside the caller's ``atomic()`` block, the usual place of an outbox."""
 
-_ROW = "(nextval('streams_cacheinvalidation_seq'), 'peer', 'bench', ARRAY['key'])"
-_PEER = (
-    "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name, keys) VALUES {} RETURNING stream_id"
-)
+_ROW = "(nextval('bench_bare_seq'), 'peer', 'bench', ARRAY['key'])"
+_PEER = "INSERT INTO bench_bare (stream_id, instance_name, cache_name, keys) VALUES {} RETURNING stream_id"
+_BARE_TABLE = """
+CREATE TABLE IF NOT EXISTS bench_bare (LIKE streams_cacheinvalidation INCLUDING ALL);
+CREATE SEQUENCE IF NOT EXISTS bench_bare_seq AS bigint
+"""
 _LOCKED_TABLE = "CREATE TABLE IF NOT EXISTS bench_locked (LIKE streams_cacheinvalidation INCLUDING ALL)"
 _LOCKED = """
 INSERT INTO bench_locked (stream_id, instance_name, cache_name, keys)
@@ -124,12 +126,11 @@ def serve() -> None:
     """Answers what ``OnPsycopg3`` asks."""
     if not is_psycopg3:
         raise SystemExit("Django does not use psycopg 3 here")
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     for line in sys.stdin:
         work, threads = line.split()
         WORK[work]()
         print(per_second(WORK[work], int(threads)), flush=True)
-    process.retire_all()
 
 
 def per_second(work: Callable[[], None], threads: int) -> float:
@@ -232,7 +233,7 @@ def add(
 
 def main() -> None:
     """Measure with 1, 8 and 32 threads."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     columns = ["transaction", "threads", "ours", "peer", "lock", "ratio", "over_lock", "announcements"]
     folder = os.environ.get("REPLSITE_BENCH_PSYCOPG", "")
     if folder and not is_psycopg3:
@@ -240,7 +241,7 @@ def main() -> None:
     report = Report("appends", "facts appended per second", columns)
     ours()
     with connection.cursor() as cursor:
-        cursor.execute(_LOCKED_TABLE)
+        cursor.execute(f"{_LOCKED_TABLE}; {_BARE_TABLE}")
     other = OnPsycopg3(folder) if folder and not is_psycopg3 else None
     try:
         single_appends(report, other)
@@ -248,5 +249,4 @@ def main() -> None:
     finally:
         if other is not None:
             other.close()
-    process.retire_all()
     report.finish()

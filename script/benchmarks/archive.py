@@ -30,7 +30,7 @@ from pipeline.spark.site_session import site_session
 from script.benchmarks.filled_room import fill_room
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
-from streams.writing import process
+from streams.writing.name import use_instance
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 200_000)
 TABLES = (
@@ -82,7 +82,7 @@ def main() -> None:
     report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY", columns)
     throttle._REST = 0  # what is deleted in between is not measured
     room_id, watch = fill_room(EVENTS), Stopwatch()
-    process.use_instance("bench-{n}")
+    use_instance("bench")
 
     def add(what: str, work: Callable[[], Any], peer: tuple[float, float, Any], note: Callable[[Any], str]) -> Any:
         wall, cpu, found = watch.time(work)
@@ -112,5 +112,4 @@ def main() -> None:
             add("archive, on Spark", lambda: archive(spark=True), out, lambda found: f"{found['files']} files")
             add("export", lambda: run_export(folder / "export", {}, stream=StringIO()), out,
                 lambda found: f"{sum(one['files'] for one in found['tables'].values())} files")  # fmt: skip
-    process.retire_all()
     report.finish()

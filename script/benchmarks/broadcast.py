@@ -23,7 +23,7 @@ from script.benchmarks.report import Report, median_ratio, rounds
 from streams import registry
 from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Read, encode_rows
-from streams.writing import process as writer
+from streams.writing.name import use_instance, writer_name
 
 FOLLOWERS = (1, 10, 50, 200)
 FACTS = 100_000
@@ -78,8 +78,8 @@ def append() -> str:
     """Append all facts in one transaction; returns the beginning of the last one's line."""
     stream = registry.get("caches")
     with stream.reserve(FACTS) as reservation, connection.cursor() as cursor:
-        cursor.execute(_INSERT, [writer.current_writer().name, reservation.ids])
-    return f"RDATA caches {writer.current_writer().name} {reservation.ids[-1]} "
+        cursor.execute(_INSERT, [writer_name(), reservation.ids])
+    return f"RDATA caches {writer_name()} {reservation.ids[-1]} "
 
 
 def same_bytes(path: Path) -> str:
@@ -88,7 +88,7 @@ def same_bytes(path: Path) -> str:
     with connection.cursor() as cursor:
         end = stream.table_maximum(cursor)
         rows, _ = rows_between(cursor, stream.declaration, None, end - FACTS, end, 2 * FACTS)
-    name = writer.current_writer().name
+    name = writer_name()
     path.write_bytes(encode_rows(Read("caches", name, end - FACTS, end), rows, end).data)
     return f"RDATA caches {name} {end} "
 
@@ -131,7 +131,7 @@ class Measure:
 
 def main() -> None:
     """Measure both servers in turn with each number of followers."""
-    writer.use_instance("bench-{n}")
+    use_instance("bench")
     columns = ["followers", "ours", "peer", "ratio", "cpu_ours", "limit", "cpu_peer", "cpu_postgresql"]
     report = Report("broadcast", "lines delivered per second; cpu: seconds per 10^6 lines", columns)
     others = broadcaster_sessions()
@@ -151,7 +151,7 @@ def main() -> None:
                 peer = Measure(bare_port, followers, bare.pid)
 
                 def go_ours(sink: subprocess.Popen[str]) -> None:
-                    look_for(sink, f"RDATA caches {writer.current_writer().name} {_next_end()} ")
+                    look_for(sink, f"RDATA caches {writer_name()} {_next_end()} ")
                     append()
 
                 def go_peer(sink: subprocess.Popen[str]) -> None:
@@ -169,7 +169,6 @@ def main() -> None:
                     cpu_peer=peer.cpu_of(bare.pid),
                     cpu_postgresql=ours.cpu_of(session),
                 )
-    writer.retire_all()
     report.finish()
 
 

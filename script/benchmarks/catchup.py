@@ -18,7 +18,7 @@ from script.benchmarks.report import Report
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.models import StoredCursor
-from streams.writing import process as writer
+from streams.writing.name import use_instance
 
 FACTS = int(os.environ.get("REPLSITE_BENCH_FACTS") or 200_000)
 ROUNDS = 3
@@ -27,6 +27,7 @@ LEAST_PER_SECOND = 200_000
 MOST_SERVER_GROWTH = 100 * 1024 * 1024
 
 _MAKE = """
+SET LOCAL streams.maintenance = on;
 INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name, keys, invalidation_ts)
 SELECT n, 'past', 'get_user_by_id', ARRAY['@user' || n || ':example.org'], 1600000000000 + n FROM generate_series(%s, %s) AS n
 """
@@ -80,7 +81,7 @@ def once(where: str, view: str, upto: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure followers and readers in both views."""
-    writer.use_instance("bench-{n}")
+    use_instance("bench")
     report = Report(
         "catchup",
         f"facts per second from the table, {FACTS} behind, a writer going on",
@@ -117,5 +118,4 @@ def main() -> None:
                     server_growth_mb=growth / 1024 / 1024,
                     server_limit_mb=MOST_SERVER_GROWTH / 1024 / 1024,
                 )
-    writer.retire_all()
     report.finish()

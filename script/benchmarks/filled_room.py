@@ -81,6 +81,7 @@ FROM (
 """
 _STATEMENTS = (
     f"""
+    SET LOCAL streams.maintenance = on;
     INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, state_key, sender, topological_ordering,
         origin_server_ts, membership, state_group)
     SELECT place, '{_WRITER}', event_id, room_id, CASE WHEN is_state THEN 'm.room.member' ELSE 'm.room.message' END,

@@ -19,7 +19,7 @@ from django.db import connection
 from events.format.parsing import ParsedEvent
 from script.benchmarks.persist import BenchRoom, cost_of, stored
 from script.benchmarks.report import Report
-from streams.writing import process
+from streams.writing.name import use_instance
 
 MOST_MEMBERS = int(os.environ.get("REPLSITE_BENCH_MEMBERS") or 100_000)
 ROUNDS = 5
@@ -130,7 +130,7 @@ def _resident_mb() -> float:
 
 def main() -> None:
     """Forks in rooms of growing size, and many branches in one."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     columns = ["version", "members", "branches", "entries", "application", "server", "cpu", "limit", "memory_mb", "ok"]
     report = Report("forks", "milliseconds of CPU of a fork and its merge; of one more branch", columns)
     for members in (MOST_MEMBERS // 1_000, MOST_MEMBERS // 100, MOST_MEMBERS // 10):
@@ -142,5 +142,4 @@ def main() -> None:
         fork(report, room, MOST_MEMBERS, entries)
     for count in BRANCHES:
         many(report, room, MOST_MEMBERS, count)
-    process.retire_all()
     report.finish()

@@ -27,7 +27,7 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db import driver
 from streams.holds.look import look
-from streams.writing import process
+from streams.writing.name import use_instance
 
 ROUNDS = 5
 THREADS = (1, 8, 32)
@@ -199,7 +199,7 @@ def _cpu_of(work: Callable[[Any], object]) -> Callable[[], float]:
 
 def main() -> None:
     """Measure both."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     with connection.cursor() as cursor:
         for table in ("bench_held", "bench_bare"):
             cursor.execute(_TABLE.format(table=table))
@@ -216,5 +216,4 @@ def main() -> None:
     )  # fmt: skip
     appends(report)
     looks(report)
-    process.retire_all()
     report.finish()

@@ -31,7 +31,7 @@ from script.benchmarks.latency import floor, percentile
 from script.benchmarks.report import Report
 from streams import registry
 from streams.core.tokens import VectorToken
-from streams.writing import process
+from streams.writing.name import use_instance
 from tests.support.room_talker import Talker, talkers
 
 ROOMS = 1_000
@@ -203,7 +203,6 @@ def many(report: Report, room: LocalRoom, talker: Talker) -> None:
 
 def feeding(report: Report, room: LocalRoom, talker: Talker) -> None:
     """CPU of this process per event of another, less what asking the other one takes. This process writes nothing."""
-    process.retire_all()
     notifier.stop_feeds()
     asking = cpu_of(room, talker)
     notifier.look(ALICE, VectorToken(0))
@@ -244,7 +243,7 @@ def memory(report: Report) -> None:
 
 def main() -> None:
     """Measure everything, in one run."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     report = Report("hot", "the hot caches", ["what", "ms", "limit", "of_limit"])
     rooms = make_rooms()
     room, other = LocalRoom(rooms[0]), create_room(BOB)
@@ -258,5 +257,4 @@ def main() -> None:
         feeding(report, room, talker)
     memory(report)
     notifier.stop_feeds()
-    process.retire_all()
     report.finish()

@@ -11,7 +11,7 @@ import statistics
 from script.benchmarks.forks import MOST_MEMBERS, ForkingRoom, filled
 from script.benchmarks.persist import cost_of, stored
 from script.benchmarks.report import Report
-from streams.writing import process
+from streams.writing.name import use_instance
 
 ROUNDS, JOINS = 3, 20
 LIMIT_MS = 3.0
@@ -34,10 +34,9 @@ def join(report: Report, room: ForkingRoom, members: int) -> None:
 
 def main() -> None:
     """Joins rooms of growing size."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     columns = ["members", "application", "server", "cpu", "limit", "rows", "ok"]
     report = Report("joins", "milliseconds of CPU and rows of a join", columns)
     for members in (MOST_MEMBERS // 100, MOST_MEMBERS // 10, MOST_MEMBERS):
         join(report, filled(members), members)
-    process.retire_all()
     report.finish()

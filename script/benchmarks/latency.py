@@ -19,7 +19,7 @@ from script.benchmarks.report import Report
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db import driver
-from streams.writing import process as writer
+from streams.writing.name import use_instance
 
 FOLLOWERS = {1: 1.0, 200: 3.0}
 """Followers -> largest median in milliseconds that is wanted."""
@@ -77,7 +77,7 @@ def percentile(values: list[float], share: float) -> float:
 
 def main() -> None:
     """Measure with each number of followers; figures are medians over the rounds."""
-    writer.use_instance("bench-{n}")
+    use_instance("bench")
     report = Report(
         "latency",
         "milliseconds from commit to receipt",
@@ -99,5 +99,4 @@ def main() -> None:
                 of_limit=figures["p50"] / limit,
                 floor=statistics.median(percentile(values, 0.5) for _, values in measured),
             )
-    writer.retire_all()
     report.finish()

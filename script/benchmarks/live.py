@@ -30,6 +30,7 @@ _IDLE_SECONDS = 10.0
 _DEADLINE_SECONDS = 300.0
 
 _MAKE = """
+SET LOCAL streams.maintenance = on;
 INSERT INTO events_event
   (stream_ordering, instance_name, event_id, room_id, type, sender, topological_ordering, origin_server_ts)
 SELECT n, 'past', '$' || md5(n::text) || ':example.org', '!room' || n::bigint * 7919 %% %(rooms)s || ':example.org',

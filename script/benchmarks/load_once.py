@@ -23,7 +23,7 @@ def run(paths: list[Path], folder: Path, cores: int, *, kept: bool) -> dict[str,
     from pipeline.jobs.run import JobRun, run_job  # noqa: PLC0415
     from pipeline.spark.session import LIGHT_DRIVER, spark_session  # noqa: PLC0415
     from streams.db.driver import dsn  # noqa: PLC0415
-    from streams.writing.process import retire_all, use_instance  # noqa: PLC0415
+    from streams.writing.name import use_instance  # noqa: PLC0415
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid(), pg_current_wal_insert_lsn() - '0/0'")
@@ -47,12 +47,9 @@ def run(paths: list[Path], folder: Path, cores: int, *, kept: bool) -> dict[str,
             with meter.step("load"):
                 return load(rooms, dsn(), job).summary()
 
-    use_instance("bench-{n}")
-    try:
-        with meter, any_folder():
-            summary = run_job("import_events", {"sources": [str(folder)]}, stream=io.StringIO(), work=work)
-    finally:
-        retire_all()
+    use_instance("bench")
+    with meter, any_folder():
+        summary = run_job("import_events", {"sources": [str(folder)]}, stream=io.StringIO(), work=work)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
         (after,) = cursor.fetchone()

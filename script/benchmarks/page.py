@@ -17,7 +17,7 @@ from django.db import connection
 from events.reading.pages import timeline
 from events.sending.send import LocalRoom, NewEvent, RoomSetup, create_room
 from script.benchmarks.report import Report, median_ratio
-from streams.writing import process
+from streams.writing.name import use_instance
 
 LIMIT_MS = 2.0
 PAGE = 100
@@ -170,7 +170,7 @@ def measure(report: Report, case: Case, place: tuple[int, int], where: str) -> N
 
 def main() -> None:
     """Pages from the newest event and from the middle of the history."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     columns = ["room", "where", "p50", "p95", "limit", "peer", "ratio", "cpu", "peer_cpu", "ok"]
     report = Report("page", f"milliseconds for a page of {PAGE} events with their JSON, as a user sees it", columns)
     found = cases()

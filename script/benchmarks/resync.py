@@ -26,7 +26,7 @@ from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
-from streams.writing import process
+from streams.writing.name import use_instance
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 1_000_000)
 LEAST_PER_SECOND = 20_000
@@ -118,7 +118,7 @@ def main() -> None:
         once(sorted(Path(folder).iterdir()))
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE")
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     spark = {"master": "local[2]"}
     for name, prepare in (("all well", lambda: 0), ("1 in 10 wrong", damage)):
         row = resync(name, prepare(), **spark)
@@ -126,5 +126,4 @@ def main() -> None:
         report.add(**row, limit=LEAST_PER_SECOND, ratio=ratio, well="yes" if ratio >= 1 else "NO")
     report.add(**resync("no views", lose_views(), **spark))
     report.add(**resync("one process", 0, rooms=some_rooms()))
-    process.retire_all()
     report.finish()

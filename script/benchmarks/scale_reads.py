@@ -26,7 +26,7 @@ from state.groups.filters import EVERYTHING  # noqa: E402
 from state.store import full_state  # noqa: E402
 from streams import registry  # noqa: E402
 from streams.catalog.models import CacheInvalidation  # noqa: E402
-from streams.writing import process  # noqa: E402
+from streams.writing.name import use_instance  # noqa: E402
 
 SAMPLE = 100
 PAGE = 100
@@ -78,7 +78,6 @@ def facts(number: int) -> dict[str, float]:
         return len(stream.append(CacheInvalidation(cache_name="bench", keys=["key"], invalidation_ts=1)))
 
     appended = cpu_ms(append, 1_000) * 1000
-    process.retire_all()
     command = [sys.executable, "-m", "script.benchmarks.catchup_follower", "reader", "writer", str(upto)]
     with CpuSeconds() as cpu:
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
@@ -87,7 +86,7 @@ def facts(number: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     number = int(sys.argv[1])
     print(json.dumps({**reads(some_events()), **facts(number)}), flush=True)
 

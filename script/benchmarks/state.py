@@ -28,7 +28,7 @@ from script.benchmarks.report import Report
 from state.groups.filters import EVERYTHING, StateFilter
 from state.models import StateGroup, StateGroupDelta
 from state.store import State, full_state
-from streams.writing import process
+from streams.writing.name import use_instance
 from tests.support.room_results import room_history
 
 ROOM = Path(__file__).resolve().parents[2] / "tests" / "data" / "rooms" / "large_v10" / "events.jsonl.gz"
@@ -128,9 +128,8 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float]:
 
 def main() -> None:
     """Store the room, count, read."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     report = Report("state", "state groups of the largest room", ["measure", "p50", "p95", "ratio", "limit", "note"])
     count_rows(report, events_in_causal_order())
     read_states(report)
-    process.retire_all()
     report.finish()

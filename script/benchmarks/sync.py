@@ -26,7 +26,7 @@ from events.sync.rooms import initial_sync, rooms_since
 from events.tokens.positions import events_token
 from script.benchmarks.report import Report
 from streams.core.tokens import VectorToken
-from streams.writing import process as writer
+from streams.writing.name import use_instance
 
 ROOMS, FIRST_ROOMS = 1_000, 100
 MESSAGES, EVENTS = 40, 20
@@ -141,7 +141,7 @@ def main() -> None:
     """Make the rooms, measure, report."""
     title = f"syncs: {FIRST_ROOMS} rooms x {EVENTS} events, and a user of {ROOMS} rooms"
     columns = ["what", "ours", "best", "cpu", "peer", "peer_cpu", "ratio", "limit", "of_limit"]
-    writer.use_instance("bench-{n}")
+    use_instance("bench")
     report = Report("sync", title, columns)
     rooms = make_rooms()
     first = rooms[:FIRST_ROOMS]
@@ -164,5 +164,4 @@ def main() -> None:
     measured(report, "rooms since, nothing new", lambda: rooms_since(ALICE, after), lambda: read(_ANYTHING, **nothing))
     expect(not rooms_since(ALICE, after), "nothing is new")
     notifier.stop_feeds()
-    writer.retire_all()
     report.finish()

@@ -15,7 +15,7 @@ from script.benchmarks.broadcast import cpu_seconds, hear, process
 from script.benchmarks.report import Report
 from streams import registry
 from streams.load_generator import generator
-from streams.writing import process as writer
+from streams.writing.name import use_instance
 
 FOLLOWERS = (1, 50, 200)
 BATCH, BATCHES = 50, 10
@@ -87,7 +87,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Measures both kinds of followers in turn with each number of them."""
-    writer.use_instance("bench-{n}")
+    use_instance("bench")
     columns = ["followers", "kb_all", "kb_caches", "bytes_ratio", "cpu_all", "cpu_caches", "cpu_ratio"]
     report = Report("thin", "kB to each follower and CPU seconds of the server, for the same facts", columns)
     with process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server:
@@ -111,5 +111,4 @@ def main() -> None:
                 cpu_caches=cpu["caches"],
                 cpu_ratio=cpu["caches"] / cpu["all"],
             )
-    writer.retire_all()
     report.finish()

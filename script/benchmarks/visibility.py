@@ -31,7 +31,7 @@ from events.visibility.predicate_sql import ACCESS_ROWS, sees
 from events.visibility.viewer import Viewer
 from script.benchmarks.persist import BenchRoom, cost_of, stored
 from script.benchmarks.report import Report
-from streams.writing import process
+from streams.writing.name import use_instance
 from tests.support.range_reader import Seen
 from tests.support.room_data import ROOM_NAMES, event_lines
 from tests.support.stored_rooms import store_room
@@ -177,7 +177,7 @@ def _members(room_id: str) -> list[str]:
 
 def main() -> None:
     """Store the rooms, count, read."""
-    process.use_instance("bench-{n}")
+    use_instance("bench")
     report = Report("visibility", "who sees what", ["measure", "value", _SECOND, "limit", "note"])
     rooms = {}
     for room in (name for name in ROOM_NAMES if "walk" in name or "fork" in name or name == LARGE):
@@ -189,5 +189,4 @@ def main() -> None:
     read_pages(report, rooms[LARGE])
     count_message(report, rooms[LARGE])
     read_by_size(report)
-    process.retire_all()
     report.finish()

@@ -16,7 +16,6 @@ from streams.admin.base import ReadOnlyAdmin
 from streams.models import (
     Epoch,
     FederationAcknowledgement,
-    Instance,
     KeyLock,
     LowWaterMark,
     ParkedFact,
@@ -33,10 +32,9 @@ from streams.models import (
     UserAddress,
     WireCount,
     WorkerConnection,
-    WriterResolution,
 )
 
-__all__ = ["EpochAdmin", "FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPositionAdmin", "WriterResolutionAdmin"]
+__all__ = ["EpochAdmin", "FactAdmin", "ReaderAdmin", "StreamPositionAdmin"]
 
 
 class HomeserverAdmin(ReadOnlyAdmin):
@@ -72,8 +70,7 @@ class StreamPositionAdmin(ReadOnlyAdmin):
         "instance_name",
         "position",
         "state",
-        "pending_facts",
-        "oldest_pending_at",
+        "last_fact_at",
         "last_advance_at",
     )
     list_filter = ("stream", "state")
@@ -87,15 +84,6 @@ class StatusChangeAdmin(ReadOnlyAdmin):
 
     list_display = ("at", "stream", "writer", "reader", "was", "word", "sentence")
     list_filter = ("severity",)
-
-
-@admin.register(Instance)
-class InstanceAdmin(ReadOnlyAdmin):
-    """The admin of the processes that write or have written."""
-
-    list_display = ("name", "state", "host", "process_id", "command", "started_at", "heartbeat_at", "lease")
-    list_filter = ("state",)
-    search_fields = ("name", "host")
 
 
 @admin.register(Reader)
@@ -115,20 +103,6 @@ class ReaderAdmin(ReadOnlyAdmin):
     )
     list_filter = ("kind",)
     search_fields = ("name", "address")
-
-
-@admin.register(WriterResolution)
-class WriterResolutionAdmin(ReadOnlyAdmin):
-    """The admin of the actions on writers by other processes and by operators.
-
-    An action retires a dead writer, asks a writer to leave, or ends a writer's sessions. Its row has the evidence for
-    it.
-    """
-
-    list_display = ("resolved_at", "action", "stream", "instance_name", "from_position", "to_position", "resolved_by")
-    list_filter = ("action", "stream")
-    magnitudes = ("from_position", "to_position")
-    search_fields = ("instance_name",)
 
 
 @admin.register(Epoch)

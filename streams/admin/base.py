@@ -7,6 +7,7 @@ install these apps. Ordering, search and filters of a subclass must use an index
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django.apps import apps
@@ -14,16 +15,17 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import label_for_field, lookup_field
 from django.contrib.admin.views.main import ORDER_VAR
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db import connections, models
+from django.db import DataError, connections, models
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.functional import cached_property
 from django.utils.html import strip_tags
 from django.utils.safestring import SafeString
 
+from streams.db.readable import instances
 from streams.runtime.csv_text import csv_text
-from streams.runtime.text import visible
+from streams.runtime.text import safe_text
 
 __all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
 
@@ -101,7 +103,7 @@ class VisibleText(str):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return visible(self)
+        return safe_text(self, None, keep="\n\t")
 
 
 def _make_visible(row: Any, magnitudes: tuple[str, ...] = (), came_from: Any = None) -> Any:
@@ -129,7 +131,7 @@ def _make_visible(row: Any, magnitudes: tuple[str, ...] = (), came_from: Any = N
 
 def _visible_json(value: Any) -> Any:
     if isinstance(value, str):
-        return value if value.isprintable() else visible(value)
+        return value if value.isprintable() else safe_text(value, None, keep="\n\t")
     if isinstance(value, dict):
         return {_visible_json(name): _visible_json(inner) for name, inner in value.items()}
     return [_visible_json(inner) for inner in value] if isinstance(value, list) else value
@@ -181,7 +183,7 @@ class ReadOnlyAdmin(_Base):
             def get_results(self, request: HttpRequest) -> None:
                 try:
                     super().get_results(request)
-                    self.result_list = ready(self.result_list)
+                    self.result_list = ready(instances(self.result_list))
                 except ValueError as error:  # the database refuses the value, such as a text with NUL
                     raise IncorrectLookupParameters from error
 
@@ -198,7 +200,7 @@ class ReadOnlyAdmin(_Base):
         request.GET = asked  # type: ignore[assignment]  # Django's list refuses parameters that it does not know
         try:
             names = self.get_list_display(request)
-            rows = list(self.get_changelist_instance(request).get_queryset(request)[:MOST_CSV_ROWS])
+            rows = instances(self.get_changelist_instance(request).get_queryset(request)[:MOST_CSV_ROWS])
         except (IncorrectLookupParameters, ValueError) as error:
             raise Http404("There are no such rows.") from error
         values = ([_plain(name, row, self) for name in names] for row in self.ready(rows))
@@ -228,8 +230,20 @@ class ReadOnlyAdmin(_Base):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Returns the row with control characters escaped, or null if there is no such row."""
-        found = super().get_object(request, object_id, from_field)
+        found = None
+        with suppress(
+            DataError
+        ):  # psycopg 3's error for a value that cannot be read; of psycopg2's Django says "no such row"
+            found = super().get_object(request, object_id, from_field)
+        found = found or self._with_nulls(request, object_id)
         return found if found is None else _make_visible(found, self.magnitudes)
+
+    def _with_nulls(self, request: HttpRequest, object_id: str) -> Any:
+        """Returns a row that Django takes for missing, because a value of it cannot be read. Returns null if there is none."""
+        try:
+            return next(iter(instances(self.get_queryset(request).filter(pk=object_id))), None)
+        except (ValueError, ValidationError, DataError):  # the ID of no row
+            return None
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

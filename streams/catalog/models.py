@@ -15,7 +15,9 @@ from django.db import models
 
 from streams.catalog import declarations as catalog
 from streams.conf import stream_settings
+from streams.core.declaration import StreamDeclaration
 from streams.facts import Fact
+from streams.holds.constraint import StreamHolds
 from streams.registry import Sample, bind
 
 __all__ = [
@@ -38,6 +40,12 @@ __all__ = [
 
 #: Named in each model, so that a service which only reads rooms can import what uses these models without this app.
 LABEL = "streams_catalog"
+
+
+def _holds(stream: StreamDeclaration) -> list[models.BaseConstraint]:
+    """Returns the constraint of the stream's table. Rows of streams that keep only some of their facts may be deleted."""
+    is_fixed = not (stream.in_memory or stream.tables[0].newest_per)
+    return [StreamHolds(stream=stream.name, sequence=stream.sequence, fixed=is_fixed)]
 
 
 def _user(number: int, thread: int) -> str:
@@ -75,6 +83,7 @@ class Presence(Fact):
         app_label = LABEL
         db_table = "streams_presence"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_presence_user")]
+        constraints: ClassVar = _holds(catalog.PRESENCE)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id} {self.state}"
@@ -90,6 +99,7 @@ class PresenceDestination(Fact):
     class Meta(Fact.Meta):
         app_label = LABEL
         db_table = "streams_presencefederation"
+        constraints: ClassVar = _holds(catalog.PRESENCE_FEDERATION)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.destination} {self.user_id}"
@@ -105,6 +115,7 @@ class Typing(Fact):
     class Meta(Fact.Meta):
         app_label = LABEL
         db_table = "streams_typing"
+        constraints: ClassVar = _holds(catalog.TYPING)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.room_id} {len(self.user_ids)}"
@@ -148,6 +159,7 @@ class Receipt(Fact):
         app_label = LABEL
         db_table = "streams_receipt"
         indexes: ClassVar = [models.Index(fields=["room_id", "user_id"], name="streams_receipt_room_user")]
+        constraints: ClassVar = _holds(catalog.RECEIPTS)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.room_id} {self.user_id}"
@@ -163,6 +175,7 @@ class PushRuleChange(Fact):
         app_label = LABEL
         db_table = "streams_pushrulechange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pushrule_user")]
+        constraints: ClassVar = _holds(catalog.PUSH_RULES)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id}"
@@ -181,6 +194,7 @@ class PusherChange(Fact):
         app_label = LABEL
         db_table = "streams_pusherchange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pusher_user")]
+        constraints: ClassVar = _holds(catalog.PUSHERS)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id} {self.app_id}"
@@ -196,6 +210,7 @@ class DeviceListChange(Fact):
         app_label = LABEL
         db_table = "streams_devicelistchange"
         indexes: ClassVar = [models.Index(fields=["entity"], name="streams_devicelist_entity")]
+        constraints: ClassVar = _holds(catalog.DEVICE_LISTS)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.entity}"
@@ -211,6 +226,7 @@ class ToDeviceMessage(Fact):
         app_label = LABEL
         db_table = "streams_todevicemessage"
         indexes: ClassVar = [models.Index(fields=["entity"], name="streams_todevice_entity")]
+        constraints: ClassVar = _holds(catalog.TO_DEVICE)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.entity}"
@@ -232,6 +248,7 @@ class FederationItem(Fact):
     class Meta(Fact.Meta):
         app_label = LABEL
         db_table = "streams_federation"
+        constraints: ClassVar = _holds(catalog.FEDERATION)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.type}"
@@ -249,6 +266,7 @@ class TagChange(Fact):
         app_label = LABEL
         db_table = "streams_tagchange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_tag_user")]
+        constraints: ClassVar = _holds(catalog.TAG_ACCOUNT_DATA)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id} {self.room_id}"
@@ -266,6 +284,7 @@ class AccountDataChange(Fact):
         app_label = LABEL
         db_table = "streams_accountdatachange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_accountdata_user")]
+        constraints: ClassVar = _holds(catalog.ACCOUNT_DATA)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id} {self.data_type}"
@@ -287,6 +306,7 @@ class GroupChange(Fact):
         app_label = LABEL
         db_table = "streams_groupchange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_group_user")]
+        constraints: ClassVar = _holds(catalog.GROUPS)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.group_id} {self.user_id}"
@@ -302,6 +322,7 @@ class UserSignatureChange(Fact):
         app_label = LABEL
         db_table = "streams_usersignaturechange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_usersignature_user")]
+        constraints: ClassVar = _holds(catalog.USER_SIGNATURE)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id}"
@@ -324,6 +345,7 @@ class CacheInvalidation(Fact):
     class Meta(Fact.Meta):
         app_label = LABEL
         db_table = "streams_cacheinvalidation"
+        constraints: ClassVar = _holds(catalog.CACHES)
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.cache_name}"

@@ -1,1 +1,1 @@
-"""The rules of streams, without a database or network: declarations, tokens, positions, the tracker, recovery, invalidation."""
+"""The rules of streams, without a database or network: declarations, tokens, positions, invalidation."""

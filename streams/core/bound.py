@@ -5,23 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streams.core.declaration import StreamDeclaration
-from streams.core.invalidation import (
-    Drops,
-    Invalidation,
-    KeyRule,
-    StateChanges,
-    any_depends_on_room_state,
-    drops_nothing,
-    drops_of_caches_row,
-    drops_of_columns,
-    drops_of_room_state,
-)
-from streams.core.named_rows import places_of
-from streams.core.queries import ids_sql, maximum_sql
+from streams.core.queries import maximum_sql
 from streams.core.sequences import last_values
 from streams.errors import ForeignFact
 
@@ -46,13 +34,6 @@ class BoundStream:
         self.sample: Sample | None = None
         #: The other streams that take their IDs from the same sequence. Their positions move when this stream is written.
         self.sharing: list[BoundStream] = []
-        #: The function from a row to its invalidations. ``dropped_caches`` names the caches that it may invalidate.
-        self.drops: Drops = drops_of_caches_row if declaration.name == "caches" else drops_nothing
-        self.dropped_caches: frozenset[str] = frozenset()
-        #: The rule by which rows change the current state of rooms, if they do.
-        self.state_changes: StateChanges | None = None
-        #: Called with the cursor when a stream in memory starts again at 0, in the same transaction.
-        self.when_begun_anew: list[Callable[[Any], None]] = []
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
@@ -61,32 +42,6 @@ class BoundStream:
         """Binds the model of one more table to the stream. Called by ``streams.registry.bind``."""
         self.models.append(model)
         self.sample = sample or self.sample
-
-    def add_caches(self, table: str, caches: Mapping[str, KeyRule]) -> None:
-        """Declares that rows of the table invalidate values of these caches. Called by ``streams.registry.bind``."""
-        declared = next(found for found in self.declaration.tables if found.name == table)
-        self.drops = drops_of_columns(places_of(declared), caches)
-        self.dropped_caches = frozenset(caches)
-
-    def may_drop(self) -> bool:
-        """Returns true if rows of the stream can ever invalidate cached values.
-
-        Unlike ``drops_now``, this includes values of cached functions that this process has not declared yet.
-        """
-        return self.drops is not drops_nothing or self.state_changes is not None
-
-    def drops_now(self) -> bool:
-        """Returns true if rows of the stream can invalidate values of the cached functions declared so far in this process."""
-        return self.drops is not drops_nothing or (self.state_changes is not None and any_depends_on_room_state())
-
-    def drops_of(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> set[Invalidation]:
-        """Returns the invalidations that these rows cause."""
-        found = {drop for row in rows for drop in self.drops(row)}
-        if self.state_changes is not None and any_depends_on_room_state():
-            telling = [row for row in rows if self.state_changes.may_change(row)]
-            for room_id, users in self.state_changes.changed(cursor, telling) if telling else ():
-                found.update(drops_of_room_state(room_id, users))
-        return found
 
     def foreign(self, fact: Any) -> ForeignFact:
         """Returns the error for an object whose class is not one of the stream's ``models``."""
@@ -115,8 +70,3 @@ class BoundStream:
             cursor.execute(maximum_sql(stream.declaration))
             found = max(found, int(cursor.fetchone()[0]))
         return found
-
-    def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
-        """Yields (writer, ID) of every row with an ID of at least ``linear``, in ascending order of ID."""
-        cursor.execute(ids_sql(self.declaration), {"linear": linear})
-        yield from cursor

@@ -112,8 +112,8 @@ class StreamDeclaration:
     are only a log of changes to data that is stored elsewhere. Streams may share a sequence. Then an append to one of
     these streams moves the positions of all of them.
 
-    The facts of an ``in_memory`` stream live as long as its writers. Such a stream restarts at position 0 when a writer
-    enters it while no other writer lives. The tables of the stream are UNLOGGED.
+    The facts of an ``in_memory`` stream are kept for minutes. Its tables are UNLOGGED, so a crash of the server empties them.
+    Its sequence goes on.
 
     If ``announced_as`` is a name, all facts of the stream are sent under that name, in the order of their IDs, whichever
     writer appended them. Clients of Synapse 1.43 need this: they keep only one position for such a stream, and request

@@ -105,14 +105,19 @@ def _text_of(value: str, kind: ColumnKind) -> str | None:
     seconds = f"extract(epoch FROM {value})"
     return {
         ColumnKind.DECIMAL: f"{value}::text",
-        ColumnKind.DATETIME: f"to_char({value} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
-        ColumnKind.DATE: f"to_char({value}, 'YYYY-MM-DD')",
+        ColumnKind.DATETIME: _day_text(f"{value} AT TIME ZONE 'UTC'", 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+        ColumnKind.DATE: _day_text(value, "YYYY-MM-DD"),
         ColumnKind.TIME: f"to_char({value}, 'HH24:MI:SS.US')",
         ColumnKind.DURATION: f"CASE WHEN {seconds} < 0 THEN '-PT' ELSE 'PT' END || abs({seconds})::text || 'S'",
         ColumnKind.UUID: f"{value}::text",
         ColumnKind.BINARY: f"translate(encode({value}, 'base64'), E'\\n', '')",
         ColumnKind.ADDRESS: f"host({value})",
     }.get(kind)
+
+
+def _day_text(value: str, form: str) -> str:
+    # Without its era, a day before the year 1 is one of many centuries later, and no reader could tell.
+    return f"to_char({value}, CASE WHEN {value} < '0001-01-01' THEN '{form} BC' ELSE '{form}' END)"
 
 
 def json_sql(column: Column) -> str:

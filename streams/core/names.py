@@ -1,6 +1,6 @@
 """Names of instances and patterns for them (pure).
 
-In a pattern, ``{n}`` stands for a number and ``{host}`` for the name of the machine.
+In a pattern, ``{n}`` stands for a number, and ``{host}`` for the name of the machine.
 
 A name travels as one field on the wire, so it holds no white space and no control character.
 """
@@ -11,7 +11,7 @@ import re
 
 from streams.errors import BadInstanceName
 
-__all__ = ["LONGEST_NAME", "check_name", "is_pattern", "matches_pattern", "name_without_number", "numbered_name"]
+__all__ = ["LONGEST_NAME", "check_name", "is_name_of_writer", "matches_pattern", "name_without_number"]
 
 LONGEST_NAME = 100
 _NUMBER, _HOST = "{n}", "{host}"
@@ -27,22 +27,17 @@ def check_name(name: str) -> None:
         )
 
 
-def is_pattern(name: str) -> bool:
-    """Returns true if the name contains the placeholder ``{n}``, which stands for a number."""
-    return _NUMBER in name
-
-
-def numbered_name(pattern: str, number: int) -> str:
-    """Returns the pattern with ``{n}`` replaced by the number."""
-    return pattern.replace(_NUMBER, str(number))
-
-
 def name_without_number(pattern: str) -> str:
-    """Returns the pattern without ``{n}``, for messages of a process that holds no numbered name, such as a server."""
+    """Returns the pattern without ``{n}`` and what separates it."""
     return pattern.replace(_NUMBER, "").strip("-_.:") or "server"
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Returns true if the name equals the pattern, or the pattern with any number and any name of a machine filled in."""
+    """Returns true if the name equals the pattern, with any number and any name of a machine filled in."""
     wanted = re.escape(pattern).replace(re.escape(_NUMBER), "[0-9]+").replace(re.escape(_HOST), "[A-Za-z0-9_-]+")
     return re.fullmatch(wanted, name) is not None
+
+
+def is_name_of_writer(name: str, pattern: str) -> bool:
+    """Returns true if the name matches the pattern. The number may be missing, as writers are not numbered."""
+    return matches_pattern(name, pattern) or matches_pattern(name, name_without_number(pattern))

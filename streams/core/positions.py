@@ -12,7 +12,6 @@ from typing import Protocol
 
 __all__ = [
     "ACTIVE",
-    "DRAINING",
     "RETIRED",
     "Stored",
     "active_and_retired",
@@ -27,8 +26,6 @@ __all__ = [
 ACTIVE = "active"
 #: State of a writer that no longer counts for the linear position (``streams.models.WriterState``).
 RETIRED = "retired"
-#: State of a writer that is leaving. It counts for the linear position until all its open transactions have ended.
-DRAINING = "draining"
 
 
 class Stored(Protocol):
@@ -61,7 +58,7 @@ def positions_to_show(stored: Mapping[str, Stored], linear: int) -> dict[str, in
 
 
 def active_and_retired(stored: Mapping[str, Stored]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the positions of the active and draining writers, and the positions of the retired writers."""
+    """Returns the positions of the active writers, and the positions of the retired writers."""
     retired = {writer: one.position for writer, one in stored.items() if one.state == RETIRED}
     return {writer: one.position for writer, one in stored.items() if writer not in retired}, retired
 

@@ -24,7 +24,6 @@ __all__ = [
     "bounds_sql",
     "column_sql",
     "cut_whole_tokens",
-    "ids_sql",
     "maxima_sql",
     "maximum_sql",
     "order_sql",
@@ -42,7 +41,7 @@ _LARGEST_LIMIT = 1_000_000
 
 #: Stored positions of the streams in the array ``streams``, or of all streams if ``streams`` is null. One snapshot.
 STORED_POSITIONS = """
-SELECT stream, instance_name, abs(position), state, updated_at, last_advance_at, pending_facts, oldest_pending_at,
+SELECT stream, instance_name, abs(position), state, updated_at, last_advance_at, last_fact_at,
        abs(last_write_position), generation
 FROM streams_streamposition
 WHERE %(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[])
@@ -88,7 +87,7 @@ def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first:
     return f"{quoted(table.id_column)} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
 
 
-def rows_sql(  # noqa: PLR0913 - options of one query, all by keyword
+def rows_sql(
     declaration: StreamDeclaration,
     table: FactTable,
     *,
@@ -96,7 +95,6 @@ def rows_sql(  # noqa: PLR0913 - options of one query, all by keyword
     of_writers: bool = False,
     with_times: bool = True,
     stored: bool = False,
-    premise: str = "",
 ) -> str:
     """Returns the query for rows of one table with ``after < token <= upto``, ascending, at most ``limit`` of them.
 
@@ -105,14 +103,11 @@ def rows_sql(  # noqa: PLR0913 - options of one query, all by keyword
     received_at (if ``with_times``), and then the columns that are sent, or all columns of the table's declaration (if
     ``stored``). ``row_of`` accepts the values of these columns. The limit may cut off some rows of the last token.
     ``cut_whole_tokens`` removes such an incomplete token.
-
-    ``premise`` is an SQL condition that is examined in the snapshot in which the rows are read. The value of
-    ``premise`` is the first column. If there are no rows, the query then returns one row whose token is null.
     """
     token = token_sql(declaration, table)
     times = [quoted(table.received_column)] if with_times else []
     own = map(column_sql, table.stored) if stored else selected_sql(table)
-    columns = ", ".join([*(["replsite_premise"] if premise else []), token, quoted(table.writer_column), *times, *own])
+    columns = ", ".join([token, quoted(table.writer_column), *times, *own])
     condition = bounds_sql(declaration, table)
     condition += f" AND {quoted(table.writer_column)} = %(writer)s" if of_writer else ""
     condition += f" AND {quoted(table.writer_column)} = ANY(%(writers)s)" if of_writers else ""
@@ -123,10 +118,7 @@ def rows_sql(  # noqa: PLR0913 - options of one query, all by keyword
     )
     order = order_sql(declaration, table)
     order += f", {quoted(table.then_by)}" if table.then_by else ""
-    given = (
-        f"(SELECT {premise}) AS given (replsite_premise) LEFT JOIN ({limited}) AS limited ON true" if premise else ""
-    )
-    return f"SELECT {columns} FROM {given or f'({limited}) AS limited'} ORDER BY {order}"
+    return f"SELECT {columns} FROM ({limited}) AS limited ORDER BY {order}"
 
 
 def selected_sql(table: FactTable) -> list[str]:
@@ -160,26 +152,6 @@ def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
         return table.row(decoded)
 
     return row
-
-
-def ids_sql(declaration: StreamDeclaration) -> str:
-    """Returns the query for (writer, token) of all rows with ``token >= linear``, ascending by token.
-
-    Step 6 of ``streams.core.recovery`` uses it.
-    """
-    selects = []
-    for table in declaration.tables:
-        token = token_sql(declaration, table)
-        bound = (
-            f"{quoted(table.id_column)} <= -(%(linear)s::bigint)"
-            if declaration.backward
-            else f"{quoted(table.id_column)} >= %(linear)s"
-        )
-        extra = f" AND ({table.where})" if table.where else ""
-        selects.append(
-            f"SELECT {quoted(table.writer_column)}, {token} AS token FROM {quoted(table.name)} WHERE {bound}{extra}"
-        )
-    return " UNION ".join(selects) + " ORDER BY token"
 
 
 def maximum_sql(declaration: StreamDeclaration) -> str:

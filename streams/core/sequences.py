@@ -21,6 +21,10 @@ from streams.core.declaration import StreamDeclaration
 __all__ = ["Fault", "FoundSequence", "behind", "last_values", "read_sequences"]
 
 _LARGEST = 2**63 - 1
+#: No site writes so many facts that fewer IDs than this are left. Somebody has set the sequence to a wrong number.
+_FEW_LEFT = 2**63 // 100
+#: With fewer IDs left, writers may stop within days.
+_ALMOST_NONE_LEFT = 2**32
 _MIGRATE = "manage.py migrate, or put it back"
 
 #: The last IDs that these sequences gave out, read under the lock that ``nextval`` takes. Null for one that gave out none.
@@ -115,6 +119,16 @@ class FoundSequence:
     """The table that owns the sequence, if that is none of the stream's tables."""
 
     @property
+    def left(self) -> int:
+        """The number of IDs that the sequence can still give out. All of them, if its value cannot be read."""
+        return _LARGEST - (self.last_value or 0)
+
+    @property
+    def is_almost_used_up(self) -> bool:
+        """True if appends are refused already, or may be refused soon."""
+        return self.left < _ALMOST_NONE_LEFT
+
+    @property
     def is_there(self) -> bool:
         """True if the sequence and all tables of the stream exist."""
         return self.persistence is not None and not self.missing_tables
@@ -144,6 +158,13 @@ class FoundSequence:
             yield Fault("is UNLOGGED, and begins anew after a crash", "SET LOGGED")
         if self.other_owner:
             yield Fault(f"is owned by {self.other_owner}, and is restarted and dropped with it", "OWNED BY NONE")
+        if self.left < _FEW_LEFT:
+            yield Fault(
+                f"is at {self.last_value} and has {self.left:,} IDs left",
+                remedy=f"stop all processes; if no fact and no stored position is up there, SELECT setval('{self.sequence}', "
+                "the highest of them); otherwise restore what was there before",
+                loses_facts=False,
+            )
         for has, must in self._properties():
             if has != must:
                 # A sequence that has begun is past its start.

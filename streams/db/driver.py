@@ -30,6 +30,7 @@ from streams.conf import stream_settings
 from streams.db import advice
 from streams.db.schema_mark import SCHEMA_MARK, marked_channel
 from streams.db.session_settings import RELIED_ON, with_relied_on
+from streams.runtime.text import one_line
 
 try:
     from django.db.backends.postgresql.psycopg_any import IsolationLevel, errors, is_psycopg3
@@ -60,7 +61,7 @@ __all__ = [
     "OperationalError",
     "Statement",
     "WrongEncoding",
-    "append_key",
+    "bound_times",
     "channel",
     "connection_gone",
     "copy_in",
@@ -72,8 +73,10 @@ __all__ = [
     "go_to_last_result",
     "in_transaction",
     "lock_timed_out",
+    "looker_key",
     "migrate_key",
     "missing",
+    "notices",
     "notify_queue_full",
     "notify_queue_usage",
     "past_pooler",
@@ -87,12 +90,10 @@ __all__ = [
     "schema_mark",
     "send_together",
     "sqlstate",
-    "start_key",
     "still_works",
     "transaction_status",
     "trim_key",
     "with_values",
-    "writer_key",
     "wrong_encoding",
 ]
 
@@ -101,7 +102,7 @@ NAME = _driver.NAME
 DatabaseError = _driver.DatabaseError
 OperationalError = _driver.OperationalError
 BehindPooler = _driver.BehindPooler
-received, receive = _driver.received, _driver.receive
+received, receive, notices = _driver.received, _driver.receive, _driver.notices
 copy_in, go_to_last_result = _driver.copy_in, _driver.go_to_last_result
 
 
@@ -169,7 +170,7 @@ _NOT_LIBPQ = {
 
 def explain(error: BaseException) -> str:
     """Returns the text of a database error as one line. If the remedy is known, the line ends with the remedy."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     cause = error if isinstance(error, DatabaseError) else error.__cause__
     # An embedded server that does not start says what to do, too: no operator starts it.
     if isinstance(cause, BehindPooler | WrongEncoding) or isinstance(error.__cause__, DjangoOperationalError):
@@ -214,6 +215,11 @@ def with_values(cursor: Any, statement: str, values: Mapping[str, Any] | Sequenc
     """Returns the statement with the values written into its text. Another session may execute it."""
     text = cursor.mogrify(statement, values)
     return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def bound_times(cursor: Any) -> None:
+    """Makes a cursor of Django's load each time as one with which Python can compute (``moments.bounded``)."""
+    _driver.bound_times(cursor.cursor)
 
 
 def _parameters(using: str | None) -> dict[str, Any]:
@@ -321,7 +327,7 @@ def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
     Returns the readable elements of ``files``.
 
     Uses ``select``, which can wait for parts of a millisecond, but raises an error for descriptors from 1,024 on. A
-    server with many clients has such descriptors, and the error would fence its writer. For high descriptors ``poll``
+    server with many clients has such descriptors, and the error would end its listener. For high descriptors ``poll``
     is used, which waits for whole milliseconds.
     """
     by_descriptor = {one if isinstance(one, int) else one.fileno(): one for one in files}
@@ -442,6 +448,10 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
         return call
     if len(known) >= _MOST_PREPARED:  # some code writes values into the text of its statements
         return None
+    if not known:
+        cursor.execute("SELECT pg_backend_pid()")
+        if cursor.fetchone()[0] != cursor.connection.info.backend_pid:
+            return None  # a pooler answers: the next message may reach a session that has prepared other statements
     names: list[str] = []
     places: list[str] = []
 
@@ -709,19 +719,6 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND (a.pid <> pg_
 """
 
 
-def writer_key(cursor: Any, instance: str) -> int:
-    """Returns the key of the session lock on a writer's name, which the writer's process holds while it lives."""
-    return _key(cursor, "writer", instance)
-
-
-def append_key(cursor: Any, instance: str) -> int:
-    """Returns the key of the append lock, which every transaction that appends as this writer holds in shared mode.
-
-    ``streams.writing.append_lock`` takes the lock, and finds out whether a transaction holds it.
-    """
-    return _key(cursor, "append", instance)
-
-
 def reader_key(cursor: Any, reader: str) -> int:
     """Returns the key of the session lock that the process of a named reader holds while it reads."""
     return _key(cursor, "reader", reader)
@@ -737,11 +734,11 @@ def trim_key(cursor: Any, stream: str) -> int:
     return _key(cursor, "trim", stream)
 
 
-def start_key(cursor: Any, stream: str) -> int:
-    """Returns the key of the lock that is held while a writer enters a stream, or while the stream's sequence is repaired."""
-    return _key(cursor, "start", stream)
-
-
 def migrate_key(cursor: Any) -> int:
     """Returns the key of the session lock that ``manage.py migrate`` holds."""
     return _key(cursor, "migrate", "")
+
+
+def looker_key(cursor: Any) -> int:
+    """Returns the key of the session lock that the site's looker holds while it looks (``streams.reading.looker``)."""
+    return _key(cursor, "looker", "")

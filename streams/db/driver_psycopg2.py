@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import MutableSequence
 from typing import Any
 
 import psycopg2
 import psycopg2.extensions
+
+from streams.runtime.moments import bounded
 
 __all__ = [
     "ERROR_CODE",
@@ -17,10 +20,12 @@ __all__ = [
     "DatabaseError",
     "InterfaceError",
     "OperationalError",
+    "bound_times",
     "connect",
     "connection_string",
     "copy_in",
     "go_to_last_result",
+    "notices",
     "receive",
     "received",
 ]
@@ -35,6 +40,9 @@ Cursor = psycopg2.extensions.cursor
 ERROR_CODE = "pgcode"
 #: True if a connection reads ``standard_conforming_strings`` only when it is opened.
 READS_STRINGS_ONCE = True
+
+
+_TIMESTAMPTZ = (1184,)
 
 
 class BehindPooler(psycopg2.OperationalError):
@@ -62,6 +70,12 @@ def received(connection: Any) -> list[Any]:
     return found
 
 
+def notices(connection: Any) -> MutableSequence[Any]:
+    """Returns the sequence in which a connection of ``connect`` keeps its last notices and warnings. The caller removes them."""
+    found: MutableSequence[Any] = connection.notices
+    return found
+
+
 def receive(connection: Any) -> list[Any]:
     """Reads the data that has arrived on a connection of ``connect``, without waiting. Returns the same list as ``received``."""
     connection.poll()
@@ -75,3 +89,13 @@ def copy_in(cursor: Any, statement: str, content: bytes) -> None:
 
 def go_to_last_result(cursor: Any) -> None:
     """Does nothing: of several statements in one message, psycopg2 keeps only the rows of the last one."""
+
+
+def bound_times(cursor: Any) -> None:
+    """Makes the cursor load times with time zone by ``bounded``."""
+
+    def load(text: str | None, of: Any) -> Any:
+        make: Any = psycopg2.extensions.PYDATETIMETZ
+        return None if text is None else bounded(text, lambda: make(text, of))
+
+    psycopg2.extensions.register_type(psycopg2.extensions.new_type(_TIMESTAMPTZ, "BOUNDED", load), cursor)

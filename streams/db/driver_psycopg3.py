@@ -7,12 +7,17 @@ no values.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import MutableSequence
 from typing import Any
 
 import psycopg
 from psycopg.adapt import AdaptersMap
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import Format
 from psycopg.types.string import TextLoader
+
+from streams.runtime.moments import bounded
 
 __all__ = [
     "ERROR_CODE",
@@ -23,10 +28,12 @@ __all__ = [
     "DatabaseError",
     "InterfaceError",
     "OperationalError",
+    "bound_times",
     "connect",
     "connection_string",
     "copy_in",
     "go_to_last_result",
+    "notices",
     "receive",
     "received",
 ]
@@ -43,17 +50,23 @@ ERROR_CODE = "sqlstate"
 READS_STRINGS_ONCE = False
 
 
+#: Most notices that a connection keeps, as psycopg2 does.
+_MOST_NOTICES = 50
+
+
 class BehindPooler(psycopg.OperationalError):
     """The error if a connection that must be direct leads to a connection pooler."""
 
 
 class _Connection(psycopg.Connection):
-    """A connection that keeps the notifications that arrive while it executes statements."""
+    """A connection that keeps the notifications that arrive while it executes statements, and its last notices."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.received: list[psycopg.Notify] = []
         self.add_notify_handler(self.received.append)
+        self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)
+        self.add_notice_handler(lambda found: self.notices.append(f"{found.severity}:  {found.message_primary}\n"))
 
 
 #: Addresses are loaded as text, as by psycopg2 and on Django's connections.
@@ -81,6 +94,12 @@ def received(connection: Any) -> list[Any]:
     return found
 
 
+def notices(connection: Any) -> MutableSequence[Any]:
+    """Returns the sequence in which a connection of ``connect`` keeps its last notices and warnings. The caller removes them."""
+    found: MutableSequence[Any] = connection.notices
+    return found
+
+
 def receive(connection: Any) -> list[Any]:
     """Reads the data that has arrived on a connection of ``connect``, without waiting. Returns the same list as ``received``."""
     own = connection.pgconn
@@ -100,3 +119,14 @@ def go_to_last_result(cursor: Any) -> None:
     """Makes the cursor fetch the rows of the last statement, if one message had several statements."""
     while cursor.nextset():
         pass
+
+
+def bound_times(cursor: Any) -> None:
+    """Makes the cursor load times with time zone by ``bounded``."""
+    loader: Any = cursor.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, Format.TEXT)
+
+    class Bounded(loader):  # what Django has set for this cursor, with its time zone
+        def load(self, data: Any) -> Any:
+            return bounded(bytes(data).decode(), lambda: loader.load(self, data), psycopg.DataError)
+
+    cursor.adapters.register_loader("timestamptz", Bounded)

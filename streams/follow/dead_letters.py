@@ -20,8 +20,9 @@ from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
 from streams.follow.handlers import Handler, effects_database_of, handlers_of
 from streams.replication.protocol.ordering import FollowedRow
-from streams.runtime.error_text import error_text, storable, without_secrets
+from streams.runtime.error_text import error_text, without_secrets
 from streams.runtime.logs import get_logger
+from streams.runtime.text import storable
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
+from streams.conf import stream_settings
 from streams.db import driver
-from streams.errors import FactsParked, UnknownReader
+from streams.errors import FactsParked, ReaderNameTaken, UnknownReader
 from streams.follow.cursors import forget_cursors, known_streams
 from streams.follow.handlers import effects_database_of, streams_database_of
 from streams.follow.lease import hold_name, reader_row_key
-from streams.reading.reader_table import remove_reader
+from streams.reading.reader_table import QUERY, remove_reader
 from streams.runtime.logs import get_logger
 
 __all__ = ["Forgotten", "forget_reader"]
 
 log = get_logger(__name__)
 _PARKED = "SELECT count(*) FROM streams_parkedfact WHERE reader = %s AND (%s::text IS NULL OR stream = %s)"
+#: A query stores its row once a second while it asks for new facts, and not while a micro-batch runs.
+_QUERY = "SELECT heartbeat_at < now() - make_interval(secs => %(silence)s) FROM streams_reader WHERE key = %(key)s"
 _SHOWN = "SELECT count(*) FROM streams_reader WHERE key = %s"
 
 
@@ -40,6 +43,8 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
     Pass ``stream`` if the reader no longer follows this stream but still follows others. ``by`` is logged as the user
     who asked for the removal.
 
+    A Spark query has no cursors here; only its row is deleted.
+
     Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, and ``FactsParked`` if the reader has dead
     letters.
     """
@@ -49,6 +54,9 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
         closing(driver.direct_connection(streams_database_of(reader), application_name=name)) as shown,
     ):
         cursor, row = held.cursor(), shown.cursor()
+        if stream is None and not known_streams(cursor, reader) and _forget_query(row, reader):
+            log.warning("reader.forgotten", reader=reader, by=by)
+            return []
         _check_known(cursor, row, reader, stream)
         hold_name(cursor, reader)  # until the connection closes, so the reader cannot start meanwhile
         with driver.in_transaction(cursor):
@@ -65,6 +73,20 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
     for of_stream, base in gone.items():
         log.warning("reader.forgotten", reader=reader, stream=of_stream, was=base, by=by)
     return [Forgotten(of_stream, base) for of_stream, base in sorted(gone.items())]
+
+
+def _forget_query(row: Any, name: str) -> bool:
+    """Deletes the row of a Spark query. Returns false if there is none. Raises ``ReaderNameTaken`` if the query runs."""
+    key, silence = f"{QUERY}{name}", 3 * stream_settings().heartbeat_seconds
+    row.execute(_QUERY, {"key": key, "silence": silence})
+    if not (found := row.fetchone()):
+        return False
+    if not found[0]:
+        raise ReaderNameTaken(
+            f"The Spark query {name!r} runs: it was heard of within {silence:g} s. End it, then forget it."
+        )
+    remove_reader(row, key)
+    return True
 
 
 def _check_known(cursor: Any, row: Any, reader: str, stream: str | None) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 
 from streams.conf import stream_settings
 from streams.db import driver
+from streams.db.lock_holders import describe_lock_holder
 from streams.errors import ReaderNameTaken
 from streams.follow.cursors import Owner, RetryRequest, end_lease, end_retry, sign_of_life, take_lease
 from streams.reading.reader_table import NAMED, store_readers
 from streams.replication.common.command_counts import received_rdata
 from streams.runtime.error_text import error_text
 from streams.runtime.logs import Condition, get_logger
-from streams.writing.lease import describe_lock_holder
 
 __all__ = ["ReaderLock", "hold_name", "reader_row_key"]
 

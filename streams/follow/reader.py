@@ -18,7 +18,8 @@ from streams.follow.cursors import Owner
 from streams.follow.handlers import Begin, Handler, handlers_of
 from streams.follow.lease import ReaderLock
 from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop
-from streams.reading.position_notifications import PositionListener, PositionNotification
+from streams.reading.looker import look_now
+from streams.reading.position_notifications import PositionListener
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["Reader"]
@@ -144,8 +145,11 @@ class Reader:
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
     def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
+        if until_caught_up:
+            # A writer's first fact is covered only when a looker has stored its row, and nobody may have looked since.
+            look_now(self._using, even_if_led=True)
         self._begin_round(owner, lock, until_caught_up=until_caught_up)
-        listener = PositionListener(self._queue_streams, self._using, f"reader {self.name}")
+        listener = PositionListener(self._wake_lanes, self._using, f"reader {self.name}")
         listener.start()
         try:
             threads = [threading.Thread(target=lane.run, args=(self._lane_ended,)) for lane in self._lanes]
@@ -190,8 +194,7 @@ class Reader:
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 
-    def _queue_streams(self, notifications: list[PositionNotification]) -> None:
+    def _wake_lanes(self, streams: list[str]) -> None:
         for lane in self._lanes:
-            heard = [notification for notification in notifications if notification.stream == lane.handler.stream]
-            if heard or not notifications:  # an empty list: notifications may have been lost
-                lane.hear(heard)
+            if not streams or lane.handler.stream in streams:  # an empty list: notifications may have been lost
+                lane.wake()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +25,6 @@ from streams.follow.delivery import ConnectionLost, Delivery, Stopped
 from streams.follow.handlers import Handler
 from streams.follow.lag_histogram import DelaySamples
 from streams.follow.table_source import Batch, TableSource
-from streams.reading.position_notifications import PositionNotification
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["HandlerLoop"]
@@ -76,15 +75,6 @@ class HandlerLoop:
     def wake(self) -> None:
         """Makes the loop check at once if there are new facts or ``stop`` is set. May be called from any thread."""
         self._news.set()
-
-    def hear(self, notifications: Sequence[PositionNotification]) -> None:
-        """Passes received notifications of the stream to the loop, and wakes it. May be called from any thread.
-
-        An empty list means that some notifications may have been lost.
-        """
-        # First the queue, then the event. In the other order, the loop wakes, finds the queue empty, and goes on waiting.
-        self._source.hear(notifications)
-        self.wake()
 
     def positions(self) -> dict[str, int]:
         """Returns the positions up to which the loop has handled facts, as ``{writer: position}``."""
@@ -180,7 +170,6 @@ class HandlerLoop:
                 if self._until_caught_up:
                     if not batch.rows and not has_more:
                         break
-                    self._source.look_again()  # the notification of a fact that exists may still be on its way
                 elif not has_more:
                     self._wait_for_news(delivery, batch.cursor)
                 batch = self._source.next(batch.cursor)

@@ -16,10 +16,11 @@ from streams.sequence import CREATE_SEQUENCE, MadeAfterTable, sequence_of, seque
 
 __all__ = ["InstallHolds", "StreamHolds"]
 
-_CREATE = (
-    INSTALL.replace("%", "%%") + "; SELECT streams_hold_table(%(literal)s, %(stream)s, %(source)s, %(id)s, %(writer)s, "
+_HOLD = (
+    "SELECT streams_hold_table(%(literal)s, %(stream)s, %(source)s, %(id)s, %(writer)s, "
     "backward => %(backward)s, shared => %(shared)s, defaults => %(defaults)s, fixed => %(fixed)s)"
 )
+_CREATE = f"{INSTALL.replace('%', '%%')}; {_HOLD}"
 _REMOVE = "SELECT streams_release_table(%(literal)s, %(stream)s)"
 
 
@@ -32,7 +33,8 @@ class StreamHolds(MadeAfterTable):
     ``sequence`` is the sequence of the stream's IDs. By default it is that of ``StreamSequence``, and is made if it is not there:
     Django takes back constraints in any order. IDs of a ``backward`` stream are
     negative in the table. A table is ``shared`` if its positive IDs belong to one stream, and its negative IDs to another.
-    Rows of a table that is not ``fixed`` may be deleted, and changed, but for their ID and writer.
+    Rows of a table that is not ``fixed`` may be deleted, and changed, but for their ID and writer. Of a stream's several
+    tables, each but the first needs a ``name`` of its own.
     """
 
     def __init__(  # noqa: PLR0913 - parts of a declaration, all by keyword
@@ -45,8 +47,9 @@ class StreamHolds(MadeAfterTable):
         backward: bool = False,
         shared: bool = False,
         fixed: bool = True,
+        name: str = "",
     ) -> None:
-        super().__init__(name=sequence_of(stream).removesuffix("_seq") + "_holds")
+        super().__init__(name=name or sequence_of(stream).removesuffix("_seq") + "_holds")
         self.stream = stream
         self.sequence = sequence
         self.id_field = id_field
@@ -70,6 +73,10 @@ class StreamHolds(MadeAfterTable):
         """Returns the statements that install the functions if they are missing, and then the triggers of the table."""
         create = _CREATE if self.sequence else f"{CREATE_SEQUENCE}; {_CREATE}"
         return self._statement(create, model, schema_editor)
+
+    def hold_sql(self, model: Any, schema_editor: Any) -> str:
+        """Returns the statement that installs the triggers of the table, with all that is declared here."""
+        return str(self._statement(_HOLD, model, schema_editor))
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
         """Returns the statement that removes the triggers."""
@@ -105,7 +112,7 @@ class InstallHolds(RunSQL):
         return "Install the functions of holds"
 
 
-_OPTIONS = frozenset({"sequence", "id_field", "writer_field", "backward", "shared", "fixed"})
+_OPTIONS = frozenset({"sequence", "id_field", "writer_field", "backward", "shared", "fixed", "name"})
 
 
 def _text(value: str) -> str:

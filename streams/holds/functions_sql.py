@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 
 __all__ = [
@@ -37,12 +37,16 @@ WRITER = "streams.writer"
 MAINTENANCE = "streams.maintenance"
 #: The writer of facts whose session has named none (``streams.core.declaration.MAIN_PROCESS``).
 DEFAULT_WRITER = "master"
+#: A longer name, or one with blanks, is refused: names are fields on the wire, and keys of an index. ``streams.core.names`` is
+#: stricter, before it fills in the name of the machine.
+LONGEST_WRITER = 200
 #: Number of classes of writers that have a name. Writers of one class hold each other back, nothing worse.
 CLASSES = 4095
 #: The class of a session that has named no writer. It holds all writers back, so its rows may have any writer.
 ANY_WRITER = 0
 
 
+@lru_cache(maxsize=10_000)
 def class_of(writer: str) -> int:
     """Returns the class of a writer: a number that the lock's key has in place of the name.
 
@@ -62,14 +66,18 @@ _CLASS = (
 #: * ``pg_sequence_last_value``, never ``SELECT last_value``. A SELECT reads the sequence's page without its lock. Each 32nd
 #:   nextval writes the value that it logs ahead into that page for a moment, so a SELECT may see up to 32 IDs that nobody has.
 #: * The bound is remembered, not only that there is one. It is used only if it is lower than the sequence, and the lock is taken
-#:   each time. So a value that somebody SET for a whole session can delay readers, but never switches the hold off.
+#:   each time. So a value that somebody SET for a whole session can delay readers, but never switches the hold off. A value that
+#:   is too low by 2^38 counts as none: modulo 2^40, a look would take its lock for one far above the sequence.
 #: * The block has an exception clause, which makes it a subtransaction. So the lock, the memory and the rows belong to the same
 #:   transaction or savepoint. Otherwise a lock taken during a FETCH would belong to the cursor. If the cursor failed in a later
 #:   savepoint, the lock would go with it, and the row would stay.
 #: * A lock that a stranger holds exclusively is not waited for. The next lower bound is right, too.
 _TAKE = """
-    IF bound IS NULL THEN  -- the sequence gave out no ID yet, or the functions' owner may not read it
-        bound := (SELECT seqstart - 1 FROM pg_sequence WHERE seqrelid = source);
+    IF bound IS NULL THEN  -- the sequence gave out no ID yet
+        bound := {{schema}}.streams_given(source);
+    END IF;
+    IF held < bound - 274877906944 THEN
+        held := NULL;
     END IF;
     bound := least(bound, held);
     IF number IS NULL OR bound IS NULL THEN  -- the lock functions take no lock for null, and raise no error
@@ -97,9 +105,24 @@ _HOLD_VARIABLES = f"""
     held bigint := nullif(current_setting(slot, true), '');
     bound bigint := pg_sequence_last_value(source);
 """
-#: A partitioned table has a trigger for each row as well, whose condition must be cheap, so it reads one setting.
+#: A partitioned table has a trigger for each row as well, whose condition must be cheap, so it reads two settings.
 _REMEMBER_LOWEST = """slot := set_config('streams.held' || number,
-                least(bound, nullif(current_setting('streams.held' || number, true), '')::bigint)::text, true);"""
+                least(bound, nullif(current_setting('streams.held' || number, true), '')::bigint)::text, true);
+            slot := set_config('streams.held' || number || '_writer', coalesce(writer, ''), true);"""
+
+#: What a sequence gave out that gave out no ID yet: one less than its next one, which may lie below its start (setval, a dump,
+#: ALTER SEQUENCE START). A higher value would be a position that passes IDs to come. A SELECT may read what nextval logs ahead,
+#: so the row counts only if the sequence has still given out nothing afterwards: then no nextval was at work meanwhile.
+#: The first line refuses what is no sequence. A view of the caller's would run functions of the caller's with the owner's rights.
+_GIVEN = """
+DECLARE
+    given bigint;
+BEGIN
+    PERFORM pg_sequence_last_value(source);
+    EXECUTE 'SELECT last_value - 1 FROM ' || source INTO given;
+    RETURN coalesce(pg_sequence_last_value(source), given);
+END
+"""
 
 #: BEFORE INSERT FOR EACH STATEMENT. Arguments: number of the stream, its sequence, and, for a partitioned table, anything.
 _HOLD = f"""
@@ -124,6 +147,17 @@ BEGIN
 END
 """
 
+
+#: Rows that a subscription applies were decided elsewhere. Its worker fires no trigger for a statement, only those for a row. But
+#: its first copy of a table is a COPY, which fires all. Not asked of ``pg_stat_get_activity``: it answers null to a role of
+#: SET ROLE and of SECURITY DEFINER.
+_APPLIES = "EXISTS (SELECT FROM pg_stat_get_subscription(NULL) WHERE pid = pg_backend_pid())"
+
+
+def _unfit(name: str) -> str:
+    return f"length({name}) NOT BETWEEN 1 AND {LONGEST_WRITER} OR {name} ~ '[[:space:][:cntrl:]]'"
+
+
 #: AFTER INSERT FOR EACH STATEMENT, with the new rows. Arguments: number of the stream, its sequence, 1 or -1 (backward), the
 #: columns of ID and writer, and ``shared`` if rows of another sign belong to another stream. Each pair of columns has a function.
 _GUARD = f"""
@@ -136,12 +170,22 @@ DECLARE
     bound bigint := coalesce(
         nullif(current_setting('streams.held' || TG_ARGV[0] || '_' || class, true), '')::bigint, 9223372036854775807);
     given bigint := coalesce(pg_sequence_last_value(TG_ARGV[1]::regclass), 0);
+    -- Null if the session has named no writer.
+    unfit boolean := {_unfit("writer")};
     wrong record;
 BEGIN
-    SELECT f.{{id}} AS id, f.{{writer}} AS writer INTO wrong FROM fresh f
-     WHERE (sign * f.{{id}} <= bound OR sign * f.{{id}} > given OR f.{{writer}} <> writer)
+    SELECT f.{{id}} AS id, f.{{writer}} AS writer,
+           coalesce(unfit, {_unfit("f.{writer}")}) AS unfit
+      INTO wrong FROM fresh f
+     WHERE (sign * f.{{id}} <= bound OR sign * f.{{id}} > given OR f.{{writer}} <> writer
+            OR coalesce(unfit, {_unfit("f.{writer}")}))
        AND (NOT shared OR sign * f.{{id}} > 0) LIMIT 1;
-    IF FOUND AND coalesce(current_setting('{MAINTENANCE}', true), '') <> 'on' THEN
+    IF FOUND AND wrong.unfit THEN  -- whatever the maintenance
+        RAISE EXCEPTION USING ERRCODE = 'check_violation',
+            MESSAGE = 'Table ' || TG_TABLE_NAME || ': ' || quote_literal(left(wrong.writer, 100))
+                || ' cannot be the name of a writer.',
+            HINT = 'Set {WRITER} to 1 to {LONGEST_WRITER} characters without blanks.';
+    ELSIF FOUND AND coalesce(current_setting('{MAINTENANCE}', true), '') <> 'on' AND NOT {_APPLIES} THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
             MESSAGE = 'Table ' || TG_TABLE_NAME || ': the fact ' || wrong.id || ' of writer ' || wrong.writer || ' is refused. '
                 || 'This transaction may append as ' || coalesce(writer, 'any writer') || ' the IDs that it takes above '
@@ -153,9 +197,6 @@ BEGIN
     RETURN NULL;
 END
 """
-
-#: Rows that a subscription applies were decided elsewhere. Its worker fires no trigger for a statement, only those for a row.
-_APPLIES = "(SELECT starts_with(backend_type, 'logical replication') FROM pg_stat_get_activity(pg_backend_pid()))"
 
 #: AFTER INSERT FOR EACH ROW of a partitioned table, if the transaction holds nothing below the ID. Partitions that are made later
 #: get this trigger by themselves. They do not get those for a statement.
@@ -207,7 +248,8 @@ BEGIN
             HINT = 'Read the stored positions on a standby.';
     END IF;
     -- Statement 1: what was given out, each value under the lock of its sequence.
-    SELECT array_agg(h.number), array_agg(h.stream), array_agg(coalesce(pg_sequence_last_value(h.sequence), s.seqstart - 1))
+    SELECT array_agg(h.number), array_agg(h.stream), array_agg(coalesce(pg_sequence_last_value(h.sequence),
+                                                                   {schema}.streams_given(h.sequence)))
       INTO numbers, streams, values_given
       FROM {schema}.streams_held h JOIN pg_sequence s ON s.seqrelid = h.sequence
      WHERE names IS NULL OR h.stream = ANY (names);
@@ -244,7 +286,7 @@ SELECT h.stream, b.bound, a.pid, p.gid AS prepared, coalesce(a.xact_start, p.pre
   FROM pg_catalog.pg_locks k
   JOIN {schema}.streams_held h ON h.number = k.classid::bigint >> 20
   JOIN pg_catalog.pg_sequence s ON s.seqrelid = h.sequence
-  LEFT JOIN LATERAL (SELECT coalesce(pg_sequence_last_value(h.sequence), s.seqstart - 1) AS given
+  LEFT JOIN LATERAL (SELECT coalesce(pg_sequence_last_value(h.sequence), {schema}.streams_given(h.sequence)) AS given
                       WHERE has_sequence_privilege(h.sequence, 'USAGE, SELECT')) AS g ON true
  CROSS JOIN LATERAL (SELECT (k.classid::bigint & 255) << 32 | k.objid::bigint AS low) AS l
  CROSS JOIN LATERAL (SELECT coalesce(g.given + ((l.low - g.given + 549755813888) & 1099511627775) - 549755813888, l.low) AS bound,
@@ -256,6 +298,10 @@ SELECT h.stream, b.bound, a.pid, p.gid AS prepared, coalesce(a.xact_start, p.pre
  WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.mode = 'ShareLock'
    AND k.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
 """
+
+#: Temporary objects last: where a path does not name them, they come first. A role's temporary table ``pg_locks`` would hide all
+#: holds from a look in its session, and its temporary types and views would call its functions with the owner's rights.
+_PATH = "pg_catalog, pg_temp"
 
 #: The table and all that take rows for it: its partitions, and the tables that inherit from it.
 _TREE = """
@@ -271,8 +317,10 @@ DECLARE
     name text := 'streams_guard_' || left(md5(id || ' ' || writer), 8);
 BEGIN
     EXECUTE replace(replace($guard$CREATE OR REPLACE FUNCTION {{schema}}.$guard$ || name || $guard$() RETURNS trigger
-        LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $body${_GUARD}$body$$guard$,
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = {_PATH} AS $body${_GUARD}$body$$guard$,
         '{{id}}', quote_ident(id)), '{{writer}}', quote_ident(writer));
+    -- Who may call it can make a trigger of it, and the looker reads the tables that have one.
+    EXECUTE 'REVOKE EXECUTE ON FUNCTION {{schema}}.' || name || '() FROM PUBLIC';
     RETURN name;
 END
 """
@@ -297,16 +345,20 @@ BEGIN
                 || 'positive increment. Otherwise an ID may come that lies below an earlier bound.',
             HINT = 'ALTER SEQUENCE ' || source || ' CACHE 1 NO CYCLE';
     END IF;
-    -- Two installs at once would choose the same number. Another site may be in another schema of this database.
+    -- Two installs at once would choose the same number. Another site may be in another schema of this database. A table that has
+    -- the triggers already, and no row here, was loaded without data: its stream gets its number again.
     PERFORM pg_advisory_xact_lock(hashtextextended('streams_held', 0));
     SELECT * INTO held FROM {{schema}}.streams_held h WHERE h.stream = name;
     IF NOT FOUND THEN
         INSERT INTO {{schema}}.streams_held (number, stream, sequence, backward)
         SELECT n, name, source, backward FROM generate_series(1, 4095) AS n
-         WHERE n NOT IN (SELECT split_part(encode(g.tgargs, 'escape'), '\\000', 1)::int FROM pg_trigger g
-                          WHERE g.tgname ~ '^streams_hold_[0-9]+$')
-           AND n NOT IN (SELECT h.number FROM {{schema}}.streams_held h)
-         ORDER BY n LIMIT 1 RETURNING * INTO STRICT held;
+          LEFT JOIN (SELECT split_part(g.args, '\\000', 1)::int AS number, bool_or(
+                         g.tgrelid = facts AND to_regclass(split_part(g.args, '\\000', 2)) = source
+                         AND split_part(g.args, '\\000', 3) = CASE WHEN backward THEN '-1' ELSE '1' END) AS own
+                       FROM (SELECT tgrelid, tgname, encode(tgargs, 'escape') AS args FROM pg_trigger) AS g
+                      WHERE g.tgname ~ '^streams_(hold|guard)_[0-9]+$' GROUP BY 1) AS used ON used.number = n
+         WHERE coalesce(used.own, true) AND n NOT IN (SELECT h.number FROM {{schema}}.streams_held h)
+         ORDER BY used.number IS NULL, n LIMIT 1 RETURNING * INTO STRICT held;
     ELSIF held.sequence <> source AND EXISTS (SELECT FROM pg_sequence WHERE seqrelid = held.sequence) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_object_definition',
             MESSAGE = 'Stream ' || name || ' takes its IDs from ' || held.sequence || ', so its table ' || facts
@@ -340,10 +392,12 @@ BEGIN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER streams_refuse', part.facts);
         END IF;
         IF part.partitioned AND NOT part.partition THEN
-            EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER INSERT ON %s FOR EACH ROW WHEN (%s <= coalesce(nullif('
-                'current_setting(%L, true), '''')::bigint, 9223372036854775807)%s) '
+            EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER INSERT ON %s FOR EACH ROW WHEN ((%s <= coalesce(nullif('
+                'current_setting(%L, true), '''')::bigint, 9223372036854775807) OR nullif(current_setting(%L, true), '''') '
+                '<> NEW.%I)%s) '
                 'EXECUTE FUNCTION {{schema}}.streams_guard_row()',
                 'streams_guard_row' || suffix, part.facts, signed, 'streams.held' || held.number,
+                'streams.held' || held.number || '_writer', writer,
                 CASE WHEN shared THEN ' AND ' || signed || ' > 0' ELSE '' END);
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', part.facts, 'streams_guard_row' || suffix);
         END IF;
@@ -364,6 +418,7 @@ DECLARE
     part record;
     found record;
     held int := (SELECT h.number FROM {{schema}}.streams_held h WHERE h.stream = name);
+    source regclass := (SELECT h.sequence FROM {{schema}}.streams_held h WHERE h.stream = name);
 BEGIN
     FOR part IN {_TREE} LOOP
         FOR found IN SELECT g.tgname FROM pg_trigger g WHERE g.tgrelid = part.facts AND g.tgparentid = 0 AND (
@@ -373,6 +428,15 @@ BEGIN
                    AND o.tgname <> 'streams_hold_' || held)) LOOP
             EXECUTE format('DROP TRIGGER %I ON %s', found.tgname, part.facts);
         END LOOP;
+        -- The defaults go as well: those of the stream's sequence, and that of the writer with the last stream of the table.
+        FOR found IN SELECT a.attname FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+            WHERE d.adrelid = part.facts AND (EXISTS (
+                SELECT FROM pg_depend n WHERE n.classid = 'pg_attrdef'::regclass AND n.objid = d.oid
+                   AND n.refclassid = 'pg_class'::regclass AND n.refobjid = source)
+                OR pg_get_expr(d.adbin, d.adrelid) ~ '{WRITER}' AND NOT EXISTS (
+                    SELECT FROM pg_trigger g WHERE g.tgrelid = part.facts AND g.tgname ~ '^streams_hold_[0-9]+$')) LOOP
+            EXECUTE format('ALTER TABLE ONLY %s ALTER %I DROP DEFAULT', part.facts, found.attname);
+        END LOOP;
     END LOOP;
     IF NOT EXISTS (SELECT FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
                     WHERE g.tgname = 'streams_hold_' || held AND quote_ident(n.nspname) = '{{schema}}') THEN
@@ -381,30 +445,32 @@ BEGIN
 END
 """
 
-_DEFINER = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog"
+_INVOKER = f"LANGUAGE plpgsql SET search_path = {_PATH}"
+_DEFINER = f"LANGUAGE plpgsql SECURITY DEFINER SET search_path = {_PATH}"
 #: Signature -> (result and attributes, body). ``{schema}`` is the site's schema.
 _FUNCTIONS: Mapping[str, tuple[str, str]] = {
+    "streams_given(source regclass)": (f"RETURNS bigint STRICT {_DEFINER}", _GIVEN),
     "streams_hold()": (f"RETURNS trigger {_DEFINER}", _HOLD),
     "streams_hold(name text)": (f"RETURNS bigint {_DEFINER}", _HOLD_BY_NAME),
-    "streams_guard_row()": ("RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog", _GUARD_ROW),
-    "streams_refuse()": ("RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog", _REFUSE),
+    "streams_guard_row()": (f"RETURNS trigger {_INVOKER}", _GUARD_ROW),
+    "streams_refuse()": (f"RETURNS trigger {_INVOKER}", _REFUSE),
     "streams_look(names text[] DEFAULT NULL)": (
         'RETURNS TABLE (stream text, given bigint, "position" bigint, classes int[], bounds bigint[]) '
-        f"VOLATILE {_DEFINER} SET lock_timeout = '10s'",
+        f"VOLATILE {_DEFINER} SET lock_timeout = '250ms'",
         _LOOK,
     ),
     "streams_make_guard(id text, writer text)": (
-        "RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog",
+        f"RETURNS text {_INVOKER}",
         _MAKE_GUARD,
     ),
     "streams_hold_table(facts regclass, name text, source regclass, id text DEFAULT 'stream_id', writer text DEFAULT "
     "'instance_name', backward boolean DEFAULT false, shared boolean DEFAULT false, defaults boolean DEFAULT true, "
     "fixed boolean DEFAULT true)": (
-        "RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog",
+        f"RETURNS int {_INVOKER}",
         _HOLD_TABLE,
     ),
     "streams_release_table(facts regclass, name text)": (
-        "RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog",
+        f"RETURNS void {_INVOKER}",
         _RELEASE_TABLE,
     ),
 }
@@ -417,7 +483,13 @@ COMMENT ON TABLE {schema}.streams_held IS 'The streams whose appends hold a lock
 
 
 #: Everything that decides whether facts can be lost.
-_DECIDING = ("streams_hold()", "streams_hold(name text)", "streams_guard_row()", "streams_refuse()")
+_DECIDING = (
+    "streams_given(source regclass)",
+    "streams_hold()",
+    "streams_hold(name text)",
+    "streams_guard_row()",
+    "streams_refuse()",
+)
 
 
 def _create(signature: str) -> str:
@@ -452,11 +524,11 @@ DROP = """DO $do$
 DECLARE
     found record;
 BEGIN
+    DROP VIEW IF EXISTS streams_holders;
     FOR found IN SELECT p.oid::regprocedure AS called FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace
-        AND p.proname ~ '^streams_(hold|guard|make_guard|refuse|look|release_table)' LOOP
+        AND p.proname ~ '^streams_(given|hold|guard|make_guard|refuse|look|release_table)' LOOP
         EXECUTE 'DROP FUNCTION ' || found.called;
     END LOOP;
-    DROP VIEW IF EXISTS streams_holders;
     DROP TABLE IF EXISTS streams_held;
 END $do$"""
 
@@ -468,5 +540,8 @@ def bodies() -> Mapping[str, str]:
     ``{schema}`` in a body is the schema of the site, and ``{id}`` and ``{writer}`` are columns of the table.
     """
     look = next(signature for signature in _FUNCTIONS if signature.startswith("streams_look("))
-    found = {signature.replace("name text", "text"): _FUNCTIONS[signature][1] for signature in _DECIDING}
+    found = {
+        signature.replace("name text", "text").replace("source regclass", "regclass"): _FUNCTIONS[signature][1]
+        for signature in _DECIDING
+    }
     return MappingProxyType({**found, "streams_look(text[])": _FUNCTIONS[look][1], "streams_guard": _GUARD})

@@ -11,7 +11,7 @@ whose COMMIT was confirmed: a crash can take back IDs that were given out, and f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,9 +19,21 @@ from typing import Any
 from streams.core.tokens import VectorToken
 from streams.holds.functions_sql import ANY_WRITER, class_of
 
-__all__ = ["Holder", "Seen", "holders", "look"]
+__all__ = ["YOUNG_SECONDS", "Holder", "Seen", "each_once", "holders", "look", "look_where_possible"]
+
+#: An append that is open for less is assumed to be working normally.
+YOUNG_SECONDS = 1.0
 
 _LOOK = 'SELECT stream, given, "position", classes, bounds FROM streams_look(%s)'
+#: No row of ``held``, and so no call of the function, where a look is impossible.
+_LOOK_WHERE_POSSIBLE = """
+SELECT seen.stream, seen.given, seen."position", seen.classes, seen.bounds
+  FROM (SELECT array_agg(h.stream) AS names FROM streams_held h
+         WHERE %(streams)s::text[] IS NULL OR h.stream = ANY (%(streams)s::text[])
+        HAVING count(*) > 0 AND NOT pg_is_in_recovery()
+           AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')) AS held
+ CROSS JOIN LATERAL streams_look(held.names) AS seen
+"""
 _HOLDERS = """
 SELECT stream, bound, pid, prepared, since, state, role, application, client, statement, class FROM streams_holders
 WHERE %s::text[] IS NULL OR stream = ANY (%s) ORDER BY stream, bound, since
@@ -44,6 +56,22 @@ class Seen:
         """Returns the position of one writer. A writer without open appends stands at what was given out."""
         return min(self.given, *(self.open.get(one, self.given) for one in (class_of(writer), ANY_WRITER)))
 
+    def positions_of(self, writers: Iterable[str]) -> dict[str, int]:
+        """Returns the positions of the writers that the caller knows, none of them above ``position_of_others``.
+
+        So the lowest of them is the linear position, however many writers there are that the caller does not know.
+        """
+        # Otherwise: X, whom nobody knows yet, has an open append above 5. A and B have none, and would stand at 10. A reader
+        # that has both at 10 then takes X, who appears with fact 6, for a writer that it has read up to 10.
+        known = list(writers)
+        least = self.position_of_others(known)
+        return {writer: min(self.position_of(writer), least) for writer in known}
+
+    def position_of_others(self, known: Iterable[str]) -> int:
+        """Returns the position up to which the facts of all writers that are not in ``known`` are complete."""
+        classes = {class_of(writer) for writer in known}
+        return min([self.given, *(bound for one, bound in self.open.items() if one not in classes)])
+
     def token(self, writers: Iterable[str]) -> VectorToken:
         """Returns the place in the stream up to which facts are complete: the linear position, and the writers ahead of it."""
         return VectorToken.of(self.position, {writer: self.position_of(writer) for writer in writers})
@@ -55,6 +83,19 @@ def look(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, Seen]:
     Raises the driver's error on a standby, in a transaction above READ COMMITTED, and for a stream without holds.
     """
     cursor.execute(_LOOK, [None if streams is None else list(streams)])
+    return _seen(cursor)
+
+
+def look_where_possible(cursor: Any, streams: Collection[str] | None = None) -> dict[str, Seen]:
+    """Returns the same as ``look``, without the streams that have no holds.
+
+    The result is empty on a standby, and in a transaction above READ COMMITTED.
+    """
+    cursor.execute(_LOOK_WHERE_POSSIBLE, {"streams": None if streams is None else list(streams)})
+    return _seen(cursor)
+
+
+def _seen(cursor: Any) -> dict[str, Seen]:
     return {
         stream: Seen(given, position, dict(zip(classes, bounds, strict=True)))
         for stream, given, position, classes, bounds in cursor.fetchall()
@@ -82,8 +123,27 @@ class Holder:
     statement: str | None
     writer_class: int
 
+    def __str__(self) -> str:
+        since = f", open since {self.since:%Y-%m-%d %H:%M:%S}" if self.since else ""
+        if self.prepared is not None:
+            return f"prepared transaction {self.prepared!r} of role {self.role}{since}"
+        if self.pid is None:
+            return f"a session that is ending{since}"
+        named = f" {self.application!r}" if self.application else ""
+        return (
+            f"database session {self.pid}{named} of role {self.role} from {self.client or 'local'}, {self.state}{since}"
+        )
+
 
 def holders(cursor: Any, streams: Sequence[str] | None = None) -> list[Holder]:
     """Returns who holds these streams, or all, back now. For each stream, the holder with the lowest bound comes first."""
     cursor.execute(_HOLDERS, [None if streams is None else list(streams)] * 2)
     return [Holder(*row) for row in cursor.fetchall()]
+
+
+def each_once(found: Iterable[Holder]) -> list[Holder]:
+    """Returns the first entry of each session and prepared transaction on a stream. They have one for each class of writers."""
+    kept: dict[tuple[str, int | str | None], Holder] = {}
+    for one in found:
+        kept.setdefault((one.stream, one.pid if one.prepared is None else one.prepared), one)
+    return list(kept.values())

@@ -28,9 +28,14 @@ class Weakness:
     what: str
     fix: str
     loses: bool = True
+    kind: str = ""
+    table: str = ""
+    """The table whose triggers are to be installed again. Empty if that mends nothing."""
+    statement: str = ""
+    """What the owner of the tables runs to mend it, if ``fix`` is such a statement."""
 
 
-_INSTALL = "Run again: SELECT streams_hold_table('{object}', '{stream}', '{sequence}')"
+_INSTALL = "Run again, with the same options: SELECT streams_hold_table('{object}', '{stream}', '{sequence}')"
 #: Kind of a row of ``_FIND`` -> what is wrong, how to repair it, and whether facts can be lost.
 _TEXTS: dict[str, tuple[str, str, bool]] = {
     "gone": ("its sequence is gone, but table {object} still holds it", _INSTALL, False),
@@ -69,7 +74,7 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
     ),
     "function": (
         "function {object} is not that of this version ({detail})",
-        "Run: manage.py migrate. If nothing is to migrate: manage.py sqlmigrate streams 0024 | manage.py dbshell",
+        "Run: manage.py migrate. If nothing is to migrate: manage.py sqlmigrate streams 0025 | manage.py dbshell",
         True,
     ),
     "may not read": (
@@ -105,7 +110,7 @@ WITH RECURSIVE held AS (
     SELECT h.number, h.stream, h.sequence, 'streams_hold_' || h.number AS hold, 'streams_guard_' || h.number AS guard
       FROM streams_held h
 ), tree (number, t) AS (
-    SELECT h.number, g.tgrelid FROM held h JOIN pg_trigger g ON g.tgname = h.hold AND g.tgparentid = 0
+    SELECT h.number, g.tgrelid FROM held h JOIN pg_trigger g ON g.tgname IN (h.hold, h.guard) AND g.tgparentid = 0
       JOIN pg_proc p ON p.oid = g.tgfoid
       JOIN pg_class home ON home.oid = 'streams_held'::regclass AND home.relnamespace = p.pronamespace
     UNION SELECT tree.number, i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.t
@@ -158,12 +163,13 @@ UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
 UNION ALL SELECT DISTINCT 'unheld', h.stream, h.sequence::text, d.t::regclass::text, ''
   FROM drawn d JOIN held h ON h.number = d.number
- WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = d.t AND g.tgname ~ '^streams_hold_[0-9]+$')
+ WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = d.t AND g.tgname ~ '^streams_hold_[0-9]+$'
+                    AND to_regclass(split_part(encode(g.tgargs, 'escape'), '\\000', 2)) = h.sequence)
    AND NOT EXISTS (SELECT FROM tree WHERE tree.t = d.t)
 UNION ALL SELECT 'function', '', '', i.name, CASE
        WHEN i.prosrc <> i.body THEN 'another body' WHEN i.provolatile <> 'v' THEN 'not VOLATILE' ELSE 'other options' END
   FROM installed i WHERE i.prosrc <> i.body OR i.provolatile <> 'v'
-    OR NOT coalesce(i.proconfig, '{}') @> ARRAY['search_path=pg_catalog']
+    OR NOT coalesce(i.proconfig, '{}') @> ARRAY['search_path=pg_catalog, pg_temp']
     OR i.prosecdef <> (i.given NOT IN ('streams_guard_row()', 'streams_refuse()'))
 UNION ALL SELECT 'function', '', '', g.name, 'missing' FROM given g
  WHERE g.name <> 'streams_guard' AND g.oid IS NULL
@@ -223,7 +229,8 @@ def weaknesses(cursor: Any) -> list[Weakness]:
     for kind, stream, sequence, name, detail in cursor.fetchall():
         what, fix, loses = _TEXTS[kind]
         values = {"stream": stream, "sequence": sequence, "object": name, "detail": detail}
-        found.append(Weakness(stream, what.format(**values), fix.format(**values), loses))
+        table = name if fix is _INSTALL else ""
+        found.append(Weakness(stream, what.format(**values), fix.format(**values), loses, kind, table))
     return found
 
 

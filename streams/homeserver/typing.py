@@ -2,8 +2,7 @@
 
 A row of the stream is the full list of users who type in a room. A row is appended only when this list changed. Each
 process that calls ``set_typing`` runs a thread that removes users whose time is over, whichever process added them. So
-the entries of a process that died are removed by other processes. After the last writer has gone, the next writer
-begins a new generation of the stream, in which no user types. Followers receive this reset.
+the entries of a process that died are removed by other processes.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from django.db import DatabaseError, connections, transaction
 from streams import registry
 from streams.catalog.models import Typing
 from streams.conf import stream_settings
+from streams.db.lock_holders import describe_lock_holder
 from streams.db.schema_mark import marked_lock
 from streams.errors import StreamError, UnusableFact, WriterBusy
 from streams.homeserver.append import check_storable
+from streams.homeserver.freeing import free_sometimes
+from streams.runtime.leaving import before_leaving
 from streams.runtime.logs import Condition, get_logger
-from streams.writing.lease import describe_lock_holder
-from streams.writing.process import before_leaving, current_writer
 
 __all__ = ["expire_typing", "set_typing", "stop_expiry"]
 
@@ -69,9 +69,6 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
     names = {"room_id": room_id, "user_id": user_id}
     check_storable("typing", names, names)
     using = stream_settings().database
-    # The writer is entered before any row is touched. Entering may begin a new generation, which empties the table on
-    # another connection. That connection could otherwise wait for rows that this transaction has locked.
-    current_writer(using).tracker(registry.get("typing"))
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         # Without this lock A adds Alice and B adds Bob to one room. Neither sees the other's uncommitted row, and the list
         # with the higher token, which followers keep, lacks one of them.
@@ -117,8 +114,6 @@ def expire_typing() -> int:
     with connections[using].cursor() as cursor:
         cursor.execute(_OVER)
         rooms = [row[0] for row in cursor.fetchall()]
-    if rooms:
-        current_writer(using).tracker(registry.get("typing"))
     for room_id in rooms:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             # Tries the lock without waiting. Otherwise one session that keeps a room's lock would block all other
@@ -136,7 +131,9 @@ def expire_typing() -> int:
 def _append_list(cursor: Any, room_id: str) -> int:
     cursor.execute(_LIST, [room_id])
     user_ids = [row[0] for row in cursor.fetchall()]
-    return registry.get("typing").append(Typing(room_id=room_id, user_ids=user_ids))[0]
+    token: int = registry.get("typing").append(Typing(room_id=room_id, user_ids=user_ids))[0]
+    free_sometimes("typing")
+    return token
 
 
 class _Expiry:

@@ -10,7 +10,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.db import connections
+
 from streams import registry
+from streams.conf import stream_settings
 from streams.core.bound import BoundStream
 from streams.core.declaration import StreamDeclaration
 from streams.core.queries import maxima_sql
@@ -18,15 +21,30 @@ from streams.core.sequences import FoundSequence, read_sequences
 from streams.db import driver
 from streams.db.advice import about_missing_relation
 from streams.db.sequences import hold, move_forward
-from streams.errors import SequenceBusy, SequenceUnfit, StreamError
+from streams.errors import SequenceUnfit, StreamError
+from streams.holds.constraint import StreamHolds
+from streams.holds.weaknesses import Weakness, probe, weaknesses
 from streams.reading.rows import stored_positions
 from streams.stream_object import Stream
-from streams.writing import lease as leases
 
-__all__ = ["Finding", "highest_in_tables", "inspect_streams", "repair", "repair_streams"]
+__all__ = [
+    "Finding",
+    "highest_in_tables",
+    "inspect_holds",
+    "inspect_streams",
+    "repair",
+    "repair_holds",
+    "repair_streams",
+]
 
-#: A repair waits this long for a writer that is entering the stream.
+#: Kinds of weaknesses that ``inspect_streams`` finds, too.
+_OF_SEQUENCES = frozenset({"cache", "increment", "cycle", "unlogged"})
+#: A repair waits this long for a table.
 _LOCK_SECONDS = 10.0
+#: The streams of the program that no table's triggers hold.
+_UNHELD = (
+    "SELECT name FROM unnest(%s::text[]) AS name WHERE NOT EXISTS (SELECT FROM streams_held h WHERE h.stream = name)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,55 @@ class Finding:
 def inspect_streams(cursor: Any) -> list[Finding]:
     """Checks all streams. Returns one finding for each stream."""
     return [finding for finding, _ in _inspect(cursor, registry.all_streams())]
+
+
+def inspect_holds(cursor: Any, other: Any) -> list[Weakness]:
+    """Returns what lets facts go around the holds of all streams, or a stranger delay them. Empty if nothing does.
+
+    ``other`` is a cursor of a second connection. Both must be direct, and outside of a transaction.
+    """
+    cursor.execute(_UNHELD, [[stream.name for stream in registry.all_streams()]])
+    unheld = [
+        Weakness(
+            name, "nothing holds its appends, so readers can miss facts", "Run: manage.py makemigrations, then migrate"
+        )
+        for (name,) in cursor.fetchall()
+    ]
+    found = [one for one in weaknesses(cursor) if one.kind not in _OF_SEQUENCES]
+    return [
+        *(_with_statement(one) if one.table or one in unheld else one for one in unheld + found),
+        *probe(cursor, other),
+    ]
+
+
+def _with_statement(found: Weakness) -> Weakness:
+    """Returns the weakness with the statement that holds its table. For a partition: all tables of the stream."""
+    statements = {
+        model._meta.db_table: holds.hold_sql(model, connections[stream_settings().database].schema_editor())
+        for model in registry.get(found.stream).models
+        for holds in model._meta.constraints
+        if isinstance(holds, StreamHolds) and holds.stream == found.stream
+    }
+    own = [statements[found.table]] if found.table in statements else list(statements.values())
+    if not own:
+        return found
+    statement = "; ".join(own)
+    before = "" if found.table else f"{found.fix}. If nothing is to migrate: "
+    return replace(
+        found, fix=f"{before}check_streams --repair as the owner of the tables, or: {statement}", statement=statement
+    )
+
+
+def repair_holds(cursor: Any, other: Any) -> Iterator[tuple[Weakness, str]]:
+    """Installs triggers that are missing. Yields (weakness, what was done). The cursors are those of ``inspect_holds``."""
+    for found in inspect_holds(cursor, other):
+        if found.statement:
+            try:
+                cursor.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS:g}s'; {found.statement}")
+            except driver.DatabaseError as error:  # the other tables can be repaired all the same
+                yield found, f"not mended: {driver.explain(error)}"
+            else:
+                yield found, "mended"
 
 
 def highest_in_tables(cursor: Any, declarations: Collection[StreamDeclaration]) -> dict[str, int]:
@@ -115,19 +182,11 @@ def repair(cursor: Any, stream: Stream) -> int:
     """Mends the properties of the stream's sequence, and raises its value at least to the highest ID and stored position.
 
     Returns the new value. Writers may run meanwhile, and no row is removed. Raises ``SequenceBusy`` if the sequence has
-    to move far or to be altered, and open transactions prevent it. Also raises ``SequenceBusy`` if another session holds
-    the lock that a writer takes to enter the stream. Raises ``SequenceUnfit`` if this role, or a statement about the
-    sequence, cannot mend a property.
+    to move far or to be altered, and open transactions prevent it. Raises ``SequenceUnfit`` if this role, or a statement
+    about the sequence, cannot mend a property.
     """
     together = [stream, *stream.sharing]
     with driver.in_transaction(cursor):
-        # Writers that enter the stream hold this lock, because they read the sequence, too.
-        if not leases.lock_start(cursor, stream.name, _LOCK_SECONDS):
-            holder = leases.describe_lock_holder(cursor, driver.start_key(cursor, stream.name))
-            raise SequenceBusy(
-                f"Stream {stream.name}: after {_LOCK_SECONDS:g} s another session still holds the lock of those that enter it"
-                f"{holder}. Wait for it, or end it with pg_terminate_backend, and run this again."
-            )
         finding, found = _inspect(cursor, together)[0]
         if not found.is_mendable:
             raise SequenceUnfit(f"Stream {stream.name}: {found.sentence}")

@@ -31,11 +31,12 @@ from streams.core.positions import linear_position, lowest_unread
 from streams.core.queries import bounds_sql, order_sql, read_whole, token_sql
 from streams.core.watermarks import trim_mark
 from streams.db import driver
+from streams.db.lock_holders import describe_lock_holder
 from streams.errors import NotTrimmable, TrimBusy
+from streams.holds.hold import CHANGE_FACTS
 from streams.reading.possible_positions import possible_positions
 from streams.runtime.logs import get_logger
 from streams.stream_object import Stream
-from streams.writing.lease import describe_lock_holder
 
 __all__ = [
     "DEFAULT_HORIZON",
@@ -198,6 +199,7 @@ def plan_trim(cursor: Any, request: TrimRequest) -> TrimPlan:
 def _obstacles(cursor: Any, request: TrimRequest) -> tuple[int, tuple[HoldingReader, ...]]:
     """Returns (linear position of the stream, registered readers with the positions above which they need facts)."""
     stream, horizon = request.stream, request.horizon
+    # Not looked up: a follower begins at the stored positions, and would find its first facts trimmed.
     stored = possible_positions(cursor, [stream.name]).get(stream.name, {})
     linear = linear_position(stored.values())
     obstacles = [
@@ -221,7 +223,7 @@ def _check_trimmable(stream: Stream) -> None:
         )
     if declaration.in_memory:
         raise NotTrimmable(
-            f"Stream {stream.name!r} cannot be trimmed: its facts are kept in memory and go with their writers."
+            f"Stream {stream.name!r} cannot be trimmed: its facts are kept in memory for some minutes only."
         )
 
 
@@ -348,6 +350,7 @@ def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed)
     # Readers read the rows first and the mark second. The mark is raised in the transaction that deletes. So a reader
     # that no longer finds the rows finds the raised mark.
     with driver.in_transaction(cursor):
+        cursor.execute(CHANGE_FACTS)
         for table in declaration.tables:
             token = token_sql(declaration, table)
             cursor.execute(

@@ -27,7 +27,7 @@ from streams.maintenance.confirm import YES_HELP, confirm_deletion
 from streams.maintenance.subjects import asked_by, register
 from streams.maintenance.trim import Keep, Trimmed, TrimPlan, TrimRequest, plan_trim, trim
 from streams.reading.rows import writer_names
-from streams.runtime.amounts import duration, keep_amount
+from streams.runtime.amounts import duration, keep_amount, parse_duration
 
 __all__ = ["PurgeStream", "ResyncReader", "register_subjects"]
 
@@ -71,7 +71,7 @@ class PurgeStream:
             help="what stays: facts received within a duration (30s, 15m, 12h, 7d, 4w), or the newest COUNT facts",
         )  # fmt: skip
         parser.add_argument(
-            "--horizon", type=_checked(duration), default=timedelta(days=7), metavar="DURATION",
+            "--horizon", type=_checked(parse_duration), default=timedelta(days=7), metavar="DURATION",
             help="a reader not seen for so long does not hold the trimming back (default: 7d)",
         )  # fmt: skip
         parser.add_argument(
@@ -113,7 +113,7 @@ def _trim(command: BaseCommand, cursor: Any, request: TrimRequest) -> _Outcome:
             each = done.rows / max(done.position - plan.mark, 1)
             command.stderr.write(
                 f"{request.stream.name}: {done.rows} rows, {rate:.0f} a second, at {done.position} of at most "
-                f"{plan.limit}, about {left * each / max(rate, 1):.0f} s left"
+                f"{plan.limit}, about {duration(left * each / max(rate, 1))} left"
             )
     mark = trim_mark(cursor, request.stream.name).position
     return _Outcome(request, done, plan.mark, mark, plan_trim(cursor, request))

@@ -25,7 +25,6 @@ __all__ = [
     "Epoch",
     "Fact",
     "FederationAcknowledgement",
-    "Instance",
     "KeyLock",
     "LowWaterMark",
     "ParkedFact",
@@ -43,20 +42,17 @@ __all__ = [
     "UserAddress",
     "WireCount",
     "WorkerConnection",
-    "WriterResolution",
     "WriterState",
 ]
 
 
 class WriterState(models.TextChoices):
-    """The state of a writer: ``active -> draining -> retired``, and back to active with a new process.
+    """The state of a writer: retired if it wrote nothing for long, and active again with its next fact.
 
-    A draining writer gets no new reservations. Like an active writer, it holds back the linear position until its open
-    reservations are complete.
+    A retired writer takes no part in the linear position. It has nothing open.
     """
 
     ACTIVE = "active", "active"
-    DRAINING = "draining", "draining"
     RETIRED = "retired", "retired"
 
 
@@ -78,36 +74,24 @@ class StreamPositionQuerySet(ReadOnlyQuerySet["StreamPosition"]):
         """Returns the position up to which the facts of all writers can be read; null if the stream has no active writer."""
         return min(self.vector(stream).values(), default=None)
 
-    def pending(self) -> StreamPositionQuerySet:
-        """Returns the writers that have reserved IDs which are not complete.
-
-        The writer with the oldest such ID comes first.
-        """
-        return self.filter(pending_facts__gt=0).order_by("oldest_pending_at")
-
 
 class StreamPosition(models.Model):
-    """The position of one writer of one stream: every ID that the writer reserved up to ``position`` is complete.
+    """The stored position of one writer of one stream: every fact of the writer up to ``position`` is complete.
 
-    The row is written after the commit of the facts that it covers. A process that reads a position first and the table
-    of facts second sees all facts of that writer up to the position. The position never goes down while its writer
-    lives. The linear position of a stream is the lowest position of its writers that are not retired.
+    The looker stores it after the commit of the facts that it covers (``streams.reading.position_store``). A process that
+    reads a position first and the table of facts second sees all facts of that writer up to the position. A position never
+    goes down. The linear position of a stream is the lowest position of its writers that are not retired.
     """
 
     stream = models.TextField()
     instance_name = models.TextField(help_text="name of the writer")
     position = models.BigIntegerField(help_text="largest ID up to which all facts of this writer are complete")
     last_write_position = models.BigIntegerField(null=True, help_text="ID of the last fact this writer really wrote")
+    last_fact_at = models.DateTimeField(null=True, help_text="when its last fact was found")
     last_advance_at = models.DateTimeField(db_default=Now(), help_text="when the position last rose")
     generation = models.BigIntegerField(db_default=0, help_text="how often a stream in memory has begun anew")
     state = models.TextField(choices=WriterState.choices, db_default=WriterState.ACTIVE)
-    pending_facts = models.IntegerField(db_default=0, help_text="IDs reserved and not complete")
-    oldest_pending_id = models.BigIntegerField(null=True)
-    oldest_pending_at = models.DateTimeField(null=True, help_text="when the oldest pending ID was reserved")
-    oldest_pending_transaction = models.BigIntegerField(null=True, help_text="PostgreSQL's number of its transaction")
-    facts_written = models.BigIntegerField(db_default=0, help_text="completed by a commit, in all lives of the writer")
-    facts_rolled_back = models.BigIntegerField(db_default=0, help_text="completed by a rollback")
-    facts_resolved = models.BigIntegerField(db_default=0, help_text="last seen pending when the writer was proven dead")
+    facts_written = models.BigIntegerField(db_default=0, help_text="facts of this writer that were counted so far")
     updated_at = models.DateTimeField(db_default=Now())
 
     objects = models.Manager()
@@ -120,39 +104,11 @@ class StreamPosition(models.Model):
         ]
         ordering = ["stream", "instance_name"]
         permissions = [
-            ("retire_writer", "Can retire writers"),
-            ("end_writer", "Can end what a writer holds open"),
-            ("end_lock_holder", "Can end sessions whose locks a writer waits for"),
+            ("end_holder", "Can end transactions that hold a stream back"),
         ]
 
     def __str__(self) -> str:
         return f"{self.stream} {self.instance_name} {self.position}"
-
-
-class Instance(models.Model):
-    """An instance name, and the process that holds it now: its host, its start and its heartbeat.
-
-    ``lease`` counts the processes that have held the name. An append under an older lease is refused.
-    """
-
-    name = models.TextField(primary_key=True)
-    lease = models.BigIntegerField(db_default=0)
-    state = models.TextField(choices=WriterState.choices, db_default=WriterState.ACTIVE)
-    host = models.TextField(db_default="")
-    process_id = models.BigIntegerField(null=True)
-    lock_backend_pid = models.IntegerField(null=True, help_text="server process that holds the writer lock")
-    version = models.TextField(db_default="")
-    command = models.TextField(db_default="", help_text="what the process was started as")
-    started_at = models.DateTimeField(null=True)
-    heartbeat_at = models.DateTimeField(null=True)
-    drain_asked_by = models.TextField(db_default="", help_text="who asked it to leave its streams; empty: nobody")
-
-    class Meta:
-        db_table = "streams_instance"
-        ordering = ["name"]
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Reader(models.Model):
@@ -204,33 +160,6 @@ class Reader(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
-
-
-class WriterResolution(models.Model):
-    """A record of one action on a writer: it was proven dead, it was asked to leave, or its transactions were ended."""
-
-    class Action(models.TextChoices):
-        """The actions that another process or an operator takes on a writer."""
-
-        RESOLVED = "resolved", "proven dead"
-        DRAINED = "drained", "left its streams when asked"
-        ABORTED = "aborted", "its transactions were ended"
-
-    stream = models.TextField()
-    instance_name = models.TextField()
-    from_position = models.BigIntegerField()
-    to_position = models.BigIntegerField()
-    action = models.TextField(choices=Action.choices, db_default=Action.RESOLVED)
-    evidence = models.TextField(help_text="what proved that no transaction of the writer is open, or what was ended")
-    resolved_by = models.TextField(help_text="instance that did it, or who asked for it")
-    resolved_at = models.DateTimeField(db_default=Now())
-
-    class Meta:
-        db_table = "streams_writerresolution"
-        ordering = ["-id"]
-
-    def __str__(self) -> str:
-        return f"{self.stream} {self.instance_name} {self.from_position} -> {self.to_position}"
 
 
 if not TYPE_CHECKING:  # else no wrong name in an import from here would be found

@@ -16,7 +16,7 @@ class Sample(models.Model):
     """A sample of a stream, or of a reader of this stream, over one interval of time.
 
     ``reader`` is empty for the stream itself. The sample holds the last position and the worst values of the interval.
-    For a stream, ``waiting`` counts its pending facts, and ``seconds`` is the age of the oldest of them. For a reader,
+    For a stream, ``waiting`` counts its open appends, and ``seconds`` is the age of the oldest of them. For a reader,
     ``waiting`` is its lag in facts, and ``seconds`` is its lag in seconds.
     """
 

@@ -1,1 +1,1 @@
-"""Reads rows and stored positions, receives notifications of new positions, and drops outdated cached values."""
+"""Reads rows and stored positions, and receives notifications of new positions, each applied before it shows."""

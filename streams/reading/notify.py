@@ -61,6 +61,9 @@ class NotifyListener(Generic[T]):
         self._thread = threading.Thread(target=self._run, args=(wake_up,), name=name, daemon=True)
         self._thread.start()
 
+    def received(self, heard: Sequence[tuple[int, str]]) -> None:
+        """Reacts to a portion of notifications before ``take`` gets it. Must be quick."""
+
     def take(self, heard: Sequence[tuple[int, str]]) -> list[T]:
         """Parses and checks the received notifications, which are pairs (PID of the sending session, payload).
 
@@ -164,7 +167,9 @@ class NotifyListener(Generic[T]):
             self._call(self.nudged)
         if self._stopping.is_set():
             return
-        heard = self.take(self._connection.receive())
+        received = self._connection.receive()
+        self.received(received)
+        heard = self.take(received)
         if heard or self._missed:
             self._deliver(heard)
 

@@ -44,6 +44,8 @@ RETURNING key, CASE WHEN closed_at IS NULL THEN disconnect_asked_by ELSE '' END
 CLOSED_READERS_KEPT = 1_000
 #: Prefix of a named reader's key. A named reader has stored cursors, here or in the database that its handlers write.
 NAMED = "reader "
+#: Prefix of the key of a Spark query, whose cursor is in its checkpoint.
+QUERY = "spark:"
 #: Deletes readers that ended or fell silent long ago, and the oldest closed ones if there are too many. Named readers stay
 #: until an operator removes them. A silent Spark query goes on at its checkpoint some day, and until then its row is all
 #: that keeps trimming from its facts (``streams.maintenance.trim``, which asks for the last week).

@@ -42,8 +42,7 @@ class StoredPosition:
     state: str
     updated_at: datetime
     last_advance_at: datetime
-    pending: int
-    oldest_pending_at: datetime | None
+    last_fact_at: datetime | None
     last_write_position: int | None
     generation: int = 0
 

@@ -2,12 +2,11 @@
 
 Each process has one *watcher* for each database alias, as long as there are subscribers. The watcher has a thread that
 listens for notifications, and a connection on which rows are read. The watcher knows the positions, the epoch and the
-generations. Its subscribers are the cache feed, the notifier, and the callers that wait for positions. The control loop
-of a writing process takes the received notifications from this thread, too, and applies them by itself (``Tap``).
+generations. Its subscribers are the caches, the notifier, and the callers that wait for positions.
 
 No code of this process may see a position before each subscriber has applied it. So each batch of notifications has two
-phases: first ``before`` of all subscribers is called, then ``shown`` of all subscribers. The control loop, followers,
-and all code that reads the table of positions get positions in another way. They call ``before_shown`` before they show
+phases: first ``before`` of all subscribers is called, then ``shown`` of all subscribers. Followers, and all code that reads
+the table of positions, get positions in another way. They call ``before_shown`` before they show
 or use a position.
 
 After a lost connection or an error, subscribers are called with all positions of the table. A forked child has no watcher.
@@ -20,28 +19,23 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from streams import epochs
 from streams.conf import stream_settings
 from streams.core import lookup
 from streams.db import driver
-from streams.reading.position_cache import PositionCache
-from streams.reading.position_notifications import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
 
 __all__ = [
     "Found",
-    "NotifiedPosition",
-    "Positions",
     "Rank",
     "Subscriber",
     "Subscriptions",
-    "Tap",
     "before_shown",
-    "close_tap",
-    "open_tap",
+    "keeps_values",
     "watcher_of",
 ]
 
@@ -50,30 +44,10 @@ START_SECONDS = 10.0
 Found = Mapping[str, Mapping[str, StoredPosition]]
 
 
-class NotifiedPosition(NamedTuple):
-    """A position from a notification, which contains no generation."""
-
-    position: int
-    generation: None = None
-
-
-#: Stream -> writer -> position.
-Positions = Mapping[str, Mapping[str, StoredPosition | NotifiedPosition]]
-
-
 class Rank(IntEnum):
     """The order in which subscribers are called. Subscribers that show positions or wake callers come after the caches."""
 
     CACHES, NOTIFIER, WAITERS = range(3)
-
-
-class Tap(Protocol):
-    """Receives each portion of notifications as it came, before any of them is examined. Must be quick.
-
-    ``must_look`` is true if notifications may be lost or come late, so that the table has to be read.
-    """
-
-    def __call__(self, heard: Sequence[tuple[int, str]], *, must_look: bool) -> None: ...
 
 
 class Subscriber:
@@ -109,12 +83,6 @@ class Subscriber:
     def shown(self, found: Found) -> None:
         """Shows the positions to the code that uses the subscriber. All subscribers have applied the positions before."""
 
-    def own_moved(self) -> None:
-        """Reacts to facts of this process that became complete. Runs in the thread that completed these facts. Must be quick."""
-
-    def nudged(self) -> None:
-        """Reacts to a call of ``PositionWatcher.nudge``. Runs in the watcher's thread."""
-
     def lost(self, error: BaseException | None) -> None:
         """Reacts to an error, or to the loss of the connection (``error`` is None).
 
@@ -141,11 +109,10 @@ class PositionWatcher(PositionListener):
         #: Held while facts are applied, so that each position is applied once and in order.
         self._applying = threading.RLock()
         self._connection_for_rows = driver.KeptConnection(using, "replsite positions", reads_in_order=True)
-        self._known = PositionCache(_may_begin_anew)
+        self._known: Found = {}
         self._epoch = ""
         self._is_behind = True
         self._subscribers: tuple[Subscriber, ...] = ()
-        self._taps: tuple[Tap, ...] = ()
 
     # --- subscribers ----------------------------------------------------------------------------------------------
 
@@ -162,20 +129,10 @@ class PositionWatcher(PositionListener):
             self._subscribers = tuple(one for one in self._subscribers if one is not subscriber)
             return self.is_used
 
-    def add_tap(self, tap: Tap) -> None:
-        """Passes all notifications that arrive from now on to ``tap``. Does nothing if ``tap`` was added before."""
-        if tap not in self._taps:
-            self._taps = (*self._taps, tap)
-
-    def remove_tap(self, tap: Tap) -> bool:
-        """Removes a tap. Returns true if subscribers or other taps remain."""
-        self._taps = tuple(one for one in self._taps if one != tap)
-        return self.is_used
-
     @property
     def is_used(self) -> bool:
-        """True if there are subscribers or taps."""
-        return bool(self._subscribers or self._taps)
+        """True if there are subscribers."""
+        return bool(self._subscribers)
 
     def look_again(self) -> None:
         """Requests that all subscribers are soon called with all positions of the table."""
@@ -187,7 +144,7 @@ class PositionWatcher(PositionListener):
 
         If a subscriber calls this method, all subscribers of lower rank have applied the returned positions.
         """
-        return self._known.known.get(stream, {})
+        return self._known.get(stream, {})
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
@@ -203,9 +160,9 @@ class PositionWatcher(PositionListener):
 
     # --- positions that others are about to show ------------------------------------------------------------------
 
-    def before_shown(self, found: Positions) -> None:
+    def before_shown(self, found: Found) -> None:
         """Makes the subscribers apply everything up to these positions. Does nothing if the positions are known already."""
-        if self._applies():
+        if self.keeps_values():
             with self._applying:
                 if behind := {stream for stream, stored in found.items() if not self._is_known(stream, stored)}:
                     self.catch_up(behind)
@@ -215,17 +172,17 @@ class PositionWatcher(PositionListener):
 
         Does not raise errors. After an error ``lost`` of the subscribers is called, and later ``before`` with all positions.
         """
-        if self._applies():
+        if self.keeps_values():
             with self._applying:
                 error = self._apply(lambda cursor: self._look(cursor, streams))[1]
             if error is not None:
                 self.nudge()
 
-    def _applies(self) -> bool:
+    def keeps_values(self) -> bool:
         """Returns true if a subscriber holds data that new positions may make outdated."""
         return any(one.is_hearing and one.rank < Rank.WAITERS for one in self._subscribers)
 
-    def _is_known(self, stream: str, stored: Mapping[str, StoredPosition | NotifiedPosition]) -> bool:
+    def _is_known(self, stream: str, stored: Mapping[str, StoredPosition]) -> bool:
         known, may_begin_anew = self.known(stream), _may_begin_anew(stream)
         for writer, at in stored.items():
             here = known.get(writer)
@@ -235,38 +192,16 @@ class PositionWatcher(PositionListener):
                 return False
         return True
 
-    def own_moved(self) -> None:
-        """Calls ``own_moved`` of all subscribers, because facts of this process became complete."""
-        for one in self._subscribers:
-            one.own_moved()
-
     # --- what is received -----------------------------------------------------------------------------------------
 
-    def take(self, heard: Sequence[tuple[int, str]]) -> list[PositionNotification]:
-        """Passes the notifications to the taps. Returns the notifications that the subscribers are to apply."""
-        must_look = self.must_look()
-        if heard or must_look:
-            for tap in self._taps:
-                tap(heard, must_look=must_look)
-        return self.judge(heard, must_look=must_look) if self._subscribers else []
-
-    @contextmanager
-    def asking(self) -> Iterator[Any]:
-        """Yields a cursor for the queries of ``take``, on the connection that also reads rows."""
-        with self.cursor() as cursor:
-            yield cursor
-
-    def heard(self, notifications: Sequence[PositionNotification]) -> None:
-        """Makes the subscribers apply and show the positions in these notifications.
-
-        If the list is empty, has them apply and show all positions of the table.
-        """
+    def heard(self, streams: Sequence[str]) -> None:
+        """Makes the subscribers apply and show the positions of these streams, or of all streams if the list is empty."""
         if not self._subscribers:
             return  # without subscribers the connection for rows is not opened
         with self._applying:
-            everything = self._is_behind or not notifications
+            everything = self._is_behind or not streams
             found, error = self._apply(
-                self._look_at_everything if everything else lambda cursor: self._take_over(cursor, notifications),
+                self._look_at_everything if everything else lambda cursor: self._look(cursor, streams),
                 everything=everything,
             )
         for one in self._subscribers:
@@ -275,11 +210,9 @@ class PositionWatcher(PositionListener):
             raise error  # the listener logs it, and calls again with an empty list
 
     def connected(self) -> None:
-        """Records that the connection listens again. Makes the taps read the table, because notifications may be lost."""
+        """Records that the connection listens again."""
         super().connected()
         self.is_away = False
-        for tap in self._taps:
-            tap([], must_look=True)  # what was sent meanwhile is lost
 
     def lost(self) -> None:
         """Records that the connection is lost, and reports the loss to all subscribers."""
@@ -287,14 +220,9 @@ class PositionWatcher(PositionListener):
         self._lose(self._subscribers, None)
 
     def nudged(self) -> None:
-        """Applies all positions if that was requested, and calls ``nudged`` of all subscribers.
-
-        Runs in the listener's thread.
-        """
+        """Applies all positions if that was requested. Runs in the listener's thread."""
         if self._is_behind:
             self.heard([])
-        for one in self._subscribers:
-            one.nudged()
 
     # --- apply, with ``_applying`` held ---------------------------------------------------------------------------
 
@@ -339,7 +267,7 @@ class PositionWatcher(PositionListener):
         """
         found = epochs.readable_epoch(cursor)
         if epochs.epoch_changed(self._epoch, found):
-            self._known.forget()
+            self._known = {}
             self._restored()
         self._epoch = found
         return self._look(cursor, None)
@@ -349,28 +277,20 @@ class PositionWatcher(PositionListener):
             one.restored()
         self.look_again()
 
-    def _take_over(self, cursor: Any, notifications: Sequence[PositionNotification]) -> Found:
-        streams = {notification.stream for notification in notifications}
-        # A notification of 6 may arrive after another thread has read 7 from the table. It says nothing new.
-        news = [notification for notification in notifications if not self._is_below(notification)]
-        if unclear := self._known.hear(news, streams):
-            self._look(cursor, unclear)
-        return self._known.of(streams)
-
     def _look(self, cursor: Any, streams: Collection[str] | None) -> Found:
-        found = possible_positions(cursor, None if streams is None else sorted(streams), self._known.known)
+        found = possible_positions(cursor, None if streams is None else sorted(streams), self._known)
         if any(self._is_below(at) for stored in found.values() for at in stored.values()):
             self._restored()  # the database was restored without a loss of the connection, or the stream was repaired
-        self._known.looked(found, streams)
+        self._known = {**({} if streams is None else self._known), **found}
         return found
 
-    def _is_below(self, at: PositionNotification | StoredPosition) -> bool:
+    def _is_below(self, at: StoredPosition) -> bool:
         """Returns true if a position went down: it lies below the known position of the same writer and stream.
 
         Returns false for a stream that can restart at 0.
         """
         known = self.known(at.stream).get(at.writer)
-        if known is None or at.position is None or _may_begin_anew(at.stream):
+        if known is None or _may_begin_anew(at.stream):
             return False
         return at.position < known.position
 
@@ -449,20 +369,6 @@ def _unsubscribe(subscriber: Subscriber) -> None:
     _end_use(subscriber.using, lambda watcher: watcher.remove(subscriber))
 
 
-def open_tap(using: str, tap: Tap) -> None:
-    """Makes every notification that arrives from now on be passed to ``tap``. Raises the driver's errors."""
-    with _guard:
-        _running(using).add_tap(tap)
-
-
-def close_tap(using: str, tap: Tap) -> None:
-    """Stops what ``open_tap`` began: notifications are no longer passed to ``tap``.
-
-    Must not be called by the watcher's thread.
-    """
-    _end_use(using, lambda watcher: watcher.remove_tap(tap))
-
-
 def _running(using: str) -> PositionWatcher:
     watcher = _watchers.get(using)
     if watcher is None:
@@ -486,7 +392,7 @@ def watcher_of(using: str | None = None) -> PositionWatcher | None:
     return _watchers.get(using or stream_settings().database)
 
 
-def before_shown(found: Positions, using: str | None = None) -> None:
+def before_shown(found: Found, using: str | None = None) -> None:
     """Makes all subscribers apply everything up to these positions, before the caller shows or uses the positions.
 
     For code that received positions or read them from the table itself. Runs no query if the positions were applied
@@ -496,6 +402,18 @@ def before_shown(found: Positions, using: str | None = None) -> None:
     # notification of 7 yet. A cached value that fact 7 invalidates would still be used.
     if (watcher := watcher_of(using)) is not None:
         watcher.before_shown(found)
+
+
+def keeps_values(using: str | None = None) -> bool:
+    """Returns true if this process holds data that new positions may make outdated, such as cached values.
+
+    Such data outlives a crash of the server, so it follows the stored positions. No code of the process may then use positions
+    that it looked up itself.
+    """
+    # Without this: a handler looks itself, and handles fact 7 before 7 is stored. A cached value that fact 7 invalidates would
+    # still be used, because the cache feed reads facts up to stored positions only.
+    watcher = watcher_of(using)
+    return watcher is not None and watcher.keeps_values()
 
 
 def _after_fork() -> None:

@@ -1,47 +1,8 @@
-"""Errors of the replication protocol (pure).
-
-    ReplicationError (a StreamError)
-    ├── CommandError
-    │   ├── UnknownCommand       the first word of a line is no command
-    │   ├── MalformedCommand     the arguments of a known command cannot be parsed
-    │   └── UnsendableCommand    a command cannot be written as a line (LF, blank inside a field, too long, NaN)
-    ├── IllegalMove              the state of the connection does not allow a call
-    ├── BadAddress               a host, port or URL cannot be used
-    ├── BadCertificate           TLS files cannot be used
-    ├── BadRights                the rights of certificates cannot be read
-    ├── PortTaken                the port is already in use
-    ├── WrongRemote              the server has another name than the one that we want to follow
-    ├── RedisRefused             the Redis server refuses our password or a command
-    ├── TooManyWriters           the server names more writers than any real server has
-    ├── DatabaseRestored         the database is in another epoch than before, so earlier positions mean nothing
-    ├── CatchUpError             missed facts cannot be fetched now
-    └── GapError                 missed facts cannot be fetched from the given source, not even later
-
-Every message says what is wrong, where, and what to do.
-"""
+"""Errors of the replication protocol (pure). Every message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
 from streams.errors import StreamError
-
-__all__ = [
-    "BadAddress",
-    "BadCertificate",
-    "BadRights",
-    "CatchUpError",
-    "CommandError",
-    "DatabaseRestored",
-    "GapError",
-    "IllegalMove",
-    "MalformedCommand",
-    "PortTaken",
-    "RedisRefused",
-    "ReplicationError",
-    "TooManyWriters",
-    "UnknownCommand",
-    "UnsendableCommand",
-    "WrongRemote",
-]
 
 
 class ReplicationError(StreamError):

@@ -27,12 +27,12 @@ from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, TableCatchUp
 from streams.replication.common.reader_rows import ReaderRows
-from streams.replication.protocol.commands import printable
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.recording.follow import RecordedCatchUp, Recording
 from streams.replication.recording.recorder import Recorder
 from streams.runtime.logs import Condition, get_logger
+from streams.runtime.text import safe_text
 
 __all__ = ["CATCH_UP_CHOICES", "FollowRequest", "Following"]
 
@@ -287,7 +287,7 @@ def _json_line(row: FollowedRow) -> bytes:
 
 def _plain_line(row: FollowedRow) -> bytes:
     # Names may have control characters, which a terminal would obey.
-    names = f"{printable(row.stream)} {printable(row.instance)}"
+    names = f"{safe_text(row.stream, None)} {safe_text(row.instance, None)}"
     return b"%s %d %s\n" % (names.encode(), row.token, encode_json(row.row))
 
 

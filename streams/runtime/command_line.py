@@ -15,7 +15,7 @@ from django.dispatch import Signal
 
 from streams.runtime import systemd
 from streams.runtime.output import output_written
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["EXIT_STATUS", "SITE_CHECKS", "HelpFormatter", "SiteCommand", "service_begins"]
 
@@ -118,7 +118,7 @@ class SiteCommand(BaseCommand):
         for name in columns:
             table.add_column(name, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(printable(_cell(value))) for value in row))
+            table.add_row(*(Text(safe_text(_cell(value), None)) for value in row))
         width = None if self.stdout.isatty() else _WIDE
         Console(file=cast("IO[str]", self.stdout), width=width).print(table)
 

@@ -9,7 +9,7 @@ from datetime import date, datetime
 from io import StringIO
 from typing import Any
 
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["csv_text"]
 
@@ -35,7 +35,7 @@ def _cell(value: Any) -> Any:
         return "" if value is None else value
     if isinstance(value, (datetime, date)):
         return value.isoformat()
-    text = printable(
-        json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (dict, list)) else str(value)
+    text = safe_text(
+        json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (dict, list)) else str(value), None
     )
     return f"'{text}" if text.startswith(_FORMULA) else text

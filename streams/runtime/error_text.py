@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from django.conf import settings
 
+from streams.conf import stream_settings
 from streams.errors import StreamError
-from streams.runtime.log_format import Cleaner
+from streams.runtime.masking import masked
+from streams.runtime.text import storable
+from streams.setting import secrets_of
 
-__all__ = ["LONGEST", "error_text", "storable", "without_secrets"]
+__all__ = ["LONGEST", "error_text", "without_secrets"]
 
 LONGEST = 500
 
@@ -25,14 +28,7 @@ def error_text(error: BaseException) -> str:
     return without_secrets(text)[:LONGEST]
 
 
-def storable(text: str) -> str:
-    """Returns the text as PostgreSQL can store it: without NUL, and with half a surrogate pair as its escape."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
-
-
 def without_secrets(text: str) -> str:
     """Returns the text with the site's secrets, passwords in addresses, and values named as secrets replaced by ``***``."""
-    names = ("SECRET_KEY", "REPLSITE_REPLICATION_SECRET")
-    secrets = [str(getattr(settings, name, "") or "") for name in names]
-    secrets += [str(database.get("PASSWORD") or "") for database in settings.DATABASES.values()]
-    return Cleaner("", secrets).masked(text)
+    passwords = [str(database.get("PASSWORD") or "") for database in settings.DATABASES.values()]
+    return masked(text, [str(settings.SECRET_KEY), *secrets_of(stream_settings()), *passwords])

@@ -21,7 +21,8 @@ from typing import Any
 import structlog
 
 from streams.runtime.logs import LineBound
-from streams.runtime.masking import BLOT, masked
+from streams.runtime.masking import masked
+from streams.runtime.text import safe_text
 
 __all__ = ["FORMS", "log_uncaught", "logging_config"]
 
@@ -31,8 +32,6 @@ LONGEST_TRACE = 20_000
 #: The most log entries about refused requests in one period, the length of this period in seconds, and the most characters
 #: of such an entry.
 REFUSED_LINES, REFUSED_SECONDS, LONGEST_REFUSED = 10, 10.0, 200
-#: Shorter secrets are not masked, because they could occur in ordinary words.
-SHORTEST_SECRET = 6
 #: If a text is cut, so many characters after its new end are searched for secrets, too. So a secret across the end is found.
 _MORE = 1_000
 _ODD_IN_KEYS = re.compile(r"[^\w.-]")
@@ -44,7 +43,7 @@ class Cleaner:
 
     def __init__(self, form: str, secrets: Iterable[str] = ()) -> None:
         self._is_json = form == "json"
-        self._secrets = sorted({text for text in secrets if len(text) >= SHORTEST_SECRET}, key=len, reverse=True)
+        self._secrets = frozenset(secrets)
 
     def __call__(self, _: Any, __: str, event: EventDict) -> EventDict:
         return {self._key(key): self._value(key, value) for key, value in event.items()}
@@ -59,7 +58,7 @@ class Cleaner:
             value = self._plain(value)
             return value if self._is_json else self._text(json.dumps(value, default=str), LONGEST_VALUE)
         if key == "exception":
-            lines = self.masked(str(value)[: LONGEST_TRACE + _MORE])[:LONGEST_TRACE].split("\n")
+            lines = masked(str(value)[: LONGEST_TRACE + _MORE], self._secrets)[:LONGEST_TRACE].split("\n")
             return "\n".join(self._text(line, LONGEST_VALUE) for line in lines)
         return self._text(str(value), LONGEST_VALUE)
 
@@ -71,25 +70,15 @@ class Cleaner:
         return value if _is_number(value) else self._text(str(value), LONGEST_VALUE)
 
     def _text(self, text: str, most: int) -> str:
-        length, text = len(text), self.masked(text[: most + _MORE])
+        length, text = len(text), masked(text[: most + _MORE], self._secrets)
         if length > most:
             text = f"{text[:most]}... ({length} characters)"
-        return text if text.isprintable() else "".join(map(_visible, text))
-
-    def masked(self, text: str) -> str:
-        """Returns the text without the secrets, and without passwords in addresses."""
-        for secret in self._secrets:
-            text = text.replace(secret, BLOT)
-        return masked(text)
+        return safe_text(text, None)
 
 
 def _is_number(value: Any) -> bool:
     """Returns true for null, and for numbers that JSON can represent, which excludes infinity and NaN."""
     return value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _visible(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
 class RefusedRequests(logging.Filter):

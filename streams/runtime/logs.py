@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import structlog
 
-__all__ = ["Condition", "LineBound", "get_logger", "one_line"]
+from streams.runtime.text import one_line
+
+__all__ = ["Condition", "LineBound", "get_logger"]
 
 #: A failure that lasts is logged again after this time, then after twice the time, and so on up to the longest.
 AGAIN_SECONDS = 10.0
@@ -25,11 +27,6 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Returns a structured logger that writes to ``logging.getLogger(name)``, with the site's handlers and levels."""
     wrapped = structlog.wrap_logger(logging.getLogger(name), wrapper_class=structlog.stdlib.BoundLogger)
     return cast("structlog.stdlib.BoundLogger", wrapped)
-
-
-def one_line(error: BaseException) -> str:
-    """Returns the error's message on one line, or the name of its class if the message is empty."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 class Condition:

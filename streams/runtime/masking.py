@@ -8,11 +8,13 @@ command line, the value after an option that names a secret is masked as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = ["BLOT", "masked", "masked_command"]
 
 BLOT = "***"
+#: Shorter secrets are not masked, because they could occur in ordinary words.
+SHORTEST_SECRET = 6
 #: Matches up to the last @ of a word, because a password may contain an @ that should have been written as %40. What a
 #: password contains ends at nothing else but a blank: better too much is masked than too little.
 _IN_ADDRESS = re.compile(r"(://[^\s:/]*:)\S{1,1000}(?=@)")
@@ -27,8 +29,11 @@ _OPTION = re.compile(r"(?i)(--?[\w-]*(?:password|passwd|passphrase|secret|token|
 _NAMES_A_PLACE = re.compile(r"(?i)-(?:file|path|env|name|url)$")
 
 
-def masked(text: str) -> str:
-    """Returns the text with its passwords replaced by ``BLOT``."""
+def masked(text: str, secrets: Iterable[str] = ()) -> str:
+    """Returns the text with the ``secrets`` and its passwords replaced by ``BLOT``."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= SHORTEST_SECRET:
+            text = text.replace(secret, BLOT)
     return _NAMED.sub(rf"\1\2{BLOT}", _IN_ADDRESS.sub(rf"\1{BLOT}", text))
 
 

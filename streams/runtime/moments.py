@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 
-from streams.runtime.amounts import duration
+from streams.runtime.amounts import parse_duration
 
-__all__ = ["FORMS", "moment_ms", "moment_text"]
+__all__ = ["FORMS", "bounded", "moment_ms", "moment_text"]
 
 FORMS = "a date (2026-01-31), a time in UTC (2026-01-31T12:00), an age (30d, 12h) or milliseconds since 1970"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DIGITS = re.compile(r"[0-9]{1,19}\Z")
 _LATEST = 2**63 - 1
+#: Not the ends of Python's range: differences, and the same times in other time zones, must exist, too.
+_BOUNDS = datetime(1000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 def moment_ms(text: str, now_ms: int) -> int:
@@ -33,7 +36,7 @@ def _parsed(text: str, now_ms: int) -> int:
     if _DIGITS.match(text):
         return int(text)
     if text[-1:].isalpha() and "T" not in text and "Z" not in text:
-        return now_ms - round(duration(text).total_seconds() * 1000)
+        return now_ms - round(parse_duration(text).total_seconds() * 1000)
     found = datetime.fromisoformat(text)
     return round((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -46,3 +49,16 @@ def moment_text(ms: int) -> str:
         return f"{ms:,} ms after 1970"
     seconds = f":{found.second:02}" if found.second or found.microsecond else ""
     return f"{found.day} {_MONTHS[found.month - 1]} {found.year} {found.hour:02}:{found.minute:02}{seconds} UTC"
+
+
+def bounded(text: str, load: Callable[[], datetime], others: type[Exception] = ValueError) -> datetime:
+    """Returns the time that ``load`` makes of PostgreSQL's text, but none outside of the years 1000 to 9000.
+
+    PostgreSQL also stores years before Christ, years above 9999 and infinity, for which ``load`` raises ``ValueError``,
+    ``OverflowError``, ``TypeError`` or ``others``. One such row must not keep a page from showing the others.
+    """
+    earliest, latest = _BOUNDS
+    try:
+        return min(max(load(), earliest), latest)
+    except (ValueError, OverflowError, TypeError, others):
+        return earliest if text.startswith("-") or text.endswith("BC") else latest

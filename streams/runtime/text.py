@@ -1,4 +1,4 @@
-"""Makes text from clients safe for labels of metrics and history, and for pages and terminals (pure)."""
+"""Makes foreign text safe for labels of metrics, for pages, terminals and logs, and for the database (pure)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Protocol
 __all__ = [
     "MOST_LABELS",
     "OTHER",
+    "one_line",
     "plain_label",
-    "printable",
-    "shown",
-    "visible",
+    "safe_text",
+    "storable",
 ]
 
 MOST_LABELS = 100
@@ -34,21 +34,22 @@ def plain_label(name: str, known: _Known, most: int = MOST_LABELS) -> str:
     return name if is_plain else OTHER
 
 
-def shown(text: str | None, most: int = 200) -> str:
-    """Returns untrusted text for a page: control characters are escaped, and text over ``most`` characters is cut."""
+def safe_text(text: str | None, most: int | None = 200, *, keep: str = "") -> str:
+    """Returns foreign text for a page, a terminal or a log: characters that are not printable become escapes.
+
+    A text of more than ``most`` characters is cut. ``keep`` are characters that stay, such as line ends.
+    """
     clean = text or ""
     if not clean.isprintable():
-        clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in clean)
-    return clean if len(clean) <= most else f"{clean[: most - 1]}…"
+        clean = "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in clean)
+    return clean if most is None or len(clean) <= most else f"{clean[: most - 1]}…"
 
 
-def printable(text: str) -> str:
-    """Returns the text with control characters, line ends and the like written as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def storable(text: str) -> str:
+    """Returns the text as PostgreSQL can store it: without NUL, and with half a surrogate pair as its escape."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
-def visible(text: str) -> str:
-    """Returns the text as `printable` does, but keeps line ends and tabs. Pages use this form."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+def one_line(error: BaseException) -> str:
+    """Returns the error's message on one line, or the name of its class if the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__

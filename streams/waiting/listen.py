@@ -76,7 +76,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         self._last = ""
         self._closed = self._began = self._in_test = False
         self._must_read = True
-        self._wait_for_announced = False
         self._read_at = 0.0
         self._heard: tuple[object, int] = (None, 0)
         self._away = Condition(log, "listener.database_lost", "listener.database_back", stream=stream.name)
@@ -172,9 +171,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         if read is None:
             return False
         page, self._in_test = read
-        # Our own commits wake us before they are announced. If such a fact lies above an open fact of another writer, it
-        # cannot be read yet, and the next wake-up is the announcement.
-        self._wait_for_announced = page.next == self._after
         self._after = page.next
         self._facts.extend(page.facts)
         self._must_read = not page.at_end or self._in_test
@@ -191,7 +187,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
                 event.wait(min(seconds, RETRY_SECONDS))
                 return
             view = wait.views.obtain(self._using)
-            waiter = view.wait(self._stream.name, self._next_position(), event, announced=self._wait_for_announced)
+            waiter = view.wait(self._stream.name, self._next_position(), event)
             if waiter is not None:
                 event.wait(seconds)
             self._heard_from(view, waiter)
@@ -254,7 +250,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             else:
                 started = wait.views.get(self._using)
                 view = started if started is not None else await asyncio.to_thread(_start_view, self._using)
-                waiter = view.wait(self._stream.name, self._next_position(), future, announced=self._wait_for_announced)
+                waiter = view.wait(self._stream.name, self._next_position(), future)
             if (view is None or waiter is not None) and not self._closed:
                 await asyncio.wait([future], timeout=seconds)
         except driver.database_gone as error:  # the watcher cannot start

@@ -14,14 +14,14 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from django.db import DataError, connections
+from django.db import connections
 
 from streams import epochs
-from streams.core.own_stack import on_own_stack
 from streams.core.queries import read_whole
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.db import testcase
+from streams.db.readable import instances
 from streams.errors import BadLimit
 from streams.facts import all_rows
 from streams.reading.given_token import Token, given_token, text_of, text_token
@@ -45,8 +45,6 @@ __all__ = [
 ]
 
 LARGEST_LIMIT = 10_000
-#: Errors of drivers and of fields for a value that Python has not: the year 10000, a whole number of 5,000 digits.
-_UNREADABLE = (ValueError, OverflowError, RecursionError, DataError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,7 @@ def page_after(
         # The position is read before the rows. In the other order, the rows are read, fact 5 commits, its position is
         # stored and read, and the next page begins after fact 5, which is not among the rows.
         upto = complete_position(cursor, stream, using)
+        word = word or epochs.stored_epoch(cursor)  # the first look at a new database begins its first epoch
         rows, reached = _rows(stream, (start.base, upto), limit, using, only)
         if after is not None:  # checked after the rows were read: a trim before the reading is always noticed
             check_not_trimmed(cursor, stream.name, start)
@@ -101,6 +100,7 @@ def page_before(
     with connections[using].cursor() as cursor:
         limit_token, word = _given(cursor, stream, before)
         upto = complete_position(cursor, stream, using)
+        word = word or epochs.stored_epoch(cursor)
         newest = upto if before is None else min(upto, limit_token.base - 1)
         rows, reached = _rows(stream, (-newest - 1, -1), limit, using, only)
         last = -rows[-1][0] if rows else upto if before is None else limit_token.base
@@ -196,52 +196,12 @@ def _of_table(
     if table.where:
         query = query.extra(where=[f"({table.where})"])  # noqa: S610 - from a declaration, never from input
     # Sorted by the ID alone, which the index provides; the rows of each fact are sorted here (``queries.rows_sql``).
-    facts = _instances(query.order_by(id_field if sign > 0 else f"-{id_field}")[:most])
+    facts = instances(query.order_by(id_field if sign > 0 else f"-{id_field}")[:most])
     found = [(sign * getattr(fact, id_field), fact) for fact in facts]
     if table.then_by:
         attribute = next(field.attname for field in model._meta.concrete_fields if field.column == table.then_by)
         found.sort(key=lambda row: (row[0], getattr(row[1], attribute)))
     return found
-
-
-def _instances(query: QuerySet[Any]) -> list[Any]:
-    """Returns the instances of a query.
-
-    If the parser of deep JSON values needs more stack than the caller has left, the query runs again in a new thread. A
-    value that Python has not, and that only SQL can store, is null, as in a row (``streams.core.named_rows.from_json``).
-    """
-    connection = connections[query.db]
-
-    def fetch() -> list[Any]:
-        connections[query.db] = connection  # of the caller, also in the thread that ``on_own_stack`` may begin
-        return list(query.all())
-
-    connection.inc_thread_sharing()
-    try:
-        return on_own_stack(fetch)
-    except _UNREADABLE:
-        each = (_instance(all_rows(query.model, query.db).filter(pk=key)) for key in query.values_list("pk", flat=True))
-        return [fact for fact in each if fact is not None]
-    finally:
-        connection.dec_thread_sharing()
-
-
-def _instance(query: QuerySet[Any]) -> Any:
-    """Returns the instance of a query for one row, or null if the row is gone. Values that cannot be read are null."""
-    attributes = [field.attname for field in query.model._meta.concrete_fields]
-    unreadable = [attribute for attribute in attributes if not _can_be_read(query, attribute)]
-    fact = query.defer(*unreadable).first()
-    if fact is not None:
-        fact.__dict__.update(dict.fromkeys(unreadable))
-    return fact
-
-
-def _can_be_read(query: QuerySet[Any], attribute: str) -> bool:
-    try:
-        query.values_list(attribute, flat=True).first()
-    except _UNREADABLE:
-        return False
-    return True
 
 
 def _with_tokens(rows: list[tuple[int, Any]], word: str) -> list[Any]:

@@ -115,16 +115,11 @@ class Seen(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TokenWaiter:
-    """A caller that waits for a token of a stream. Setting the event or resolving the future ``wake`` wakes the caller.
-
-    If ``announced`` is true, the caller waits until every active writer has announced the token's base, so that
-    ``Stream.read`` finds this position in the table. Facts of this process that it has not announced yet do not count.
-    """
+    """A caller that waits for a token of a stream. Setting the event or resolving the future ``wake`` wakes the caller."""
 
     stream: str
     token: VectorToken
     wake: Any
-    announced: bool = False
 
 
 def missing(seen: Seen, token: VectorToken) -> tuple[str | None, int] | None:

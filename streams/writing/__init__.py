@@ -1,1 +1,1 @@
-"""Appends facts: the writer of a process, its lease, reservations, effects of an insert, and retiring dead writers."""
+"""Appends facts: one INSERT, reservations, keys, and the newest row of each key."""

@@ -1,34 +1,18 @@
-"""Appends facts in one round trip: append lock, lease check, IDs and rows go to the server in one message.
+"""Appends facts by one INSERT, sent with the writer's name in one message.
 
-This module gives the same guarantees as ``streams.writing.reservation``. A first statement takes the append lock,
-unless an earlier append of the transaction took it. A second statement takes IDs and inserts the rows. The second
-statement does so only if the lock is held, the lease is the current one, and the IDs are new. Otherwise it inserts
-nothing and returns no row. The statement raises no error, because an error would break the caller's transaction. The
-caller then uses a ``Reservation``, which is slower. The reservation takes another lock, or raises the error that says
-why nothing was inserted.
-
-* Inside the caller's transaction, the message also returns the transaction's number. After that the IDs are treated
-  like the IDs of any reservation.
-* Without a transaction of the caller, the message is a transaction of its own, and is committed when the answer
-  arrives. Until then the IDs are unknown. The tracker knows that a request for IDs is open, and holds the position
-  back. If no answer arrives, neither the outcome nor the IDs are known. Then a ``Doubt`` is left for the control loop,
-  which finds out the outcome (``streams.writing.in_doubt``).
+The triggers of the tables hold the stream until the transaction ends (``streams.holds``), so nothing else is to be done. In
+the caller's transaction the facts are complete when that ends. Otherwise the message is a transaction of its own.
 
 Several facts are sent as one array for each column. So the statement is the same for any number of facts, and is
 planned once.
 
-A ``Reservation`` is also used in each of these cases:
-
-* The facts belong to several tables, or have side effects.
-* Some of the facts leave a column to its default, and others do not.
-* There are more than ``MOST_FACTS`` facts.
-* The transaction's isolation level is above READ COMMITTED.
+A ``Reservation`` is used instead if one statement cannot insert all the facts: if they belong to several tables or need older
+rows deleted, if only some of them leave a column to its default, and above ``MOST_FACTS``.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -37,6 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
+from django.db.models import AutoField
 from django.db.models.expressions import DatabaseDefault
 
 from streams.conf import stream_settings
@@ -44,21 +29,18 @@ from streams.core.declaration import quoted
 from streams.db import driver, testcase
 from streams.errors import BadCount, ForeignFact
 from streams.facts import take_related_keys
-from streams.writing import append_lock
-from streams.writing.in_doubt import NOT_LATE, Doubt, exchange_is_over, is_rolled_back
+from streams.holds.hold import WRITE_AS
+from streams.reading.hints import hint_after_commit
+from streams.writing.given_out import given_out, note_given_out
 from streams.writing.insert import IF_STORED, converted, fields_to_fill, plain_item_type, plain_type
-from streams.writing.process import current_writer
+from streams.writing.name import name_for
 from streams.writing.reservation import LARGEST_COUNT, Reservation
-from streams.writing.side_effects import has_effects
-from streams.writing.transaction import OpenTransaction
-from streams.writing.writer import Tenure, WriterProcess
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Field
 
     from streams.core.bound import BoundStream
-    from streams.core.tracker import Fetch, PositionTracker
     from streams.facts import Fact
 
 __all__ = ["append_facts", "check_new_facts"]
@@ -67,6 +49,7 @@ __all__ = ["append_facts", "check_new_facts"]
 MOST_FACTS = 1_000
 
 _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
+_NAME_WRITER = f"SELECT {WRITE_AS.replace('%(writer)s', '%s')}"
 
 
 def append_facts(
@@ -74,29 +57,33 @@ def append_facts(
 ) -> list[int]:
     """Appends facts that have one row each. Returns their IDs, positive and ascending, in the order of the facts.
 
-    Uses the caller's transaction if one is open, else a transaction of its own. Sets ID and writer on the facts.
+    Uses the caller's transaction if one is open, else a transaction of its own. Sets ID, writer and automatic key on the facts.
     ``beside`` are statements to execute first, in the same message. Their results are discarded, and the caller must have
     a transaction open. Raises ``BadCount`` or ``ForeignFact`` before anything is sent.
     """
     check_new_facts(stream, facts)
     alias = using or stream_settings().database
     connection = connections[alias]
-    message = None if has_effects(stream, facts) else _message(facts, connection)
+    name = name_for(stream)
+    message = None if stream.keeps_newest else _message(facts, connection)
     if message is None and beside:
         driver.send_together(connection, beside)
-    elif message is not None:
-        appending = _Appending(stream, connection, beside)
-        ids = appending.run(message)
-        if ids:
-            sign, name = stream.sign, appending.tenure.name
-            for fact, number in zip(facts, ids, strict=True):
-                setattr(fact, fact.id_field, number * sign)
-                fact.instance_name = name
-                fact._state.adding, fact._state.db = False, alias
-            return ids
-    with Reservation(stream, len(facts), using) as reservation:
-        reservation.write_directly(*facts)
-        return reservation.ids
+    ids, keys = ([], []) if message is None else _send(stream, message, connection, beside, name)
+    if not ids:  # or nothing was inserted: a reservation raises the error that says why
+        with Reservation(stream, len(facts), using) as reservation:
+            reservation.write_directly(*facts)
+            return reservation.ids
+    note_given_out(stream, connection, ids)
+    sign = stream.sign
+    for fact, number, key in zip(facts, ids, keys or [None] * len(ids), strict=True):
+        setattr(fact, fact.id_field, number * sign)
+        fact.instance_name = name
+        if key is not None:
+            fact.pk = key
+        fact._state.adding, fact._state.db = False, alias
+    testcase.record_append(connection, stream.name, ids[0])
+    hint_after_commit(connection)
+    return ids
 
 
 def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
@@ -276,212 +263,74 @@ def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message
     return message
 
 
-#: Takes the append lock. A statement of its own, so that the next statement has a snapshot that began after the lock was
-#: granted (``_RESERVE`` in ``reservation`` says why).
-_LOCK = append_lock.TAKE.replace("%(key)s", "%s")
-#: Yields no row if the lock was not free, if the lease is not the current one, or if the transaction keeps one snapshot. Then
-#: no ID is taken and nothing is inserted.
-_HELD = (
-    "FROM streams_instance AS held WHERE held.name = %s AND held.lease = %s"
-    f" AND current_setting('transaction_isolation') = 'read committed' AND {append_lock.HELD_HERE}"
-)
+# --- sending it ---------------------------------------------------------------------------------------------------
 
 
 @cache
-def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], *, several: bool, alone: bool) -> str:
-    """Returns the statement that checks the lease, takes IDs and inserts the rows.
+def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], *, several: bool) -> str:
+    """Returns the statement that inserts the rows, if their IDs are new.
 
-    * If ``several`` is false, the statement inserts one fact, and returns its ID. The parameters are, in order: the
-      values, the writer's name, the lease, the highest ID that was given out before, and the writer's name again.
-    * If ``several`` is true, the statement returns the number of facts, and an array of their IDs. The parameters are,
-      in order: the number of facts, the writer's name, the lease, the highest ID that was given out before, and the
-      values.
+    Returns no row if nothing was inserted. The parameters are the writer, the values, and an ID that was given out before.
 
-    If ``alone`` is true, the statement is for a transaction of its own, and has one more parameter after the lease: the
-    lock key of the message. Otherwise the statement also returns the number of the caller's transaction.
-
-    The statement fails if the stored rows differ from the given values (``streams.writing.insert``).
+    * If ``several`` is false, the statement inserts one fact, and returns its ID and its automatic key, or null if it has none.
+    * If ``several`` is true, it returns two arrays of these. The number of facts is one more parameter, and takes the place
+      of the values if there are none. The statement fails if only some of the rows are inserted.
     """
     content = [_content(model).columns[n] for n in columns]
     columns_by_attribute = {field.attname: quoted(str(field.column)) for field in fields_to_fill(model)}
     attributes = (model.id_field, "instance_name", *(column.attribute for column in content))
     names = ", ".join(columns_by_attribute[attribute] for attribute in attributes)
-    writer_column = columns_by_attribute["instance_name"]
     minus = "-" if stream.declaration.backward else ""
-    held = _HELD + (f" AND {NOT_LATE}" if alone else "")
-    # A sequence that was set back by hand gives out IDs again that the position has passed. No follower would read facts under
-    # these IDs. So nothing is inserted unless the IDs lie above all IDs that this process knew (``Reservation`` has the error).
     insert = f"INSERT INTO {quoted(model._meta.db_table)} ({names}) "
     nextval = f"nextval('{stream.declaration.sequence}')"
-    number = "" if alone else ", pg_current_xact_id()::text::bigint"
     id_given = f"{minus}{columns_by_attribute[model.id_field]}"
+    pk = model._meta.pk
+    key = quoted(str(pk.column)) if isinstance(pk, AutoField) else "NULL::bigint"
     if not several:
         places = "".join(f", CAST(%s AS {column.sql_type})" for column in content)
-        drawn = f"(SELECT {nextval} AS id, held.name {held} OFFSET 0) AS drawn"
-        # ``currval`` is the ID that ``nextval`` has given this session last.
-        stored = f"{id_given} = currval('{stream.declaration.sequence}') AND {writer_column} = %s"
-        checked = IF_STORED.format(stored=stored, value=id_given, found=f"0 * {id_given} || ' of 1'")
+        # OFFSET 0: one nextval, whose value is both inserted and compared.
         return (
-            f"{insert}SELECT {minus}drawn.id, drawn.name{places} FROM {drawn} WHERE drawn.id > %s "
-            f"RETURNING {checked}{number}"
+            f"{insert}SELECT {minus}drawn.id, CAST(%s AS text){places} FROM (SELECT {nextval} AS id OFFSET 0) AS drawn "
+            f"WHERE drawn.id > %s RETURNING {id_given}, {key}"
         )
-    # The n-th fact takes the n-th ID of an array. With nextval() in each row, the plan would decide which fact gets which ID.
-    ids = f"ARRAY(SELECT {nextval} FROM generate_series(1, CAST(%s AS integer)))"
     arrays = ", ".join(f"CAST(%s AS {column.type_of_several})" for column in content)
-    given = f"unnest({arrays}) WITH ORDINALITY" if content else "generate_subscripts(taken.ids, 1)"
+    given = f"unnest({arrays}) WITH ORDINALITY" if content else "generate_series(1, CAST(%s AS integer))"
     values = (f"CAST(c{n} AS {one.sql_type})" if one.is_array else f"c{n}" for n, one in enumerate(content))
     shown = "".join(f", {value}" for value in values)
     aliases = "".join(f"c{n}, " for n in range(len(content)))
-    as_given = "id BETWEEN ids[1] AND ids[cardinality(ids)] AND writer = name"
+    # Each OFFSET 0 keeps the planner from moving nextval to where it is called in another order, or twice for a row.
     checked = IF_STORED.format(
-        stored="found = cardinality(ids)", value="found", found="found || ' of ' || cardinality(ids)"
+        stored="cardinality(ids) = CAST(%s AS integer)", value="1", found="cardinality(ids) || ' of the'"
     )
+    in_order = f"SELECT * FROM {given} AS given ({aliases}n) ORDER BY n OFFSET 0"
     return (
-        f"WITH drawn AS MATERIALIZED (SELECT held.name, {ids} AS ids {held}), "
-        f"taken AS MATERIALIZED (SELECT name, ids FROM drawn WHERE %s < ALL (ids)), "
-        f"stored AS ({insert}SELECT {minus}taken.ids[n], taken.name{shown} FROM taken, {given} AS given ({aliases}n) "
-        f"RETURNING {id_given} AS id, {writer_column} AS writer), "
-        f"counted AS (SELECT count(*) FILTER (WHERE {as_given}) AS found FROM stored, taken) "
-        f"SELECT {checked}, ids{number} FROM taken, counted"
+        f"WITH stored AS ({insert}SELECT {minus}drawn.id, CAST(%s AS text){shown} "
+        f"FROM (SELECT {nextval} AS id, given.* FROM ({in_order}) AS given OFFSET 0) AS drawn WHERE drawn.id > %s "
+        f"RETURNING {id_given} AS id, {key} AS key), "
+        f"found AS (SELECT array_agg(id ORDER BY id) AS ids, array_agg(key ORDER BY id) AS keys FROM stored) "
+        f"SELECT ids, keys FROM found WHERE ids IS NOT NULL AND {checked} = 1"
     )
 
 
-# --- sending it ---------------------------------------------------------------------------------------------------
-
-
-class _Appending:
-    """One call of ``append_facts``, on one connection."""
-
-    def __init__(
-        self, stream: BoundStream, connection: BaseDatabaseWrapper, beside: Sequence[driver.Statement]
-    ) -> None:
-        self.stream = stream
-        self.beside = beside
-        self.connection = connection
-        self.writer: WriterProcess = current_writer(connection.alias)
-        self.tenure: Tenure
-        self.tracker: PositionTracker
-        self.tenure, self.tracker = self.writer.enter(stream)
-
-    def run(self, message: _Message) -> list[int]:
-        """Sends the message and returns the IDs, ascending.
-
-        Returns an empty list if nothing was inserted. Then the caller must use a ``Reservation``, which finds out why
-        nothing was inserted.
-        """
-        if self.connection.in_atomic_block or not self.connection.get_autocommit():
-            return self._in_callers_transaction(message)
-        if driver.transaction_status(self.connection.connection) != driver.IDLE:
-            return []  # a BEGIN was executed by hand
-        return self._alone(message)
-
-    def _send(self, message: _Message, fetch: Fetch, *lock_of_message: int) -> tuple[list[int], int]:
-        """Sends the message. Returns the IDs, ascending, and the number of the caller's transaction.
-
-        Returns no IDs if nothing was inserted.
-        """
-        several = message.count > 1
-        columns = tuple(message.columns)
-        sql = _sql(self.stream, message.model, columns, several=several, alone=bool(lock_of_message))
-        name, lease = self.tenure.name, self.tenure.lease
-        if several:
-            places = ["%s"] * (4 + len(lock_of_message)) + message.places
-            values = [message.count, name, lease, *lock_of_message, fetch.above, *message.values]
-        else:
-            places = []
-            values = [*message.values, name, lease, *lock_of_message, fetch.above, name]
-        again = driver.is_repeated(self.connection, sql)
-        statements = [*self.beside, driver.Statement(sql, values, again, places)]
-        # An earlier append of the transaction took the lock. If a rollback to a savepoint has released it since, it has also
-        # reverted the setting that the statement reads. Then nothing is inserted here, and a ``Reservation`` takes the lock.
-        if lock_of_message or not OpenTransaction.has_appended(self.connection, self.writer):
-            statements.insert(-1, driver.Statement(_LOCK, [self.tenure.append_key], again))
-        rows = driver.send_together(self.connection, statements)
-        if not rows:
-            return [], 0
-        first, *others = rows[0]
-        if several:
-            first, *others = others
-        return (first if several else [first]), (others[0] if others else 0)
-
-    def _in_callers_transaction(self, message: _Message) -> list[int]:
-        """Sends the message inside the caller's transaction, and records its IDs as pending until the transaction ends.
-
-        If the server reports an error, no row of the message can be committed.
-        """
-        fetch = self.tracker.begin_fetch(message.count, time.monotonic())
-        ids: list[int] | None = None
-        owned = False
-        try:
-            ids, number = self._send(message, fetch)
-        finally:
-            # If there is neither an answer nor an error of the server, the call was interrupted, for example by a signal. The
-            # caller may still commit rows whose IDs are unknown here.
-            if ids is None and self._may_commit():
-                self._end_with_transaction(fetch)
-            else:
-                self._end_fetch(fetch, ids or ())
-        if not ids:
-            return ids
-        try:
-            record = OpenTransaction.of(self.connection, self.writer, number)
-            record.own(self.stream, self.tracker, ids)
-            testcase.record_append(self.connection, self.stream.name, ids[0])
-            owned = True
-        finally:
-            # The rows are inserted, so the end of the transaction decides what becomes of them. Without a record this process
-            # would never learn how the transaction ended. So the connection is closed, which rolls the transaction back.
-            if not owned:
-                self.connection.close()
-                self.tracker.complete(ids, written=False)
-        return ids
-
-    def _end_fetch(self, fetch: Fetch, ids: Sequence[int] = ()) -> None:
-        if self.tracker.end_fetch(fetch, ids):
-            self.writer.announce_soon()
-
-    def _may_commit(self) -> bool:
-        """Returns true if the caller's transaction can still commit: its connection is open and no statement in it failed."""
-        given = self.connection.connection
-        return given is not None and not given.closed and driver.transaction_status(given) in driver.OPEN
-
-    def _end_with_transaction(self, fetch: Fetch) -> None:
-        """Keeps the request for IDs (``fetch``) open until the caller's transaction ends.
-
-        An open request holds the position back.
-
-        For a call that was interrupted before the answer arrived: there may be rows under IDs that this process does
-        not know. If the transaction's number cannot be read, the connection is closed, which rolls the transaction
-        back.
-        """
-        known = False
-        try:
-            with self.connection.cursor() as cursor:
-                cursor.execute("SELECT pg_current_xact_id()::text::bigint")
-                record = OpenTransaction.of(self.connection, self.writer, cursor.fetchone()[0])
-            record.at_end.append(lambda _: self._end_fetch(fetch))
-            known = True
-        finally:
-            if not known:
-                self.connection.close()
-                self._end_fetch(fetch)
-
-    def _alone(self, message: _Message) -> list[int]:
-        """Sends the message as a transaction of its own. If the answer is lost, leaves a ``Doubt`` for the control loop."""
-        key = next(self.writer.in_doubt.lock_keys)
-        fetch = self.tracker.begin_fetch(message.count, time.monotonic())
-        ids: list[int] | None = None
-        try:
-            ids, _ = self._send(message, fetch, key)
-        except BaseException as error:
-            if is_rolled_back(error, self.connection):
-                ids = []
-            raise
-        finally:
-            if ids is None:
-                # The answer is lost. The fetch stays open and holds the position below the unknown IDs.
-                over = exchange_is_over(self.connection)
-                self.writer.in_doubt.doubt(Doubt(self.stream, self.tracker, fetch, key, over))
-            elif self.tracker.settle(fetch, ids):
-                self.writer.announce_soon()
-        return ids
+def _send(
+    stream: BoundStream,
+    message: _Message,
+    connection: BaseDatabaseWrapper,
+    beside: Sequence[driver.Statement],
+    name: str,
+) -> tuple[list[int], list[Any]]:
+    """Sends the message. Returns the IDs, ascending, and the automatic keys. Returns no ID if nothing was inserted."""
+    above, several = given_out(stream, connection), message.count > 1
+    sql = _sql(stream, message.model, tuple(message.columns), several=several)
+    places: list[str] = []
+    values = [name, *message.values, above]
+    if several:
+        places = ["%s", *(message.places or ["%s"]), "%s", "%s"]
+        values = [name, *(message.values or [message.count]), above, message.count]
+    again = driver.is_repeated(connection, sql)
+    named = driver.Statement(_NAME_WRITER, [name], again, ["%s"] if several else ())
+    rows = driver.send_together(connection, [*beside, named, driver.Statement(sql, values, again, places)])
+    if not rows:
+        return [], []
+    ids, keys = rows[0]
+    return (list(ids), list(keys)) if several else ([ids], [keys])

@@ -24,8 +24,8 @@ from streams.db import driver
 from streams.errors import ForeignFact, InTransaction, VersionConflict
 from streams.facts import all_rows
 from streams.writing.append import append_facts, check_new_facts
+from streams.writing.given_out import given_out
 from streams.writing.key_locks import ROWS_OF_STREAM, key_prefix, lock_exclusively, lock_shared
-from streams.writing.process import current_writer
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -49,7 +49,7 @@ def append_of_keys(stream: BoundStream, facts: Sequence[Fact], expected: int | N
     check_new_facts(stream, facts)
     connection = connections[using]
     has_transaction = connection.in_atomic_block or not connection.get_autocommit()
-    current_writer(using).enter(stream)  # before the rows are locked, which it may make
+    given_out(stream, connection)  # before the rows are locked, which the first call makes
     locks = key_prefix(stream), ROWS_OF_STREAM, _keys(stream, facts)
     with nullcontext() if has_transaction else transaction.atomic(using=using):
         if expected is None:

@@ -12,14 +12,14 @@ from django.utils import timezone
 
 from pipeline.models import Job
 from streams import registry
-from streams.db import driver
 from streams.db.sequences import move_forward
-from streams.models import Instance, ParkedFact, Reader, Sample, StatusChange, StoredCursor, StreamPosition
+from streams.models import ParkedFact, Reader, Sample, StatusChange, StoredCursor, StreamPosition
 from tests.support.accessibility import serious_findings
 from tests.support.beating import beating
 from tests.support.browsing import BROWSER, log_in
 from tests.support.made_rooms import MadeRoom
 from tests.support.stored_rooms import store_room
+from tests.support.writing import held_open
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytest.importorskip("axe_playwright_python", reason="no axe-playwright-python here")
@@ -37,9 +37,8 @@ PAGES = {
     "cancel a job": "/admin/pipeline/job/7/cancel/",
     "a reader": "/admin/streams/reader/search/change/",
     "disconnect a reader": "/admin/actions/disconnect/?name=search",
-    "retire a writer": "/admin/actions/retire/?name=web-3",
-    "end what a writer holds open": "/admin/actions/end/?name=web-1",
-    "end the session that a writer waits for": "/admin/actions/end-lock-holder/?name=web-1",
+    "end what holds a stream back": "/admin/actions/end/?name=caches",
+    "end the session that an append waits for": "/admin/actions/end-blocker/?name=caches",
     "dead letters": "/admin/actions/parked/?name=mail",
     "retry dead letters": "/admin/actions/parked/retry/?name=mail",
     "resync a reader": "/admin/actions/resync/?name=mail",
@@ -56,33 +55,21 @@ PAGES = {
 }
 
 
-@pytest.fixture
-def holding(transactional_db):
-    """The writers' locks are held, as by processes that hang: the broadcaster must not find them dead and mend the scene.
-
-    Those of the scene that live go on showing it.
-    """
-    holder = driver.direct_connection(application_name="test")
-    with holder, holder.cursor() as cursor:
-        for name in ("web-1", "web-3"):
-            cursor.execute("SELECT pg_advisory_lock(%s)", [driver.writer_key(cursor, name)])
-    with beating():
-        yield
-    holder.close()
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """An append that is open for a second blocks its stream."""
+    monkeypatch.setenv("REPLSITE_BLOCKED_AFTER_SECONDS", "1")
 
 
 @pytest.fixture
-def troubled(holding):
-    """Something of every kind: a writer that is blocked, one that hangs, readers that are behind and gone, history."""
+def troubled(transactional_db):
+    """Something of every kind: a stream that is held back, readers that are behind and gone, history."""
     alive, dead = timezone.now(), timezone.now() - timedelta(minutes=5)
     with connection.cursor() as cursor:  # the positions that are put in by hand lie below it
         move_forward(cursor, registry.get("caches").declaration.sequence, 5)
         move_forward(cursor, registry.get("events").declaration.sequence, 50)
-    for name, heartbeat_at in (("web-1", alive), ("web-3", dead)):
-        Instance.objects.create(name=name, heartbeat_at=heartbeat_at, host="vm", process_id=7, started_at=dead)
-        StreamPosition.objects.create(
-            stream="caches", instance_name=name, position=5, pending_facts=2, oldest_pending_at=dead
-        )
+    for name in ("web-1", "web-3"):
+        StreamPosition.objects.create(stream="caches", instance_name=name, position=5, last_fact_at=alive)
     for name, at in (("search", alive), ("sender", dead)):
         Reader.objects.create(key=name, name=name, kind="follower", heartbeat_at=at, positions={"caches": {"web-1": 1}})
     made = MadeRoom()
@@ -102,6 +89,8 @@ def troubled(holding):
     StatusChange.objects.create(
         at=dead, stream="caches", reader="search", word="stuck", severity=3, sentence="Restart it."
     )
+    with beating(), held_open():
+        yield
 
 
 @pytest.fixture
@@ -163,15 +152,15 @@ def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row_and_commands_ar
     shown.keyboard.press("Enter")
     menu = shown.get_by_role("group", name="About web-3")
     playwright_api.expect(menu.get_by_role("link").first).to_be_focused()
-    playwright_api.expect(menu).to_contain_text("manage.py streams retire web-3")
+    playwright_api.expect(menu).to_contain_text("manage.py streams abort caches")
     shown.keyboard.press("Escape")
     playwright_api.expect(more).to_be_focused()
     playwright_api.expect(menu).to_have_count(0)
-    shown.locator("#live-streams").get_by_role("button", name="Copy manage.py streams abort web-1").first.click()
-    assert shown.evaluate("navigator.clipboard.readText()") == "manage.py streams abort web-1"
+    shown.locator("#live-streams").get_by_role("button", name="Copy manage.py streams abort caches").first.click()
+    assert shown.evaluate("navigator.clipboard.readText()") == "manage.py streams abort caches"
     shown.get_by_role("button", name="More about web-1").click()
-    shown.get_by_role("link", name="Retire the writer …").click()
-    playwright_api.expect(shown).to_have_url(re.compile(r"/admin/actions/retire/\?name=web-1$"))
+    shown.locator(".live-menu").get_by_role("link", name="End what holds it back …").click()
+    playwright_api.expect(shown).to_have_url(re.compile(r"/admin/actions/end/\?name=caches$"))
 
 
 def test_who_listens_is_told_what_became_worse_and_not_every_figure(page):

@@ -115,5 +115,3 @@ def check_what_lines_say(found):
     assert ended["lines_sent"] > 0
     errors = [fields for fields in found if fields["event"] == "replication.client_error"]
     assert len(errors) == len(NAMES)
-    holds = next(fields for fields in found if fields["event"] == "writer.holds_name")
-    assert holds["writer"] == "loud"

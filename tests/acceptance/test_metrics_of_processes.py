@@ -158,7 +158,6 @@ django.setup()
 from events.persist import counters as measures
 from replsite.metrics import process as process_metrics
 from streams.waiting import wait as waiting
-from streams.caching import cached
 number = int(sys.argv[1])
 measures.HOPS.observe(number)
 measures.GROUPS.labels("delta").inc(number)

@@ -10,7 +10,6 @@ from django.utils import timezone
 
 from streams.catalog.models import CacheInvalidation
 from streams.models import ParkedFact, StoredCursor, StreamPosition
-from streams.writing.process import retire_all
 from tests.support.browsing import BROWSER, Site, keep, log_in
 from tests.support.writing import append, ids, wait_for_linear
 
@@ -31,7 +30,6 @@ def troubled(boss) -> None:
     """Facts that nobody reads, and readers that ought to."""
     append(30)
     wait_for_linear(ids()[-1])
-    retire_all()
     long_ago = timezone.now() - timedelta(minutes=40)
     CacheInvalidation.objects.writable().update(received_at=long_ago)
     ended = {"stream": "caches", "ended_at": long_ago, "seen_at": long_ago, "host": "app-2", "process_id": 812}

@@ -1,6 +1,6 @@
 """An operator who has only the page finds and mends a trouble.
 
-A blocked writer, a dead consumer, dead letters, a room that disagrees with itself, a full disk, and a purge asked for by the
+A blocked stream, a dead consumer, dead letters, a room that disagrees with itself, a full disk, and a purge asked for by the
 name of a room.
 """
 
@@ -72,14 +72,14 @@ def health(page):
     return page.locator("#live-health-word")
 
 
-def test_a_blocked_writer_is_freed(page, site, monkeypatch, few_pages):
+def test_a_blocked_stream_is_freed(page, site, monkeypatch, few_pages):
     with held_open():
         before = ids()
         shown = page()
         playwright_api.expect(health(shown)).to_have_text("wrong")
-        playwright_api.expect(shown.locator("#live-health-sentence")).to_contain_text("master of caches is blocked")
+        playwright_api.expect(shown.locator("#live-health-sentence")).to_contain_text("Stream caches is blocked")
         keep(shown, "day-blocked")
-        shown.locator("#live-health-sentence").get_by_role("link", name="End what it holds open").click()
+        shown.locator("#live-health-sentence").get_by_role("link", name="End what holds it back").click()
         playwright_api.expect(shown.get_by_text("transaction", exact=False).first).to_be_visible()
         keep(shown, "day-blocked-asks")
         shown.get_by_role("button", name="End them").click()
@@ -407,6 +407,6 @@ def test_a_page_that_is_refused_or_missing_is_ours(page, django_user_model):
     playwright_api.expect(shown.get_by_role("alert")).to_be_visible()
     shown.context.clear_cookies()
     log_in(shown, "mate")
-    shown.goto("/admin/actions/retire/?name=w")
-    playwright_api.expect(shown.get_by_text("streams.retire_writer")).to_be_visible()
+    shown.goto("/admin/actions/end/?name=caches")
+    playwright_api.expect(shown.get_by_text("streams.end_holder")).to_be_visible()
     keep(shown, "day-refused")

@@ -46,7 +46,6 @@ import django
 django.setup()
 from django.db import connections
 from shop.models import Order
-from streams.writing.process import retire_all
 number = 0
 while not pathlib.Path("stop").exists():
     number += 1
@@ -57,7 +56,6 @@ while not pathlib.Path("stop").exists():
         connections.close_all()
         time.sleep(0.1)
     time.sleep(0.02)
-retire_all()
 """
 TABLE = """
 import json, django

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from streams import registry
 from streams.catalog.models import CacheInvalidation
-from streams.models import Instance, StreamPosition
+from streams.models import StreamPosition
 from tests.conftest import end_processes
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, start_replication
@@ -25,16 +24,16 @@ WRITERS = 4
 FACTS = 120
 
 #: One of several writing processes, driven by lines: ``append`` appends a fact and says its ID;
-#: ``wait N`` says that this process saw the linear position reach N; ``roll back`` reserves and gives up.
+#: ``wait N`` says that this process saw the linear position reach N; ``rollback`` appends and gives up.
 _PROCESS = """
 import sys
 from django.conf import settings
 settings.REPLSITE_HEARTBEAT_SECONDS = 600
 from django.db import transaction
 from streams import registry
-from streams.writing import process as writers
+from streams.writing.name import use_instance
 from streams.catalog.models import CacheInvalidation
-writers.use_instance(NAME)
+use_instance(NAME)
 stream = registry.get("caches")
 append = lambda: stream.append(CacheInvalidation(cache_name="c", keys=None))
 append()
@@ -82,11 +81,10 @@ def idle(start_manage) -> list[Process]:
     return processes
 
 
-def test_linear_position_reaches_the_head_on_every_process_by_announcements(idle):
+def test_linear_position_reaches_the_head_on_every_process(idle):
     """One writes, all others are idle. How soon it is there is measured in ``script/benchmarks/latency.py``.
 
-    With a gap before it no run of single IDs leads there: the idle ones have to say that they wrote nothing below. In the
-    end the idle ones rolled back last.
+    Half of the facts come after an ID that was rolled back. In the end the idle ones rolled back last.
     """
     head = CacheInvalidation.objects.order_by("-stream_id").values_list("stream_id", flat=True)[0]
     for number in range(4 * WRITERS):
@@ -172,9 +170,6 @@ def test_any_server_answers_for_every_stream_and_writer(servers, idle):
         with positioned(port) as client:
             wait_until(lambda client=client: joined <= told(client, "caches"))
             assert {line.split()[1] for line in client.of("POSITION")} == set(registry.announced())
-    found = dict(Instance.objects.filter(name__startswith="web-").values_list("process_id", "host"))
-    assert set(found) == {process.process.pid for process in idle}, "so that a stuck one can be found"
-    assert set(found.values()) == {socket.gethostname()}
 
 
 def told(client: WireClient, stream: str) -> set[str]:

@@ -16,6 +16,8 @@ __all__ = ["ROOMS", "newer_than", "refusals"]
 ROOMS = ("streams", "streams_catalog", "state", "events", "pipeline", "replsite_api")
 #: What begins the sentence in a migration's docstring that tells why its SQL disturbs no older process.
 REASON = "Older processes:"
+#: What begins the sentence in a migration's docstring that tells why the site is stopped before it: no older process runs on.
+STOPPED = "The site is stopped:"
 _WITHOUT_TABLES = (django_operations.AlterModelOptions, django_operations.AlterModelManagers)
 _NEW = (django_operations.CreateModel,)
 
@@ -41,6 +43,7 @@ def refusals(migrations: Iterable[Migration]) -> list[str]:
     return [
         f"{migration.app_label}.{migration.name}: {type(operation).__name__}: {why}"
         for migration in migrations
+        if STOPPED not in _told(migration)
         for operation in _plain(migration.operations)
         if (why := _refusal(migration, operation, made))
     ]
@@ -76,9 +79,12 @@ def _on_older_table(migration: Migration, operation: Operation) -> str:
     return "older processes use the table as it was: do it in the version after the one that stopped using it"
 
 
+def _told(migration: Migration) -> str:
+    return sys.modules[type(migration).__module__].__doc__ or ""
+
+
 def _unexplained(migration: Migration) -> str:
-    told = sys.modules[type(migration).__module__].__doc__ or ""
-    return "" if REASON in told else f"its docstring does not tell why ({REASON!r} …)"
+    return "" if REASON in _told(migration) else f"its docstring does not tell why ({REASON!r} …)"
 
 
 def _unfilled(migration: Migration, operation: django_operations.AddField) -> str:

@@ -75,6 +75,11 @@ class Production:
         self.started.append(process)
         return process
 
+    def stop(self) -> None:
+        """End all processes."""
+        end_processes(reversed(self.started))
+        self.started.clear()
+
     def _start(
         self, arguments: tuple[str, ...], environment: dict[str, str], folder: Path, **more: Any
     ) -> subprocess.Popen[str]:

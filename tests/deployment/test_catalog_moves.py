@@ -35,10 +35,14 @@ VALUES (nextval('streams_typing_seq'), 'master', '!r:x', '{@u:x}');
 """
 #: Sequences get a new file when their start is altered; their values are compared.
 _TABLES = """
-SELECT relname, relfilenode, relpersistence FROM pg_class WHERE relname LIKE 'streams\\_%' AND relkind <> 'S' ORDER BY 1
+SELECT relname, relfilenode, relpersistence FROM pg_class WHERE relname LIKE 'streams\\_%' AND relkind <> 'S'
+   AND relname !~ 'streams_(instance|writerresolution)' ORDER BY 1
 """
 _ROWS = "SELECT (SELECT count(*) FROM streams_presence), (SELECT count(*) FROM streams_cacheinvalidation)"
-_LAST = "SELECT sequencename, last_value FROM pg_sequences WHERE sequencename LIKE 'streams\\_%\\_seq' ORDER BY 1"
+_LAST = """
+SELECT sequencename, last_value FROM pg_sequences
+ WHERE sequencename ~ '^streams_.*_seq$' AND sequencename !~ 'writerresolution' ORDER BY 1
+"""
 
 
 @pytest.fixture(scope="module")

@@ -76,13 +76,14 @@ def answers(url: str) -> bool:
     return True
 
 
-def test_without_the_servers_own_address_nothing_is_written_and_the_error_names_the_setting(site, pooler):
-    done = site.manage("append", "caches", "--count", "1", check=False, DATABASE_URL=pooler)
-    assert done.returncode == 1
-    assert "REPLSITE_DATABASE_DIRECT=HOST:PORT" in done.stderr
+def test_appends_need_no_address_of_the_server_itself(site, pooler):
+    site.manage("append", "caches", "--count", "20", "--threads", "4", "--instance", "pooled", DATABASE_URL=pooler)
     with site.session() as cursor:
-        cursor.execute("SELECT count(*) FROM streams_instance WHERE name LIKE 'append-%' AND state = 'active'")
-        assert cursor.fetchone() == (0,)
+        cursor.execute("SELECT count(*) FROM streams_cacheinvalidation WHERE instance_name = 'pooled'")
+        assert cursor.fetchone() == (20,)
+        cursor.execute("SELECT given, \"position\" FROM streams_look('{caches}')")
+        given, position = cursor.fetchone()
+        assert given == position
 
 
 def test_a_server_without_it_does_not_begin_to_serve(site, pooler):
@@ -119,7 +120,7 @@ def test_the_whole_work_goes_through_it(site, pooler):
 def test_pages_that_append_through_few_sessions_lose_no_fact(site, pooler):
     env = {
         "DATABASE_URL": pooler, "REPLSITE_DATABASE_DIRECT": f"{site.host}:{site.port}",
-        "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_INSTANCE": "pooled-{n}",
+        "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_INSTANCE": "pooled",
     }  # fmt: skip
     server = site.start("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", **env)
     ports = ready_ports(server)

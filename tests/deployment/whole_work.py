@@ -24,7 +24,6 @@ from django.db import connection  # noqa: E402
 from events.reading.pages import timeline  # noqa: E402
 from pipeline.importing.plan import create_staging, drop_staging  # noqa: E402
 from streams import epochs  # noqa: E402
-from streams.writing import process  # noqa: E402
 from tests.support.made_rooms import ALICE, MadeRoom  # noqa: E402
 from tests.support.persisted_rooms import incoming, persist  # noqa: E402
 
@@ -76,7 +75,6 @@ def main() -> None:
         create_staging(cursor, _A_JOB)  # what an import puts its lines into
         drop_staging(cursor, [_A_JOB])
         epochs.begin_epoch(cursor, "said by a test")
-    process.retire_all()
     sys.stdout.write("all done\n")
 
 

@@ -10,7 +10,7 @@ from django.views.decorators.csrf import csrf_exempt
 from replsite.site_urls import urlpatterns as site_urls
 from streams import registry
 from streams.catalog.models import CacheInvalidation
-from streams.writing import process
+from streams.writing.name import writer_name
 
 
 @csrf_exempt
@@ -18,7 +18,7 @@ def append_view(request: HttpRequest) -> JsonResponse:
     name = request.GET["name"]
     with transaction.atomic():
         (token,) = registry.get("caches").append(CacheInvalidation(cache_name=name, keys=["k"]))
-    return JsonResponse({"token": token, "writer": process.current_writer().name, "process": os.getpid()})
+    return JsonResponse({"token": token, "writer": writer_name(), "process": os.getpid()})
 
 
 def client_view(request: HttpRequest) -> JsonResponse:

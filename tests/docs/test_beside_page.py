@@ -15,7 +15,6 @@ from tests.support.shop import Shop
 PAGE = (PROJECT / "docs" / "how-to" / "beside-celery-or-procrastinate.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE, re.S))
 SETUP = "import django; django.setup()\n"
-END = "\nfrom streams.writing.process import retire_all; retire_all()"
 #: The handler fails after it has deferred the job, once.
 FAILS_ONCE = """
 import django; django.setup()
@@ -62,7 +61,7 @@ def each_fact_becomes_one_job(tmp_path: Path, database_url: str) -> None:
         shop.run("manage.py", "makemigrations", "shop")
         shop.run("manage.py", "migrate")
         ship = "from shop.shipping import ship\nship('4711')\nship('4711')\nship('4712')"
-        shop.run("-c", SETUP + ship + END)
+        shop.run("-c", SETUP + ship)
         assert "2 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
         assert "0 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
         said = shop.run("manage.py", "procrastinate", "worker", "--one-shot")

@@ -52,8 +52,6 @@ for line in sys.stdin:
     except BaseException:
         error = traceback.format_exc()
     print(json.dumps([out.getvalue(), error]), flush=True)
-from streams.writing.process import retire_all
-retire_all()
 """
 
 

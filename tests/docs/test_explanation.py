@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from events.models import Event, EventVisibility, VisibleEvent
-from replsite.status.verdicts import WriterWord
-from streams.core.tracker import PositionTracker, TrackerState
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
 
@@ -27,24 +25,7 @@ def table_rows(page: str, header: str) -> list[list[str]]:
     return rows
 
 
-def test_the_table_of_reserve_and_complete_is_true() -> None:
-    tracker = PositionTracker(TrackerState(linear=1, positions={"main": 1}, own_name="main", own_position=1))
-    rows = table_rows("explanation/streams.md", "| step | position |")
-    assert len(rows) == 11
-    for step, position in rows:
-        verb, _, number = step.partition(" ")
-        if verb == "reserve":
-            tracker.end_fetch(tracker.begin_fetch(), [int(number)])
-        elif verb == "complete":
-            tracker.complete([int(number)], written=True)
-        assert tracker.own_minimum == tracker.linear == int(position), step
-
-
-STEPS = [
-    *table_rows("explanation/path-of-a-fact.md", "| step | where |"),
-    *table_rows("explanation/dead-writers.md", "| step | where |"),
-    *table_rows("explanation/dead-writers.md", "| lock | who holds it | where |"),
-]
+STEPS = table_rows("explanation/path-of-a-fact.md", "| step | where |")
 
 
 @pytest.mark.parametrize("row", STEPS, ids=lambda row: row[0][:30])
@@ -67,12 +48,6 @@ def resolves(dotted: str) -> bool:
             found = getattr(found, part)
         return True
     return False
-
-
-def test_dead_writers_are_shown_by_words_that_there_are() -> None:
-    text = (PAGES / "explanation" / "dead-writers.md").read_text()
-    shown = {word for cell in re.findall(r"shown as ([^|;]*)", text) for word in re.findall(r"`([a-z ]+)`", cell)}
-    assert shown and shown <= {word.value for word in WriterWord}
 
 
 @pytest.mark.django_db(transaction=True)

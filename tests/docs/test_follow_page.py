@@ -59,10 +59,7 @@ class Site:
         return self.run("-m", "django", *arguments)
 
     def python(self, script: str) -> str:
-        return self.run(
-            "-c",
-            f"import django; django.setup()\n{script}\nfrom streams.writing.process import retire_all; retire_all()",
-        )
+        return self.run("-c", f"import django; django.setup()\n{script}")
 
 
 def test_the_page_works(tmp_path: Path, database_url: str) -> None:

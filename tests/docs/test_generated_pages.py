@@ -12,10 +12,12 @@ from tests.support.scripts import load_script
 WRITTEN = {
     "architecture_picture": "PICTURE",
     "dataflow_picture": "PICTURE",
+    "errors_page": "PAGE",
     "frames_page": "PAGE",
     "metrics_page": "PAGE",
     "models_page": "PAGE",
     "options_page": "PAGE",
+    "settings_page": "PAGE",
 }
 
 
@@ -26,9 +28,8 @@ def test_check_tells_an_old_page(name, written, monkeypatch, tmp_path, capsys):
     assert script.main() == 0, capsys.readouterr().err
     text = getattr(script, written).read_text()
     old = tmp_path / "old"
-    old.write_text(
-        text.replace("replsite_stream_position", "replsite_stream_place") if name == "metrics_page" else "old"
-    )
+    in_table = {"metrics_page": "replsite_stream_position", "settings_page": "heartbeat"}.get(name)
+    old.write_text(text.replace(in_table, "place") if in_table else "old")
     before = old.read_text()
     monkeypatch.setattr(script, written, old)
     assert script.main() == 1 and f"run script/{name}.py" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from replsite.api.tokens import make_token
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import ready_ports
+from tests.support.writing import linear
 
 DOCS = PROJECT / "docs"
 HOW_TO, REFERENCE = DOCS / "how-to" / "use-the-http-api.md", DOCS / "reference" / "http-api.md"
@@ -57,6 +58,7 @@ def shell(transactional_db, start_manage, database_url, tmp_path: Path):
     room.set_state("@ann:site", "m.room.name", {"name": "The kitchen"})
     room.join("@bob:site")
     room.add([NewEvent("@ann:site", "m.room.message", {"body": f"message {n}"}) for n in range(5)])
+    linear()
     text = make_token(User.objects.create_superuser("ann"), "the page", 1)[1]
     port = ready_ports(start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))["http"]
     manage = tmp_path / "manage.py"

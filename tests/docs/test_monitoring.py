@@ -25,11 +25,22 @@ from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.process import ProcessCollector
 from replsite.metrics.table import OWN, PROCESS, SYNAPSE
 from replsite.snapshot.types import CountView, ExpectedView, JobFigures, JobsView, Snapshot, StorageView, TableView
-from replsite.status.verdicts import ExpectedWord, ReaderWord, Severity, Verdict, WriterWord
+from replsite.status.verdicts import ExpectedWord, ReaderWord, Severity, Verdict
 from streams.follow import lag_histogram
 from streams.waiting import wait
 from tests.support.session import PROJECT
-from tests.support.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
+from tests.support.snapshots import (
+    NOW,
+    a_holder,
+    a_job,
+    a_reader,
+    a_snapshot,
+    a_stream,
+    a_writer,
+    ago,
+    on_stream,
+    some_workers,
+)
 
 FOLDER = PROJECT / "docs" / "monitoring"
 RULES = FOLDER / "replsite-alerts.yaml"
@@ -82,7 +93,13 @@ def test_rules_and_panels_use_exported_metrics_only() -> None:
 
 def test_the_dashboard_shows_every_metric_of_streams_and_readers() -> None:
     used = {name for panel in panels() for target in panel["targets"] for name in _NAME.findall(target["expr"])}
-    for name in ("stream_position", "stream_pending_facts", "reader_lag_seconds", "reader_lag_facts", "writer_status"):
+    for name in (
+        "stream_facts_completed_total",
+        "stream_open_appends",
+        "reader_lag_seconds",
+        "reader_lag_facts",
+        "writer_status",
+    ):
         assert f"replsite_{name}" in used
 
 
@@ -176,14 +193,14 @@ Scene = Callable[[int], Snapshot | None]
 
 def well(minute: int) -> Snapshot:
     """A site where facts come in and are read."""
-    beat = ago(-60 * minute)
+    now = ago(-60 * minute)
     done = JobsView((), (JobFigures("censor", ago(900 - 60 * minute), None),))
-    writer = a_writer(position=10 + minute, facts_written=10 + minute, heartbeat_at=beat)
+    writer = a_writer(position=10 + minute, facts_written=10 + minute, last_write_at=now)
     reader = a_reader("sender", on_stream(lag_facts=minute % 2, lag_seconds=0.1))
     return a_snapshot(
         a_stream(writer, sequence_value=10 + minute),
         reader,
-        as_of=beat,
+        as_of=now,
         workers=some_workers(),
         jobs=done,
         storage=replace(storage(5 + minute % 2), standbys=(("standby1", True),)),
@@ -196,23 +213,12 @@ def storage(unreferenced: int) -> StorageView:
     )
 
 
-def with_writer(word: WriterWord = WriterWord.WRITING, **changes) -> Scene:
-    status = Verdict(word, Severity.WRONG, "")
-
-    def scene(minute: int) -> Snapshot:
-        beat = {"heartbeat_at": ago(-60 * minute), **changes}
-        return a_snapshot(a_stream(a_writer(status=status, **beat)), as_of=ago(-60 * minute))
-
-    return scene
-
-
 def with_reader(word: ReaderWord, lag: Callable[[int], int], seconds: float) -> Scene:
     status = Verdict(word, Severity.WRONG, "")
 
     def scene(minute: int) -> Snapshot:
         seen = on_stream(lag_facts=lag(minute), lag_seconds=seconds, status=status)
-        writer = a_writer(heartbeat_at=ago(-60 * minute))
-        return a_snapshot(a_stream(writer), a_reader("sender", seen), as_of=ago(-60 * minute))
+        return a_snapshot(a_stream(a_writer()), a_reader("sender", seen), as_of=ago(-60 * minute))
 
     return scene
 
@@ -223,26 +229,19 @@ def some_cut(minute: int) -> Snapshot:
 
 
 def blocked(minute: int) -> Snapshot:
-    pending = 60.0 * minute
-    return with_writer(WriterWord.BLOCKED, oldest_pending_seconds=pending, pending_facts=1)(minute)
-
-
-def retired(minute: int) -> Snapshot:
-    return with_writer(WriterWord.RETIRED, heartbeat_at=ago(1_000))(minute)
+    return a_snapshot(a_stream(a_writer(), holders=(a_holder(60.0 * minute),)), as_of=ago(-60 * minute))
 
 
 SCENES: dict[str, Scene] = {
     "ReplsiteDatabaseAway": lambda minute: None if minute > 2 else well(minute),
     "ReplsiteSequenceBehind": lambda minute: a_snapshot(a_stream(a_writer(position=10), sequence_value=9)),
-    "ReplsiteWriterBlocked": blocked,
-    "ReplsiteWriterGone": with_writer(WriterWord.GONE_WITH_PENDING),
-    "ReplsiteWriterSilent": with_writer(WriterWord.GONE, heartbeat_at=ago(1)),
+    "ReplsiteStreamBlocked": blocked,
     "ReplsiteReaderLate": with_reader(ReaderWord.CATCHING_UP, lambda minute: 1_000 - minute, 45.0),
     "ReplsiteLagGrows": with_reader(ReaderWord.FALLING_BEHIND, lambda minute: 100 + 50 * minute, 5.0),
     "ReplsiteReaderStuck": with_reader(ReaderWord.STUCK, lambda _: 10, 5.0),
     "ReplsiteExpectedWriter": lambda minute: a_snapshot(
         a_stream(
-            a_writer(heartbeat_at=ago(-60 * minute)),
+            a_writer(),
             expected=(
                 ExpectedView("events", "web-{n}", 0, None, None, Verdict(ExpectedWord.MISSING, Severity.WRONG, "")),
                 ExpectedView("events", "master", 1, None, None, Verdict(ExpectedWord.THERE, Severity.FINE, "")),
@@ -253,7 +252,7 @@ SCENES: dict[str, Scene] = {
     "ReplsiteReaderFailed": with_reader(ReaderWord.FAILED, lambda _: 10, 5_000.0),
     "ReplsiteReaderLeftBehind": with_reader(ReaderWord.LEFT_BEHIND, lambda minute: 10 + minute, 5_000.0),
     "ReplsiteFactsParked": lambda minute: a_snapshot(
-        a_stream(a_writer(heartbeat_at=ago(-60 * minute))),
+        a_stream(a_writer()),
         a_reader("sender", on_stream(parked_facts=3)),
         as_of=ago(-60 * minute),
     ),
@@ -351,19 +350,6 @@ def test_a_reader_that_waits_for_a_writer_or_was_stopped_in_order_has_no_alarm_o
     found = series(with_reader(word, lambda minute: 100 + 50 * minute, 500.0), 40)
     assert len(readers) == 5
     assert firing([found], 40, tmp_path, only=readers) == set()
-
-
-@needs_promtool
-def test_a_retired_writer_may_be_silent(tmp_path: Path) -> None:
-    assert firing([series(retired, 40)], 40, tmp_path) == set()
-
-
-@needs_promtool
-def test_a_writer_that_left_one_stream_may_not_be_silent_on_another(tmp_path: Path) -> None:
-    left = a_writer(stream="caches", status=Verdict(WriterWord.RETIRED, Severity.FINE, ""), heartbeat_at=ago(100))
-    gone = a_writer(status=Verdict(WriterWord.GONE, Severity.WARNING, ""), heartbeat_at=ago(100))
-    scene = a_snapshot(a_stream(gone), a_stream(left, name="caches"))
-    assert firing([series(lambda _: scene, 10)], 10, tmp_path) == {"ReplsiteWriterSilent"}
 
 
 @needs_promtool

@@ -16,7 +16,6 @@ from tests.support.waiting import DEADLINE_SECONDS
 PAGE = (PROJECT / "docs" / "how-to" / "migrate-from-an-outbox-table.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE, re.S))
 SETUP = "import django; django.setup()\n"
-END = "\nfrom streams.writing.process import retire_all; retire_all()"
 INVOICES = "from shop.models import Invoice; print(*Invoice.objects.values_list('order_id', flat=True))"
 #: Pays and polls, while the reader of another process claims rows of the same table.
 POLL_ON = """
@@ -48,7 +47,7 @@ class Version(Shop):
         self.run("manage.py", "migrate")
 
     def python(self, code: str) -> str:
-        return self.run("-c", SETUP + code + END)
+        return self.run("-c", SETUP + code)
 
     def pay(self, *orders: str) -> None:
         self.python(f"from shop.services import pay\nfor order in {orders!r}:\n    pay(order)")
@@ -78,7 +77,7 @@ def test_each_change_is_handled_once(tmp_path: Path, database_url: str) -> None:
         old.python("from shop.poller import poll; poll()")
         both.pay("two-3")
 
-        poller = both.start("-c", SETUP + POLL_ON + END)
+        poller = both.start("-c", SETUP + POLL_ON)
         with poller:
             assert poller.stdout is not None
             assert poller.stdout.readline() == "polling\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replsite.status.verdicts import ExpectedWord, HealthWord, JobWord, ReaderWord, WriterWord
+from replsite.status.verdicts import ExpectedWord, HealthWord, HoldWord, JobWord, ReaderWord, WriterWord
 from replsite.status.words import MEANINGS
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "status-words.md").read_text()
@@ -23,6 +23,7 @@ def first_cells(heading):
     ("heading", "words"),
     [
         ("A writer on a stream", WriterWord),
+        ("An open append", [HoldWord.OPEN]),
         ("An expected writer", ExpectedWord),
         ("A job", JobWord),
         ("A reader on a stream", ReaderWord),

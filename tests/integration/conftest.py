@@ -30,12 +30,6 @@ def port(start_manage: Any) -> int:
 
 
 @pytest.fixture
-def no_cached_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has none: those of other test modules make appends drop cached values."""
-    monkeypatch.setattr("streams.writing.side_effects.stores", {})
-
-
-@pytest.fixture
 def room(transactional_db: None) -> LocalRoom:
     """A room that the first user of ``tests.support.room_talker`` created."""
     from events.sending.send import create_room
@@ -52,7 +46,7 @@ def other(database_url: str) -> Iterator[Talker]:
 
 @pytest.fixture
 def words(transactional_db: None) -> Iterator[None]:
-    """The table that the cached functions of ``tests.integration.streams.cached_words`` read."""
+    """The table that the cached function of ``tests.integration.streams.cached_words`` reads."""
     from tests.integration.streams import cached_words
 
     with connection.cursor() as cursor:
@@ -64,6 +58,6 @@ def words(transactional_db: None) -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(words: None, database_url: str) -> Iterator[AskedProcess]:
-    """Another process, the instance ``other``, that has the cached functions of ``tests.integration.streams.cached_words``."""
+    """Another process, the instance ``other``, that has the cached function of ``tests.integration.streams.cached_words``."""
     with asked_process("tests.integration.streams.cached_words", database_url, "other") as process:
         yield process

@@ -17,7 +17,6 @@ from django.db import connection
 from pipeline.conf import pipeline_settings
 from pipeline.errors import JavaMissing
 from pipeline.spark.session import LIGHT_DRIVER, PRIVATE_FILES, find_java, spark_session
-from streams.writing import process as writers
 from tests.support.emptying import empty_tables
 from tests.support.warm_start import WARM
 
@@ -41,29 +40,14 @@ def spark(django_db_setup) -> Iterator[object]:
         yield session
 
 
-@pytest.fixture
-def own_writer() -> Iterator[None]:
-    """The test's process writes under names of its own choice and lets them go afterwards."""
-    _forget_writers()
-    yield
-    _forget_writers()
-
-
-def _forget_writers() -> None:
-    writers.retire_all()
-    for writer in list(writers._writers.values()):
-        writer.close()
-    writers._writers.clear()
-    writers._instance = None
-
-
 @pytest.fixture(scope="module")
 def module_database(django_db_setup, django_db_blocker) -> Iterator[None]:
     """The test database for a whole module, whose tests only read and are marked ``django_db``; emptied afterwards."""
+    from streams.testing import forget_writers  # needs Django's apps
+
     with django_db_blocker.unblock():
-        _forget_writers()
         yield
-        _forget_writers()
+        forget_writers()
         empty_tables()
 
 

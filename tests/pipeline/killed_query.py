@@ -1,4 +1,4 @@
-"""Killing the query of ``query_driver``: its whole process tree, by SIGKILL, with writers joining and leaving meanwhile.
+"""Killing the query of ``query_driver``: its whole process tree, by SIGKILL, while facts come under ever other names.
 
     python -m tests.pipeline.killed_query [KILLS]     (20)
 
@@ -88,7 +88,7 @@ class KilledQuery:
 
 
 class Joining(threading.Thread):
-    """Appends facts; every few of them another writer joins and the last one leaves."""
+    """Appends facts; every few of them under another name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,21 +100,22 @@ class Joining(threading.Thread):
 
         from streams import registry
         from streams.catalog.models import CacheInvalidation
-        from streams.writing import process as writer
+        from streams.reading.looker import look_now
+        from streams.writing.name import use_instance
 
         while not self._ended.is_set():
-            writer.use_instance(f"w{self.joined % NAMES}")
+            use_instance(f"w{self.joined % NAMES}")
             for number in range(BUSIEST // 3):
                 registry.get("caches").append(
                     *(CacheInvalidation(cache_name="c", keys=[str(number)]) for _ in range(3))
                 )
+                look_now("default", even_if_led=True)  # no process of a site stores positions here
                 self._ended.wait(0.05)
-            writer.retire_all()
             self.joined += 1
         connections.close_all()
 
     def end(self) -> None:
-        """Wait for the last writer to leave."""
+        """Wait for the thread."""
         self._ended.set()
         self.join()
 

@@ -10,9 +10,9 @@ from pipeline.source.schemas import fact_columns
 from streams import registry
 from streams.db.driver import dsn
 from streams.load_generator import generator
-from streams.writing import process
+from tests.support.writing import as_instance, store_positions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True)]
 WRITERS = ["one", "two", "three"]
 STREAMS = sorted(stream.name for stream in registry.all_streams() if "/" not in stream.name)
 
@@ -21,7 +21,7 @@ def test_every_stream_can_be_read(spark):
     register(spark)
     streams = [stream for stream in registry.all_streams() if "/" not in stream.name]
     ids = {stream.name: generator(stream.name, 0).append(3) for stream in streams}
-    assert process.current_writer().retire(20.0)
+    store_positions()
     for stream in streams:
         facts = spark.read.format("replsite").options(dsn=dsn(), stream=stream.name).load()
         found = facts.orderBy("token").collect()
@@ -36,10 +36,11 @@ def test_every_stream_can_be_read(spark):
 
 def append(stream, writer, count):
     """Facts of a writer that stays in the vector."""
-    process.retire_all()
-    process.use_instance(writer)
-    ids = generator(stream, WRITERS.index(writer)).append(count)  # of its own users: of some only the newest fact stays
-    assert process.current_writer().retire(20.0)
+    with as_instance(writer):
+        ids = generator(stream, WRITERS.index(writer)).append(
+            count
+        )  # of its own users: of some only the newest fact stays
+    store_positions()
     return ids
 
 
@@ -74,9 +75,7 @@ def follow(monkeypatch):
 @pytest.mark.parametrize("view", ["writer", "linear"])
 @pytest.mark.parametrize("stream", STREAMS)
 def test_every_stream_is_followed_in_bounded_batches_to_where_it_is(follow, stream, view):
-    ids = append(stream, "one", 3)
-    if not registry.get(stream).declaration.in_memory:  # there a writer begins the stream anew
-        ids += append(stream, "two", 3)
+    ids = append(stream, "one", 3) + append(stream, "two", 3)
     reader = follow(stream, view=view, rowsPerPartition=1)
     found = list(batches(reader, reader.initialOffset(), ReadMaxRows(2)))
     tokens = [token for rows, _ in found for token in rows]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _server(settings, own_writer):
+def _server(settings):
     settings.REPLSITE_SERVER_NAME = "nobody.test"
 
 

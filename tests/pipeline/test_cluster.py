@@ -94,7 +94,7 @@ def files(tmp_path):
 
 
 @pytest.fixture
-def expected(spark, own_writer, files):
+def expected(spark, files):
     """What an import on this machine puts into the tables, which are empty again."""
     run_import(*files)
     found = content()

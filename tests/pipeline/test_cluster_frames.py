@@ -69,7 +69,7 @@ def cluster(tmp_path_factory):
 
 
 @pytest.mark.timeout(900)
-def test_frames_on_a_cluster_are_those_of_this_machine(cluster, own_writer, spark, tmp_path):
+def test_frames_on_a_cluster_are_those_of_this_machine(cluster, spark, tmp_path):
     """What the cluster reads, keeps and computes equals, row by row, what an import on this machine has stored."""
     made = [write_lines(tmp_path / f"made{n}.jsonl", *bare_room(n, EVENTS_OF_MADE_ROOM)) for n in range(2)]
     files = [*made, *(ROOMS / name / "events.jsonl.gz" for name in ("v9_restricted", "v10_rejected"))]

@@ -33,7 +33,7 @@ def rooms():
     return [*made, store_room(parsed("v11_redactions"), 6_000).room_id]
 
 
-def test_rooms_are_planned_on_spark_as_in_this_process(spark, own_writer, rooms, monkeypatch):
+def test_rooms_are_planned_on_spark_as_in_this_process(spark, rooms, monkeypatch):
     before = {room_id: group_rows(room_id, "default") for room_id in rooms}
     dry = run("--all", "--dry-run")
     assert run("--all", "--dry-run", "--master", LOCAL) == dry
@@ -48,7 +48,7 @@ def test_rooms_are_planned_on_spark_as_in_this_process(spark, own_writer, rooms,
     assert group_rows(rooms[2], "default") == before[rooms[2]]
 
 
-def test_unknown_and_damaged_rooms_are_told_and_hold_up_no_other(spark, own_writer, rooms):
+def test_unknown_and_damaged_rooms_are_told_and_hold_up_no_other(spark, rooms):
     broken = StateGroup.objects.filter(room_id=rooms[1], prev_group__isnull=False).order_by("id").first()
     StateGroup.objects.filter(pk=broken.prev_group).delete()
     with pytest.raises(CommandError, match="There is no room !no:x") as raised:

@@ -62,7 +62,7 @@ def of_rooms(frame):
     return found
 
 
-def test_each_kind_of_damage_has_its_row(frames, own_writer):
+def test_each_kind_of_damage_has_its_row(frames):
     rooms = {kind.__name__: made_room(number) for number, kind in enumerate(KINDS)}
     made_room("-well")
     assert len(rooms) == 27
@@ -90,7 +90,7 @@ def test_each_kind_of_damage_has_its_row(frames, own_writer):
     assert one[0] == "visibility" and one[2] is None and one[4] is None
 
 
-def test_damage_is_what_check_room_finds(frames, own_writer, monkeypatch):
+def test_damage_is_what_check_room_finds(frames, monkeypatch):
     """Every kind of it, with the same values; the frame has all differences, however many a report lists."""
     rooms = {kind.__name__: made_room(number) for number, kind in enumerate(KINDS)}
     made_room("-well")
@@ -107,7 +107,7 @@ def test_damage_is_what_check_room_finds(frames, own_writer, monkeypatch):
     assert all(told.values())
 
 
-def test_damage_is_of_the_moment_of_the_other_frames(frames, own_writer):
+def test_damage_is_of_the_moment_of_the_other_frames(frames):
     room_id = made_room(0)
     before = frames()
     damage.missing_ranges(room_id)
@@ -124,7 +124,7 @@ def as_row(found):
     return found.subject, found.table, found.key, found.column, *values, found.mendable
 
 
-def test_rows_that_mean_the_same_are_differences_and_no_damage(frames, own_writer):
+def test_rows_that_mean_the_same_are_differences_and_no_damage(frames):
     """A state group that no event has, a range in two pieces, and a change of the current state that is there twice."""
     room_id = made_room(0)
     before = frames()
@@ -144,6 +144,7 @@ def test_rows_that_mean_the_same_are_differences_and_no_damage(frames, own_write
             [room_id],
         )
         cursor.execute(
+            "SET LOCAL streams.maintenance = on; "
             f"INSERT INTO events_currentstatedelta ({columns}) SELECT {columns} FROM events_currentstatedelta "
             "WHERE room_id = %s LIMIT 1",
             [room_id],
@@ -156,7 +157,7 @@ def test_rows_that_mean_the_same_are_differences_and_no_damage(frames, own_write
     assert column is None and "event_id" in stored and computed is None
 
 
-def test_two_databases_with_the_same_room_are_equal(frames, own_writer):
+def test_two_databases_with_the_same_room_are_equal(frames):
     """The same room at other positions and with other IDs of state groups, as another site that imported it has it."""
     events = generated(4).events
     store_room(events, first_position=5)

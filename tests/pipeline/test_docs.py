@@ -16,12 +16,12 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db.driver import dsn
 from streams.models import Reader
-from streams.writing import process
 from tests.integration.events.test_live_is_bulk import generated
 from tests.integration.events.test_room_repair import extra_edge
 from tests.pipeline.imports import SMALL_ROOMS, write_lines
 from tests.support.persisted_rooms import persist_all
 from tests.support.room_data import event_lines
+from tests.support.writing import store_positions
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGE = HOW_TO / "follow-with-spark.md"
@@ -29,14 +29,14 @@ FRAMES_PAGE = HOW_TO / "rooms-as-frames.md"
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("spark", "own_writer")
+@pytest.mark.usefixtures("spark")
 def test_the_examples_run_and_run_again(tmp_path, capsys):
     follow, append = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     names = {"DSN": dsn(), "folder": tmp_path}
     for expected in ("3 facts so far", "1006 facts so far"):
         facts = [CacheInvalidation(cache_name="c", keys=["k"]) for _ in range(3)]
         registry.get("caches").append(*facts)
-        assert process.retire_all()
+        store_positions()
         exec(compile(follow, str(PAGE), "exec"), names)
         assert expected in capsys.readouterr().out
         exec(compile(append, str(PAGE), "exec"), names)
@@ -56,7 +56,7 @@ def test_rooms_as_frames(tmp_path, capsys):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("spark", "own_writer")
+@pytest.mark.usefixtures("spark")
 def test_rooms_of_a_database_as_frames(tmp_path, capsys):
     made = generated(0)
     persist_all(made.events, 100)
@@ -76,7 +76,7 @@ def test_rooms_of_a_database_as_frames(tmp_path, capsys):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("spark", "own_writer")
+@pytest.mark.usefixtures("spark")
 def test_rooms_are_stored_and_the_call_is_made_again(tmp_path, capsys):
     """A call that is made again is a job of its own, to which the rooms are known."""
     *_, example = re.findall(r"```python\n(.*?)```", FRAMES_PAGE.read_text(), re.S)

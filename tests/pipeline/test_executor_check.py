@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_executors_with_everything_are_fit(spark):
-    check_executors(spark, dsn())
+    check_executors(spark, dsn(), 60.0)
 
 
 def test_a_database_that_executors_cannot_reach_is_told_with_their_host(spark):
@@ -25,7 +25,7 @@ def test_a_database_that_executors_cannot_reach_is_told_with_their_host(spark):
         probe.bind(("127.0.0.1", 0))
         away = f"host=127.0.0.1 port={probe.getsockname()[1]} dbname=x password=hidden"
         with pytest.raises(ClusterUnfit, match=rf"{socket.gethostname()}: .*refused.*reach the database") as told:
-            check_executors(spark, away)
+            check_executors(spark, away, 60.0)
     assert "hidden" not in str(told.value)
 
 
@@ -42,7 +42,7 @@ def test_executors_whose_python_lacks_a_package_are_told_with_its_name(spark, mo
 
     monkeypatch.setattr(cluster_check, "_answers", lacking)
     with pytest.raises(ClusterUnfit, match=r"1 of the hosts .* node7: No module named 'orjson'.*requirements\.txt"):
-        check_executors(spark)
+        check_executors(spark, "", 60.0)
 
 
 def test_code_that_does_not_run_is_told_in_one_line(spark, monkeypatch):
@@ -58,7 +58,7 @@ def test_code_that_does_not_run_is_told_in_one_line(spark, monkeypatch):
     with pytest.raises(
         ClusterUnfit, match="cannot run our code: ModuleNotFoundError: No module named 'no_such_module'"
     ):
-        check_executors(spark)
+        check_executors(spark, "", 60.0)
 
 
 def test_a_cluster_without_free_cores_is_given_up_in_time(spark, tmp_path):
@@ -81,8 +81,8 @@ def test_a_cluster_without_free_cores_is_given_up_in_time(spark, tmp_path):
     try:
         wait_until(lambda: len(list(busy.iterdir())) == cores)
         with pytest.raises(ClusterUnfit, match=r"No executor .* took a task for 1 s.*spark\.cores\.max"):
-            check_executors(spark, seconds=1.0)
+            check_executors(spark, "", 1.0)
     finally:
         free.touch()
         thread.join(DEADLINE_SECONDS)
-    check_executors(spark)
+    check_executors(spark, "", 60.0)

@@ -261,7 +261,7 @@ def changed_meanwhile(write):
             try:
                 write(*arguments)
             finally:
-                cursor.execute("INSERT INTO events_event SELECT * FROM kept_events")
+                cursor.execute("SET LOCAL streams.maintenance = on; INSERT INTO events_event SELECT * FROM kept_events")
                 cursor.execute("DROP TABLE kept_events")
 
     return changed
@@ -399,7 +399,7 @@ def test_two_exports_to_one_folder_do_not_meet(spark, stored, tmp_path):
     assert raised.value.returncode == 1
 
 
-def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatch, tmp_path, own_writer):
+def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatch, tmp_path):
     monkeypatch.setattr(kind, "exports_folder", lambda: tmp_path)
     queued = queue_job(ExportKind.name, {"to": "nightly", "tables": ["rooms"]}, by="a timer")
     call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())

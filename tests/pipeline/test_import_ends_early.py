@@ -23,7 +23,7 @@ from tests.pipeline.imports import bare_room, content, run_import, staging_table
 from tests.support.room_data import ROOMS
 from tests.support.synapse_database import sqlite_file
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 
 
 @pytest.fixture
@@ -218,13 +218,13 @@ from django.conf import settings
 settings.REPLSITE_IMPORT_FOLDER = Path(sys.argv[1])
 from pipeline.importing import job as import_history
 from pipeline.jobs.queue import JobServer
-from streams.writing import process as writers
+from streams.writing.name import use_instance
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 import_history._Import._load = die
-writers.use_instance("runjobs-{n}")
+use_instance("runjobs")
 JobServer("default", sys.stderr, print).run(once=True)
 """
 

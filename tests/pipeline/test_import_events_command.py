@@ -18,7 +18,7 @@ KEYS = ["read", "imported", "duplicates", "rejected", "quarantined", "rooms", "s
 
 
 @pytest.fixture
-def import_events(spark, own_writer):
+def import_events(spark):
     """Run the command in this process: (exit status, stdout, stderr)."""
 
     def run(*arguments):

@@ -13,7 +13,7 @@ from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tab
 from tests.support.emptying import empty_tables
 from tests.support.waiting import DEADLINE_SECONDS
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark"), pytest.mark.slow]
 
 KILLED = """
 import io, time

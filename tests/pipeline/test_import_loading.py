@@ -21,7 +21,7 @@ from tests.support.waiting import DEADLINE_SECONDS
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_loaded_rooms_drop_what_was_cached_of_them(spark, own_writer, tmp_path):
+def test_loaded_rooms_drop_what_was_cached_of_them(spark, tmp_path):
     """A function that depends on a room's state was asked before the room was there."""
     rooms = [public_room(room_id=f"!made{n}:a.test") for n in range(2)]
     rooms[0].topic("imported")
@@ -37,7 +37,7 @@ def test_loaded_rooms_drop_what_was_cached_of_them(spark, own_writer, tmp_path):
     assert list(keys) == [("cs_cache_fake", [room.room_id, ALICE]) for room in rooms]
 
 
-def test_a_loader_that_fails_ends_what_spark_is_at(spark, own_writer, tmp_path, monkeypatch):
+def test_a_loader_that_fails_ends_what_spark_is_at(spark, tmp_path, monkeypatch):
     def fail(*_):
         raise ArithmeticError("a loader's own words")
 

@@ -22,7 +22,7 @@ from tests.pipeline.imports import run_import, write_lines
 from tests.support.room_data import ROOMS, event_lines, stored_events
 from tests.support.synapse_database import sqlite_file
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 KEYS = ROOMS / "server_keys.json"
 LIE = "I owe you 1000000"
 NOT_OURS = base64.b64encode(bytes([7]) * 32).decode()

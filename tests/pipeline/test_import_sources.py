@@ -22,7 +22,7 @@ from tests.support.synapse_database import postgresql_database, sqlite_file
 #: Roles belong to the whole server.
 READS_SYNAPSE = f"reads_synapse_{os.getpid()}"
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 
 NAMES = ("v10_gap", "v10_rejected", "v9_restricted")
 #: Rooms of several servers share no places in one stream, so their order among each other is not compared, but in each room.

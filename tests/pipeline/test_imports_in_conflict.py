@@ -17,7 +17,7 @@ from tests.pipeline.imports import run_import, staging_tables, write_lines
 from tests.support.persisted_rooms import incoming, persist
 from tests.support.room_data import event_lines
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 
 
 def here() -> set[str]:

@@ -319,7 +319,7 @@ def test_a_jobs_page_shows_the_stages_of_spark_in_words(staff, job):
     stages = [{"name": "<b>rooms</b>", "tasks": 12, "shuffled_bytes": 2048, "skew": 1.5}, {"name": "load", "tasks": 1}]
     Job.objects.filter(pk=job.pk).update(state="done", summary={"rooms": 3, "spark": stages})
     page = staff().get(f"{LIST}{job.pk}/change/").content.decode()
-    told = "&lt;b&gt;rooms&lt;/b&gt;: 12 tasks, 2.0 KB shuffled, the longest task took 1.5 times the median<br>load: 1 task"
+    told = "&lt;b&gt;rooms&lt;/b&gt;: 12 tasks, 2.0 kB shuffled, the longest task took 1.5 times the median<br>load: 1 task"
     assert told in page
 
 

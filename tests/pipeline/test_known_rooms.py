@@ -18,7 +18,7 @@ from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.room_data import event_lines, stored_events
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 
 ROOM = "v10_visibility_walk"
 #: What does not depend on how the events came in: groups may be chained otherwise, and the changes of state be fewer.

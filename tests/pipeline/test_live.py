@@ -25,11 +25,12 @@ from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
-from streams.writing import process as writer
+from streams.writing.name import written_by
 from tests.support.syncing import talk
 from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.writing import store_positions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.spark]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.spark]
 
 
 @pytest.fixture
@@ -77,12 +78,9 @@ class Load:
     def work(self):
         number = 0
         while not self.ended.wait(0.1):
-            if number % 10 == 0:
-                writer.retire_all()
-                writer.use_instance(f"load-{number // 10}")
-            registry.get("events").append(*events(f"!room{number % 5}", 3))
+            with written_by(f"load-{number // 10}"):
+                registry.get("events").append(*events(f"!room{number % 5}", 3))
             number += 1
-        writer.retire_all()
         connections.close_all()
 
     def __enter__(self):
@@ -112,7 +110,6 @@ def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeli
 
 def test_it_ends_by_itself_when_nothing_is_left(spark, rows):
     registry.get("events").append(*events("!r", 20))
-    assert writer.retire_all()
     reached = run(LiveOptions(until_idle_seconds=0.3), lambda: False, lambda: None)
     assert counted() == expected(rows) == {"!r": 20}
     assert set(reached) == {"statistics"}
@@ -136,7 +133,7 @@ def test_what_comes_in_is_summed_by_room(kept):
     room = create_room("@ann:site")
     room.join("@bob:else")
     talk(room, 3)
-    assert writer.retire_all()
+    store_positions()
     kept(StatisticsTable("default"))
     found = RoomStatistics.objects.get()
     stored = Event.objects.filter(stream_ordering__gt=0)
@@ -151,7 +148,7 @@ def test_rejected_events_and_history_are_counted_apart(kept):
         event.rejected_reason = "not allowed"
     registry.get("events").append(*rejected, *events("!r", 1))
     registry.get("backfill").append(*events("!r", 4))
-    assert writer.retire_all()
+    store_positions()
     kept(StatisticsTable("default"))
     found = RoomStatistics.objects.get()
     assert (found.events, found.rejected, found.messages, found.history) == (3, 2, 3, 4)
@@ -161,7 +158,7 @@ def test_every_start_goes_on_where_the_tables_are(kept, rows):
     for checkpoints in ("first", "second", "first"):
         registry.get("events").append(*events("!r", 20))
         registry.get("backfill").append(*events("!r", 5))
-        assert writer.retire_all()
+        store_positions()
         kept(StatisticsTable("default"), checkpoints)
     assert counted() == expected(rows) == {"!r": 60}
     assert RoomStatistics.objects.get().history == 15

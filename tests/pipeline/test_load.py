@@ -8,14 +8,14 @@ from pipeline import ROOM_FRAMES, differences, read_events, stored_rooms, work_o
 from pipeline.errors import RoomsKnown, SparkFailed
 from pipeline.frames import work_out_rooms as module
 from pipeline.loading import load as driver
-from pipeline.models import ImportedRoom, Job, PackRequest
+from pipeline.models import ImportedRoom, Job
 from streams.db.driver import dsn
 from tests.pipeline.frames import computed, stored
 from tests.pipeline.imports import ALL_ROOMS, bare_room, content, run_import, write_lines
 from tests.pipeline.loads import run_load
 from tests.support.emptying import empty_tables
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 
 SUMMARIES = (
     "SELECT room_id, name, alias, words, events, size, joined, invited, active_at FROM events_roomsummary ORDER BY 1"
@@ -47,7 +47,7 @@ def test_the_shipped_rooms_are_stored_as_an_import_stores_them(spark, rows, monk
     with stored_rooms(spark, dsn()) as read_back:
         assert differences(worked_out, read_back).count() == 0
     worked_out.unpersist()
-    assert PackRequest.objects.count() == 0 and Job.objects.first().summary["events"] == loaded.events
+    assert Job.objects.first().summary["events"] == loaded.events
 
 
 @pytest.mark.parametrize("as_history", [False, True], ids=["live", "as history"])
@@ -136,5 +136,4 @@ def test_what_a_killed_worker_leaves_is_loaded_by_the_next_attempt_or_the_next_r
         loaded = run_load(worked_out, resume=True)
     assert (loaded.rooms, loaded.events, loaded.left_out) == (4, len(expected["events"]), [])
     assert {name: stored(name) for name in ROOM_FRAMES} == expected
-    assert PackRequest.objects.count() == 0
     worked_out.unpersist()

@@ -1,41 +1,42 @@
-"""Whoever dies while a pack is loaded, and when: its rooms are stored once or not at all, and positions go on."""
+"""Whoever dies while a pack is loaded, and when: its rooms are stored once or not at all, and readers miss nothing."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import signal
 import threading
-from contextlib import suppress
+from collections import Counter
+from contextlib import closing, contextmanager
 from functools import partial
 
 import pytest
 
-from events.models import Event
-from pipeline.errors import LoadRefused, PackIncomplete
-from pipeline.loading import load_pack as loading
+from events.models import CurrentStateDelta, Event
+from pipeline.errors import PackIncomplete
 from pipeline.loading.load_pack import PackLoaded, load_pack
-from pipeline.loading.reserver import Reserver
-from pipeline.models import ImportedRoom, Job, PackRequest
+from pipeline.models import ImportedRoom, Job
 from streams import registry
-from streams.writing.dead_writers import resolve_writer
-from streams.writing.process import current_writer, retire_all
+from streams.core.tokens import VectorToken
+from streams.follow import Begin, Handler, View
+from streams.follow.table_source import TableSource
+from streams.holds.look import holders
+from streams.load_generator import generator
 from tests.pipeline.imports import bare_room, content
 from tests.pipeline.loads import bundles_of, pack_of, work_of
 from tests.support.emptying import empty_tables
 from tests.support.room_data import event_lines
-from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import in_thread, linear, session
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, linear, looked, store_positions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 WORKER = """
 import pickle
 from pipeline.loading import load_pack as loading
 from pipeline.loading.pack_rows import Pack
 
-dsn, job, writer, key, path, at = sys.argv[1:]
+dsn, job, writer, path, at = sys.argv[1:]
 
 def step(name):
     if name == at:
@@ -54,29 +55,12 @@ pack = Pack()
 with open(path, "rb") as file:
     for name, content in pickle.load(file):
         pack.add(name, content)
-loading.load_pack(loading.LoadWork(dsn, int(job), writer, int(key)), pack, step)
-"""
-DRIVER = """
-import time
-from pipeline.loading.reserver import Reserver
-from streams.writing.process import current_writer, use_instance
-
-job, at = sys.argv[1:]
-
-def step(name):
-    if name == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-use_instance("loader")
-current_writer("default").hold()
-with Reserver(int(job), "loader", "default", step):
-    while True:
-        time.sleep(0.1)
+loading.load_pack(loading.LoadWork(dsn, int(job), writer), pack, step)
 """
 EVERY_STEP = [
-    "rooms", "copied event_json", "copied", "locked", "asked", "answered", "in the middle of events", "copied visibility",
-    "noted",
+    "rooms", "copied event_json", "copied", "taken", "in the middle of events", "copied visibility", "noted",
 ]  # fmt: skip
+STREAMS = {"events": 1, "backfill": -1}
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +69,12 @@ def bundles():
     plain = [{"json": event} for event in bare_room(1, 12)]
     given = [{"json": event, "stream_ordering": 100 - n} for n, event in enumerate(bare_room(2, 6))]
     history = [{"json": event, "stream_ordering": n - 40} for n, event in enumerate(bare_room(3, 8))]
-    made = (plain, given, history)
-    rooms = [[json.dumps({**line, "room_version": "2"}).encode() for line in room] for room in made]
+    rooms = [lines_of(room) for room in (plain, given, history)]
     return bundles_of(*rooms, event_lines("v9_restricted"))
+
+
+def lines_of(room):
+    return [json.dumps({**line, "room_version": "2"}).encode() for line in room]
 
 
 @pytest.fixture
@@ -99,283 +86,189 @@ def job(transactional_db):
 def clean(bundles, module_database):
     """What one clean load gives."""
     job = Job.objects.create(kind="import_events", arguments={}).pk
-    with loader(job) as work:
-        done = load_pack(work, pack_of(bundles))
+    done = load_pack(work_of(job), pack_of(bundles))
     assert (done.rooms, done.events, done.left_out) == (4, Event.objects.count(), [])
     found = content()
     assert len(found["events"]) == done.events and len(found["groups"]) > 10
-    nothing_waits()
-    assert retire_all()
     empty_tables()
     return found
 
 
-class loader:
-    """This process as the one that loads: the parameters for its tasks."""
-
-    def __init__(self, job):
-        self._job = job
-
-    def __enter__(self):
-        writer = current_writer("default")
-        writer.hold()
-        self._reserver = Reserver(self._job, writer.name, "default")
-        self._reserver.__enter__()
-        return work_of(self._job, writer.name)
-
-    def __exit__(self, *error):
-        self._reserver.__exit__(*error)
-
-
-def pending():
-    return [number for tracker in current_writer("default").trackers.values() for number in tracker.pending]
-
-
-def highest():
-    return {
-        name: max(
-            [row.stream_ordering * sign for row in Event.objects.all() if row.stream_ordering * sign > 0], default=0
-        )
-        for name, sign in (("events", 1), ("backfill", -1))
-    }
-
-
-def reached():
-    """The positions up to which every fact is complete, by stream."""
-    return {name: linear(name) for name in ("events", "backfill")}
+def ids_of(name):
+    """The IDs of the stream's events, positive and ascending."""
+    sign = STREAMS[name]
+    return sorted(row * sign for row in Event.objects.values_list("stream_ordering", flat=True) if row * sign > 0)
 
 
 def nothing_waits():
-    """Until no ID is pending, and readers have reached everything."""
-    wait_until(lambda: not pending(), what="nothing pending")
-    wait_until(lambda: all(reached()[name] >= at for name, at in highest().items()), what="positions go on")
+    """Until nobody holds a stream back, and readers have reached everything."""
+    wait_until(lambda: not looked(holders), what="no open append")
+    assert all(linear(name) >= max(ids_of(name), default=0) for name in STREAMS)
 
 
 @pytest.fixture
-def killed_task(run_script, bundles, tmp_path):
-    path = tmp_path / "bundles"
-    path.write_bytes(pickle.dumps(bundles))
+def killed_task(run_script, tmp_path):
+    """``killed_task(work, bundles, step)``: load a pack in another process, which is killed at that step."""
 
-    def kill(work, step):
-        done = run_script(WORKER, work.dsn, str(work.job), work.writer, str(work.append_key), str(path), step)
+    def kill(work, bundles, step):
+        path = tmp_path / "bundles"
+        path.write_bytes(pickle.dumps(bundles))
+        done = run_script(WORKER, work.dsn, str(work.job), work.writer, str(path), step)
         assert done.returncode == -signal.SIGKILL, done.stderr
 
     return kill
 
 
+@contextmanager
+def live_writers(count):
+    """Threads that each append events to a room of their own during the block. Yields the list of the IDs."""
+    ended, ids = threading.Event(), []
+
+    def append(number):
+        load = generator("events", number)
+        while not ended.is_set():
+            ids.extend(load.append(1))
+
+    threads = [in_thread(partial(append, number)) for number in range(count)]
+    try:
+        yield ids
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
 @pytest.mark.parametrize("step", [*EVERY_STEP, "committed"])
 def test_a_task_that_is_killed_leaves_all_or_nothing(step, job, clean, bundles, killed_task):
-    with loader(job) as work:
-        killed_task(work, step)
-        wait_until(lambda: not PackRequest.objects.exists(), what="the request to be over")
-        assert content() == (clean if step == "committed" else {name: [] for name in clean})
-        nothing_waits()
-        done = load_pack(work, pack_of(bundles))
-        assert content() == clean and done.left_out == [] and (done.rooms == 0) == (step == "committed")
-        nothing_waits()
+    work = work_of(job)
+    killed_task(work, bundles, step)
+    wait_until(lambda: not looked(holders), what="the session of the killed task to end")
+    assert content() == (clean if step == "committed" else {name: [] for name in clean})
+    nothing_waits()
+    done = load_pack(work, pack_of(bundles))
+    assert content() == clean and done.left_out == [] and (done.rooms == 0) == (step == "committed")
+    nothing_waits()
     assert ImportedRoom.objects.count() == 4
 
 
-def test_no_position_is_announced_before_the_commit_and_other_writes_go_on(job, bundles):
-    seen = []
+def test_positions_wait_for_a_pack_from_its_ids_to_its_commit_and_live_appends_never_do(job, bundles):
+    """Before it takes its IDs, a pack copies most of its rows, and holds up no reader."""
+    live, seen = [], {}
 
     def step(name):
-        if name in ("answered", "noted"):
-            seen.append((name, reached(), bool(pending())))
-            in_thread(partial(registry.get("caches").append, cache_name="c", keys=["k"])).join()
+        if name in ("copied", "taken", "noted"):
+            in_thread(lambda: live.extend(generator("events", 0).append(1))).join()  # ends: it waits for nobody
+            seen[name] = {stream: linear(stream) for stream in STREAMS}
 
-    with loader(job) as work:
-        load_pack(work, pack_of(bundles), step)
-        nothing_waits()
-    lowest = {name: min(row.stream_ordering * sign for row in Event.objects.all() if row.stream_ordering * sign > 0)
-              for name, sign in (("events", 1), ("backfill", -1))}  # fmt: skip
-    assert [name for name, _, _ in seen] == ["answered", "noted"] and all(there for *_, there in seen)
-    assert all(at[name] < lowest[name] for _, at, _ in seen for name in lowest)
+    load_pack(work_of(job), pack_of(bundles), step)
+    nothing_waits()
+    lowest = {name: min(set(ids_of(name)) - set(live)) for name in STREAMS}
+    assert len(live) == 3 and seen["copied"]["events"] >= live[0]
+    for name in ("taken", "noted"):
+        assert all(seen[name][stream] < lowest[stream] for stream in STREAMS)
+    assert linear("events") >= live[-1]
+
+
+def test_ids_ascend_in_the_order_of_the_events_whoever_takes_some_between(job):
+    """Over all rooms of a pack, as the source orders them; history the other way."""
+    rooms = [
+        [{"json": event, "stream_ordering": base + 3 * n} for n, event in enumerate(bare_room(number, 40), 1)]
+        for number, base in ((1, 0), (2, 1), (3, -1000))
+    ]
+    with live_writers(1):
+        load_pack(work_of(job), pack_of(bundles_of(*map(lines_of, rooms))))
+    given = sorted((line["stream_ordering"], line["json"]["event_id"]) for room in rooms for line in room)
+    loaded = {event_id for _, event_id in given}
+    stored = Event.objects.filter(event_id__in=loaded).order_by("stream_ordering").values_list("event_id", flat=True)
+    assert list(stored) == [event_id for _, event_id in given]
 
 
 def test_two_tasks_with_one_pack_load_it_once(job, clean, bundles):
     done = []
-    with loader(job) as work:
-        both = [in_thread(lambda: done.append(load_pack(work, pack_of(bundles)))) for _ in range(2)]
-        for one in both:
-            one.join()
+    both = [in_thread(lambda: done.append(load_pack(work_of(job), pack_of(bundles)))) for _ in range(2)]
+    for one in both:
+        one.join()
     assert content() == clean
     assert sorted((one.rooms, list(one.left_out)) for one in done) == [(0, []), (4, [])]
+
+
+def test_a_task_that_comes_late_loads_nothing_and_takes_no_id(job, clean, bundles):
+    load_pack(work_of(job), pack_of(bundles))
+    given = {name: registry.get(name).current() for name in STREAMS}
+    assert load_pack(work_of(job), pack_of(bundles)) == PackLoaded(0, 0, [])
+    assert content() == clean and {name: registry.get(name).current() for name in STREAMS} == given
 
 
 def test_a_room_of_another_transaction_is_left_out(job, clean, bundles, rows):
     room = clean["rooms"][0][0]
     rows("INSERT INTO events_room (room_id, room_version) VALUES (%s, '10') RETURNING 1", room)
-    with loader(job) as work:
-        done = load_pack(work, pack_of(bundles))
+    done = load_pack(work_of(job), pack_of(bundles))
     assert (done.rooms, done.left_out) == (3, [room])
     assert {one[0] for one in content()["order"]} == {one[0] for one in clean["order"]} - {room}
     assert room not in ImportedRoom.objects.values_list("room_id", flat=True)
 
 
-def test_a_writer_that_leaves_gives_no_ids_and_says_so(job, bundles):
-    with loader(job) as work:
-        current_writer("default").begin_drain()
-        with pytest.raises(LoadRefused, match="leaving its streams"):
-            load_pack(work, pack_of(bundles))
-    assert not any(content().values())
-
-
-def test_a_lease_that_ends_before_the_rows_are_written_makes_the_task_begin_anew(job, clean, bundles, rows):
-    """The writer does not know it yet, and gives IDs that another process may have passed."""
-    steps = []
-
-    def step(name):
-        steps.append(name)
-        if name == "asked" and steps.count("asked") == 1:
-            rows("UPDATE streams_instance SET lease = lease + 1 WHERE name = %s RETURNING 1", work.writer)
-
-    with loader(job) as work:
-        done = load_pack(work, pack_of(bundles), step)
-        assert content() == clean and done.rooms == 4 and steps.count("asked") > 1
-        nothing_waits()
-
-
-# --- the process that loads -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def start_driver(run_script):
-    """Begin a process that loads as ``loader`` and is killed at a step; it is killed in any case at the end."""
-    started = []
-
-    def start(job, step):
-        ended = []
-        begun = threading.Thread(
-            target=lambda: ended.append(run_script(DRIVER, str(job), step, timeout=4 * DEADLINE_SECONDS))
-        )
-        begun.start()
-        started.append(begun)
-        wait_until(lambda: ended or _holder() is not None, what="the process to hold its name")
-        assert not ended, ended[0].stderr
-        return begun
-
-    yield start
-    while any(one.is_alive() for one in started):
-        _kill(process_of_loader())
-        for one in started:
-            one.join(timeout=1)
-
-
-def _kill(process):
-    with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
-
-
-def process_of_loader():
-    with session() as cursor:
-        cursor.execute("SELECT process_id FROM streams_instance WHERE name = 'loader'")
-        return cursor.fetchone()[0]
-
-
-def _holder():
-    """The session that holds the name ``loader``, if there is one."""
-    with session() as cursor:
-        cursor.execute(
-            "SELECT pid FROM streams_instance i JOIN pg_stat_activity a ON a.pid = i.lock_backend_pid "
-            "WHERE i.name = 'loader' AND a.datname = current_database()"
-        )
-        return cursor.fetchone()
-
-
-def resolve():
-    with session() as cursor:
-        return resolve_writer(cursor, "loader", "test")
-
-
-def test_a_loader_that_is_killed_before_it_answers_is_waited_for(job, clean, bundles, start_driver):
-    start_driver(job, "reserved")
-    done = []
-    task = in_thread(lambda: done.append(load_pack(work_of(job, "loader"), pack_of(bundles))))
-    wait_until(lambda: _holder() is None, what="the process to be killed")
-    assert Event.objects.count() == 0
-    start_driver(job, "")
-    task.join()
-    assert done == [PackLoaded(4, len(clean["events"]), [])] and content() == clean
-
-
-def test_a_loader_that_starts_while_a_task_takes_the_lock_is_waited_for(job, clean, bundles, start_driver):
-    """It has the name, and waits for those that hold the lock. So the task must not wait for it with the lock."""
-    work, done, steps = work_of(job, "loader"), [], []
-
-    with session() as earlier:
-
-        def step(name):
-            steps.append(name)
-            if name == "copied" and steps.count(name) == 1:
-                # What an earlier process left open keeps the new one waiting until the task has the lock, too.
-                earlier.execute("SELECT pg_advisory_lock_shared(%s)", [work.append_key])
-                _kill(process_of_loader())
-                wait_until(lambda: _holder() is None, what="the first process to be gone")
-                start_driver(job, "")
-            if name == "asked" and steps.count(name) == 1:
-                earlier.execute("SELECT pg_advisory_unlock_shared(%s)", [work.append_key])
-
-        start_driver(job, "")
-        task = in_thread(lambda: done.append(load_pack(work, pack_of(bundles), step)))
-        task.join()
-    assert done == [PackLoaded(4, len(clean["events"]), [])] and content() == clean and steps.count("asked") == 2
-
-
-def test_a_loader_is_gone_although_another_session_got_its_number():
-    """Its tasks would wait for IDs, with the rooms locked, for as long as that session lasts."""
-    current_writer("default").hold()
-    with session() as asking, session() as other:
-        wait_until(lambda: loading._writer(asking.connection, "master")[1], what="the first heartbeat")
-        other.execute("SELECT pg_backend_pid()")
-        asking.execute("UPDATE streams_instance SET lock_backend_pid = %s WHERE name = 'master'", [other.fetchone()[0]])
-        assert not loading._writer(asking.connection, "master")[1]
-
-
 def test_a_pack_that_is_not_whole_is_refused(job, bundles):
     for frame in ("events", "state_groups", "rooms"):
         part = [(name, found) for name, found in bundles if name != frame]
-        with loader(job) as work, pytest.raises(PackIncomplete, match=r"Nothing of (the pack|it) was loaded"):
-            load_pack(work, pack_of(part))
+        with pytest.raises(PackIncomplete, match=r"Nothing of (the pack|it) was loaded"):
+            load_pack(work_of(job), pack_of(part))
     assert not any(content().values())
 
 
-def resolved_at(killed, name, found):
-    """A step of a task at which the killed process is looked at, as other writers do."""
-
-    def at(step):
-        if step == name:
-            killed.join()
-            wait_until(lambda: _holder() is None, what="the session of the killed process to end")
-            found.append(resolve())
-
-    return at
+# --- readers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["answered", "ended"])
-def test_a_loader_that_is_killed_after_it_answered_is_retired_once_the_task_has_ended(
-    step, job, clean, bundles, start_driver
-):
-    """Not before: its transaction may still commit."""
-    killed, before = start_driver(job, step), []
-    at = resolved_at(killed, "copied events" if step == "answered" else "", before)
-    done = load_pack(work_of(job, "loader"), pack_of(bundles), at)
-    killed.join()
-    assert before == [[]] * (step == "answered") and done.rooms == 4 and content() == clean
-    wait_until(resolve, what="the killed process to be retired")
-    assert reached() == highest()
-    with loader(job) as work:
-        assert load_pack(work, pack_of(bundles)) == PackLoaded(0, 0, [])
-    assert not PackRequest.objects.exists() and content() == clean
+class Reading:
+    """A reader in a thread, which notes each fact that it gets, until it has those that were there at the end."""
+
+    def __init__(self, view):
+        self._handler = Handler("events", f"r-{view.value}", print, begin=Begin.OLDEST, view=view)
+        self._ended = threading.Event()
+        self.found = []
+        self._thread = in_thread(self._read)
+
+    def _read(self):
+        with closing(TableSource(self._handler, "default")) as source:
+            cursor, more = VectorToken(0), True
+            while more:
+                is_last = self._ended.is_set()
+                store_positions()
+                batch = source.next(cursor)
+                cursor, more = batch.cursor, bool(batch.rows) or not is_last
+                self.found += [(row.token, row.instance) for row in batch.rows]
+
+    def end(self):
+        self._ended.set()
+        self._thread.join()
 
 
-def test_ids_of_a_loader_that_was_killed_and_looked_at_are_not_used(job, clean, bundles, start_driver, monkeypatch):
-    monkeypatch.setattr(loading, "_AWAY_SECONDS", 0.1)
-    killed, before = start_driver(job, "answered"), []
-    with pytest.raises(LoadRefused, match="is gone"):
-        load_pack(work_of(job, "loader"), pack_of(bundles), resolved_at(killed, "answered", before))
-    assert before == [[]] and not any(content().values()) and resolve()
-    with loader(job) as work:
-        assert load_pack(work, pack_of(bundles)).rooms == 4
-        nothing_waits()
-    assert content() == clean
+def test_readers_get_every_fact_once_and_in_order_while_packs_load_beside_live_writers(job, killed_task):
+    packs = [bundles_of(lines_of([{"json": event} for event in bare_room(number, 30)])) for number in range(1, 7)]
+    readers = {view: Reading(view) for view in (View.LINEAR, View.WRITER)}
+
+    def step(name):
+        if name in ("taken", "noted"):  # others get higher IDs, and commit before
+            before = len(live)
+            wait_until(lambda: len(live) >= before + 20)
+
+    try:
+        with live_writers(2) as live:
+            killed_task(work_of(job), packs[0], "taken")
+            killed_task(work_of(job), packs[1], "noted")
+            tasks = [in_thread(partial(load_pack, work_of(job), pack_of(pack), step)) for pack in (*packs, packs[0])]
+            for task in tasks:
+                task.join()
+    finally:
+        for reader in readers.values():
+            reader.end()
+    facts = [
+        (row.stream_ordering, row.instance_name) for model in (Event, CurrentStateDelta) for row in model.objects.all()
+    ]
+    assert ImportedRoom.objects.count() == 6 and len(facts) > len(live) + 180
+    assert readers[View.LINEAR].found == sorted(facts)
+    by_writer = readers[View.WRITER].found
+    assert Counter(by_writer) == Counter(facts)
+    for name in {writer for _, writer in facts}:
+        tokens = [token for token, writer in by_writer if writer == name]
+        assert tokens == sorted(tokens)

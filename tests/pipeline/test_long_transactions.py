@@ -16,7 +16,7 @@ from tests.integration.pipeline.test_restore import stored
 from tests.pipeline.test_archive_on_spark import job
 from tests.support.impatient_server import impatient, wait_for_the_limit
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)

@@ -63,7 +63,7 @@ def told():
     return CacheInvalidation.objects.count()
 
 
-def test_planted_corruption_is_found_and_mended_on_spark_as_in_process(spark, own_writer):
+def test_planted_corruption_is_found_and_mended_on_spark_as_in_process(spark):
     rooms = [made_room(number) for number in range(len(KINDS))]
     before = {room_id: damage.answers(room_id) for room_id in rooms}
     for kind, room_id in zip(KINDS, rooms, strict=True):
@@ -81,7 +81,7 @@ def test_planted_corruption_is_found_and_mended_on_spark_as_in_process(spark, ow
     assert told() > facts and not MendedRoom.objects.exists()
 
 
-def test_named_rooms_on_spark_and_one_that_is_unknown(spark, own_writer):
+def test_named_rooms_on_spark_and_one_that_is_unknown(spark):
     rooms = [made_room(number) for number in range(3)]
     for room_id in rooms:
         plant(damage.lost_extremity, room_id)
@@ -90,7 +90,7 @@ def test_named_rooms_on_spark_and_one_that_is_unknown(spark, own_writer):
     assert [check_room(room_id).clean for room_id in rooms] == [True, True, False]
 
 
-def test_only_what_was_asked_for_is_mended_on_spark(spark, own_writer):
+def test_only_what_was_asked_for_is_mended_on_spark(spark):
     room_id = made_room(0)
     for kind in (damage.wrong_delta, damage.lost_extremity):
         plant(kind, room_id)
@@ -98,7 +98,7 @@ def test_only_what_was_asked_for_is_mended_on_spark(spark, own_writer):
     assert {subject for subject, _ in check_room(room_id).totals} == {"state"}
 
 
-def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark, own_writer, monkeypatch):
+def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark, monkeypatch):
     rooms = [made_room(number) for number in range(4)]
     for room_id in rooms:
         plant(damage.lost_extremity, room_id)
@@ -115,7 +115,7 @@ def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark,
 # --- without Spark ----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_killed_run_mended_is_told_by_the_next(own_writer, database_url):
+def test_what_a_killed_run_mended_is_told_by_the_next(database_url):
     """The task's transaction stands, the driver never heard of it."""
     room_id = made_room(0)
     plant(damage.missing_current_state, room_id)
@@ -134,7 +134,7 @@ resync_rooms(RoomsWork(sys.argv[1], "rooms", mend=True), sys.argv[2:])
 """
 
 
-def test_a_task_that_is_killed_leaves_rooms_mended_or_as_they_were(own_writer, database_url):
+def test_a_task_that_is_killed_leaves_rooms_mended_or_as_they_were(database_url):
     """It is killed while it waits for the lock of the second room; the first one stays mended, and is told."""
     rooms = [made_room(number) for number in range(3)]
     for room_id in rooms:
@@ -154,12 +154,12 @@ def test_a_task_that_is_killed_leaves_rooms_mended_or_as_they_were(own_writer, d
     assert told() > facts and not MendedRoom.objects.exists()
 
 
-def test_a_room_is_told_once_however_many_tell(own_writer):
+def test_a_room_is_told_once_however_many_tell():
     MendedRoom.objects.bulk_create(MendedRoom(room_id=f"!{number}:x", user_ids=[]) for number in range(3))
     assert [announce_repaired("default"), announce_repaired("default")] == [3, 0]
 
 
-def test_task_that_is_repeated_finds_nothing_to_do(own_writer, database_url):
+def test_task_that_is_repeated_finds_nothing_to_do(database_url):
     room_id, work = made_room(0), RoomsWork(database_url, "rooms", mend=True)
     plant(damage.wrong_delta, room_id)
     first, second = resync_rooms(work, [room_id]), resync_rooms(work, [room_id, "!no:x"])
@@ -167,14 +167,14 @@ def test_task_that_is_repeated_finds_nothing_to_do(own_writer, database_url):
     assert second[0].before.clean and second[0].before is second[0].after and second[1].before is None
 
 
-def test_task_that_only_checks_changes_nothing(own_writer, database_url):
+def test_task_that_only_checks_changes_nothing(database_url):
     room_id = made_room(0)
     plant(damage.missing_ranges, room_id)
     (answer,) = resync_rooms(RoomsWork(database_url, "rooms", mend=False), [room_id])
     assert answer.before.totals == check_room(room_id).totals != {} and answer.before is answer.after
 
 
-def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(own_writer, monkeypatch):
+def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(monkeypatch):
     rooms = [made_room(number) for number in range(2)]
     asked = []
 
@@ -221,7 +221,7 @@ def rooms_worked_at(monkeypatch):
 
 
 @pytest.mark.parametrize("at_once", [100, 2])
-def test_a_run_that_is_killed_goes_on_with_the_rooms_that_are_left(own_writer, run_script, monkeypatch, at_once):
+def test_a_run_that_is_killed_goes_on_with_the_rooms_that_are_left(run_script, monkeypatch, at_once):
     rooms = [made_room(number) for number in range(5)]
     for room_id in rooms:
         plant(damage.lost_extremity, room_id)
@@ -238,7 +238,7 @@ def test_a_run_that_is_killed_goes_on_with_the_rooms_that_are_left(own_writer, r
     assert Job.objects.get().state == JobState.DONE and not ComparedRooms.objects.exists()
 
 
-def test_a_queued_run_goes_on_by_itself_after_its_process_was_killed(own_writer, run_script, monkeypatch):
+def test_a_queued_run_goes_on_by_itself_after_its_process_was_killed(run_script, monkeypatch):
     rooms = [made_room(number) for number in range(3)]
     done = run_script(DIES, rooms[2], "100")
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -248,7 +248,7 @@ def test_a_queued_run_goes_on_by_itself_after_its_process_was_killed(own_writer,
     assert worked == rooms[2:] and Job.objects.get().summary["rooms"] == 3
 
 
-def test_a_new_run_begins_with_the_first_room_and_so_does_one_with_other_options(own_writer, run_script, monkeypatch):
+def test_a_new_run_begins_with_the_first_room_and_so_does_one_with_other_options(run_script, monkeypatch):
     rooms = [made_room(number) for number in range(2)]
     assert run_script(DIES, rooms[1], "100").returncode == -signal.SIGKILL
     worked = rooms_worked_at(monkeypatch)
@@ -259,7 +259,7 @@ def test_a_new_run_begins_with_the_first_room_and_so_does_one_with_other_options
     assert resync("rooms", "--all", "--resume")[0]["rooms"] == 2 and worked == [*rooms * 3, rooms[1]]
 
 
-def test_what_is_written_down_is_bounded_and_only_the_newest_row_has_figures(own_writer, monkeypatch):
+def test_what_is_written_down_is_bounded_and_only_the_newest_row_has_figures(monkeypatch):
     monkeypatch.setattr(room_progress, "_WRITE_SECONDS", 0.0)
     job = Job.objects.create(kind="resync")
     progress = RoomProgress(job.pk, "default")
@@ -274,7 +274,7 @@ def test_what_is_written_down_is_bounded_and_only_the_newest_row_has_figures(own
     assert RoomProgress(job.pk, "default").through == "!9"
 
 
-def test_rooms_are_written_down_at_most_every_second(own_writer):
+def test_rooms_are_written_down_at_most_every_second():
     progress = RoomProgress(Job.objects.create(kind="resync").pk, "default")
     for number in range(100):
         progress.add(f"!{number}")
@@ -297,7 +297,7 @@ def test_unusable_arguments(arguments):
         ResyncKind().check(arguments)
 
 
-def test_rooms_are_given_out_part_by_part(own_writer, monkeypatch):
+def test_rooms_are_given_out_part_by_part(monkeypatch):
     rooms = [made_room(number) for number in range(5)]
     monkeypatch.setattr(many_rooms, "_ROOMS_AT_ONCE", 2)
     assert resync("rooms", "--all")[0]["rooms"] == 5
@@ -328,7 +328,7 @@ def check(*arguments):
     return out.getvalue().splitlines(), status
 
 
-def test_all_rooms_are_checked_on_spark_and_nothing_is_changed(spark, own_writer):
+def test_all_rooms_are_checked_on_spark_and_nothing_is_changed(spark):
     rooms = [made_room(number) for number in range(3)]
     assert check("--all", "--master", LOCAL) == (["3 rooms, 159 events: 0 rooms differ, in 0 places"], 0)
     plant(damage.lost_extremity, rooms[1])
@@ -338,7 +338,7 @@ def test_all_rooms_are_checked_on_spark_and_nothing_is_changed(spark, own_writer
     assert Job.objects.latest("pk").arguments["dry_run"] and not check_room(rooms[1]).clean
 
 
-def test_several_rooms_are_checked_as_a_job(own_writer):
+def test_several_rooms_are_checked_as_a_job():
     rooms = [made_room(number) for number in range(2)]
     plant(damage.wrong_delta, rooms[0])
     lines, status = check(*rooms, "--json")

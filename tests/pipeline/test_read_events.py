@@ -70,7 +70,6 @@ def test_a_file_in_parts_has_the_lines_of_the_whole_file(spark, tmp_path, monkey
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("own_writer")
 def test_broken_lines_are_those_that_an_import_puts_aside(spark, tmp_path):
     good = event_lines("v9_restricted")
     plain = write_lines(

@@ -11,9 +11,9 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db.driver import dsn
 from streams.models import Reader
-from tests.support.writing import give_out
+from tests.support.writing import as_instance, give_out, store_positions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -38,13 +38,9 @@ def append(stream, count, name="c"):
 
 def write(as_writer, stream, count, name="c"):
     """Append in the name of another writer, which stays in the table of positions."""
-    from streams.writing import process
-
-    process.retire_all()
-    process.use_instance(as_writer)
-    ids = append(stream, count, name)
-    assert process.current_writer().name == as_writer
-    process.retire_all()
+    with as_instance(as_writer):
+        ids = append(stream, count, name)
+    store_positions()
     return ids
 
 
@@ -55,9 +51,12 @@ def test_the_batch_reader_gives_every_complete_fact(source, caches):
     assert (rows[3]["writer"], rows[3]["cache_name"], rows[3]["keys"]) == ("one", "c", ["3"])
 
 
-def test_facts_above_the_stored_position_are_not_read(source, caches, rows):
-    write("one", caches, 5)
-    rows("UPDATE streams_streamposition SET position = position - 2 RETURNING 1")
+def test_facts_above_the_stored_position_are_not_read(positions_by_hand, source, caches, rows):
+    with as_instance("one"):
+        ids = append(caches, 5)
+    rows(
+        f"INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('caches', 'one', {ids[2]}) RETURNING 1"
+    )
     assert source().count() == 3
 
 
@@ -65,10 +64,12 @@ def test_a_stream_of_two_tables_comes_with_both(source, rows):
     give_out(9, "events")
     rows("INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('events', 'w', 9) RETURNING 1")
     rows(
+        "SET LOCAL streams.maintenance = on; "
         "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender, topological_ordering, "
         "origin_server_ts) VALUES (5, 'w', '$e', '!r', 't', '@u', 1, 1) RETURNING 1"
     )
     rows(
+        "SET LOCAL streams.maintenance = on; "
         "INSERT INTO events_currentstatedelta (stream_ordering, instance_name, room_id, type, state_key, event_id) "
         "VALUES (5, 'w', '!r', 't', '', '$e') RETURNING 1"
     )
@@ -82,6 +83,7 @@ def test_backward_tokens_are_positive(source, rows):
         "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('backfill', 'w', -9) RETURNING 1"
     )
     rows(
+        "SET LOCAL streams.maintenance = on; "
         "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender, topological_ordering, "
         "origin_server_ts) SELECT -n, 'w', '$' || n, '!r', 't', '@u', 1, 1 FROM generate_series(2, 12) n RETURNING 1"
     )
@@ -204,6 +206,7 @@ def test_a_stream_in_memory_that_began_anew_is_read_from_its_beginning(source, r
             generation,
         )
         rows(
+            "SET LOCAL streams.maintenance = on; "
             "INSERT INTO streams_typing (stream_id, instance_name, room_id, user_ids) "
             "SELECT n, 'w', '!r', '{}' FROM generate_series(1, %s) n RETURNING 1",
             upto,
@@ -222,6 +225,7 @@ def test_a_fact_of_more_rows_than_a_batch_may_have_comes_as_a_whole(source, rows
         "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('to_device', 'w', 3) RETURNING 1"
     )
     rows(
+        "SET LOCAL streams.maintenance = on; "
         "INSERT INTO streams_todevicemessage (stream_id, instance_name, entity) "
         "SELECT 2 + n / 5, 'w', '@u' || n FROM generate_series(0, 9) n RETURNING 1"
     )
@@ -235,8 +239,9 @@ def test_facts_that_spark_writes_are_appended_and_read_again(source, caches, spa
     save = copied.write.format("replsite").options(dsn=dsn(), stream="caches", writeId="copy").mode("append").save
     save()
     save()  # as after a failure of which nobody knows what it left
+    store_positions()
     found = source().groupBy("writer").count().collect()
-    assert {row["writer"]: row["count"] for row in found} == {"one": 3, "spark-1": 3}
+    assert {row["writer"]: row["count"] for row in found} == {"one": 3, "spark": 3}
 
 
 def test_a_write_of_which_a_task_fails_appends_nothing(source, caches, spark):

@@ -263,7 +263,7 @@ def test_lists_hold_each_room_once():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_all_frames_are_of_one_moment_whatever_writers_do(spark, own_writer):
+def test_all_frames_are_of_one_moment_whatever_writers_do(spark):
     made = generated(3)
     persist_all(made.events[:30], 10)
     with stored_rooms(spark, dsn(), [made.room_id]) as stored:
@@ -276,7 +276,7 @@ def test_all_frames_are_of_one_moment_whatever_writers_do(spark, own_writer):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_damaged_room_has_the_rows_that_it_has_and_the_numbers_of_before(spark, own_writer):
+def test_a_damaged_room_has_the_rows_that_it_has_and_the_numbers_of_before(spark):
     made = generated(2)
     persist_all(made.events, 100)
     with stored_rooms(spark, dsn(), [made.room_id]) as stored:

@@ -22,7 +22,7 @@ from tests.pipeline.imports import bare_room, run_import, write_lines
 from tests.support.persisted_rooms import persist_all
 from tests.support.room_data import event_lines
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 
 
 @pytest.mark.parametrize("as_history", [False, True], ids=["live", "as history"])

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
-from django.core.management import call_command
 
 from events.integrity.repair import check_room
 from pipeline.importing.staging_tables import STAGED_EVENTS, table_name
@@ -20,10 +19,11 @@ from streams.db.driver import direct_connection
 from tests.integration.events import test_room_repair as damage
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.pipeline.test_many_rooms import LOCAL, made_room, plant
+from tests.support.emptying import empty_tables
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import waiting_sessions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark"), pytest.mark.slow]
 
 
 def is_daemon(process: psutil.Process) -> bool:
@@ -81,7 +81,7 @@ def test_a_resync_whose_worker_is_killed_mends_every_room():
 def test_an_import_whose_worker_is_killed_ends_like_a_clean_one():
     paths = SMALL_ROOMS[:4]
     clean, expected = run_import(*paths), content()
-    call_command("flush", interactive=False, verbosity=0)
+    empty_tables()
     blocked, killed = [], []
 
     def pause(step: str) -> None:

@@ -90,9 +90,13 @@ def test_database_writes_the_same_lines_as_python(name):
     @settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
     def compare(found: list[tuple[int, FactTable, list[object]]]) -> None:
         with session() as cursor:
+            cursor.execute("SET streams.maintenance = on")  # the IDs are chosen
             cursor.execute(f"DELETE FROM {table.name}")
             for token, _, values in found:
-                cursor.execute(f"INSERT INTO {table.name} ({columns}) VALUES ({places})", [token, "w", *values])
+                cursor.execute(
+                    f"SET LOCAL streams.maintenance = on; INSERT INTO {table.name} ({columns}) VALUES ({places})",
+                    [token, "w", *values],
+                )
             step = Read(name, "w", 0, 50)
             parameters = {"prefix": f"RDATA {name} w ", "writer": "w", "after": 0, "upto": 50, "limit": 1000}
             cursor.execute(lines_sql(declaration), parameters)

@@ -82,7 +82,7 @@ def test_reading_in_parts_sees_every_fact_of_the_range_once(low, high, facts, li
 
 
 @given(POSITIONS, st.dictionaries(WRITERS, POSITIONS))
-def test_from_a_tracker_names_those_ahead_only(linear, positions):
+def test_a_token_of_positions_names_those_ahead_only(linear, positions):
     token = VectorToken.of(linear, positions)
     assert all(position > linear for position in token.entries.values())
     for writer, position in positions.items():

@@ -67,7 +67,10 @@ def insert(stream: str, table: FactTable, token: int, values: dict[str, object])
             values.setdefault(name, FILLERS[kind] if kind != "text" else f"{name} {token} {len(values)}")
         names = ", ".join(f'"{name}"' for name in values)
         marks = ", ".join(["%s"] * len(values))
-        cursor.execute(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", list(values.values()))
+        cursor.execute(
+            f"SET LOCAL streams.maintenance = on; INSERT INTO {table.name} ({names}) VALUES ({marks})",
+            list(values.values()),
+        )
         cursor.execute("SET session_replication_role = DEFAULT")
 
 

@@ -45,10 +45,10 @@ VERDICTS_ON_DATA = frozenset(
         "integration/streams/test_broadcaster_order", "integration/streams/test_follow_record",
         "integration/streams/test_follow_redis", "integration/streams/test_server_killed",
         "integration/streams/test_forged_notifications", "integration/streams/test_handlers_killed",
-        "integration/streams/test_in_doubt", "integration/streams/test_leases", "integration/streams/test_stale_values",
-        "integration/streams/test_writing_order", "pipeline/test_import_killed", "pipeline/test_live",
-        "pipeline/test_live_restart", "pipeline/test_load_killed", "pipeline/test_source_killed",
-        "pipeline/test_workers_killed", "torture/test_torture",
+        "integration/streams/test_every_append_is_held", "integration/streams/test_looked_positions",
+        "integration/streams/test_looker", "integration/streams/test_position_store", "pipeline/test_import_killed",
+        "pipeline/test_live", "pipeline/test_live_restart", "pipeline/test_load_killed", "pipeline/test_source_killed",
+        "pipeline/test_workers_killed", "torture/holds/test_holds", "torture/test_torture",
     )
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ import django
 
 django.setup()
 from importlib import import_module
-from streams.writing.process import use_instance
+from streams.writing.name import use_instance
 
 use_instance(sys.argv[1])
 import_module(sys.argv[2]).main()

@@ -1,4 +1,4 @@
-"""Rows of writers and readers that were put in by hand go on showing signs of life, as their processes would."""
+"""Rows of readers that were put in by hand go on showing signs of life, as their processes would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from streams.db import driver
 
 _BEAT = """
-UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > clock_timestamp() - interval '1 minute';
 UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > clock_timestamp() - interval '1 minute'
 """
 

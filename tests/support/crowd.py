@@ -1,7 +1,6 @@
 """A crowd for the live page: many writers on many streams and many readers, as rows, with real facts on one stream.
 
-The writers hold their names, as living processes do, so no process of a site that runs takes them for dead. ``move`` lets
-everything go on by one step.
+``move`` lets everything go on by one step.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
 from pipeline.models import Job
 from streams import registry
-from streams.db import driver
-from streams.models import Instance, Reader, StreamPosition
-from tests.support.writing import session
+from streams.models import Reader, StreamPosition
 
 __all__ = ["READERS", "STREAMS", "WRITERS", "living", "move"]
 
@@ -34,19 +31,16 @@ def _names() -> list[str]:
 def living(writers: int = WRITERS, readers: int = READERS) -> Iterator[None]:
     """Twelve streams with so many writers each, so many readers of all of them, in all states, and a few jobs."""
     who = [f"web-{number}" for number in range(1, writers + 1)]
-    # Without these locks a site finds the writers silent, proves them dead and retires them. It locks the rows of a writer one
-    # after the other, and ``move`` all rows in another order: one of the two ended in a deadlock.
-    with session() as held:
-        for name in who:
-            held.execute("SELECT pg_advisory_lock(%s)", [driver.writer_key(held, name)])
-        _fill(who, readers)
-        yield
+    _fill(who, readers)
+    yield
 
 
+@transaction.atomic  # a site that runs sees the facts together with the rows of their writers
 def _fill(who: list[str], readers: int) -> None:
     writers, names, alive = len(who), _names(), timezone.now() + timedelta(hours=6)
     with connection.cursor() as cursor:
         cursor.execute(
+            "SET LOCAL streams.maintenance = on; "
             "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, received_at, cache_name, keys) SELECT n, "
             "'web-' || 1 + n %% %s, clock_timestamp() - (%s - n) * interval '20 ms', 'get_user', ARRAY['@a:b'] "
             "FROM generate_series(2, %s) n",
@@ -54,13 +48,9 @@ def _fill(who: list[str], readers: int) -> None:
         )
         for stream in registry.all_streams():
             cursor.execute("SELECT setval(%s, %s)", [stream.declaration.sequence, _FACTS])
-    Instance.objects.bulk_create(
-        Instance(name=name, heartbeat_at=alive, started_at=timezone.now() - timedelta(hours=3), host="vm", process_id=900 + at,
-                 version="1.0")
-        for at, name in enumerate(who)
-    )  # fmt: skip
     StreamPosition.objects.bulk_create(
-        StreamPosition(stream=stream, instance_name=name, position=_FACTS - at, last_write_position=_FACTS - at, facts_written=10)
+        StreamPosition(stream=stream, instance_name=name, position=_FACTS - at, last_write_position=_FACTS - at, facts_written=10,
+                       last_fact_at=timezone.now())
         for stream in names for at, name in enumerate(who)
     )  # fmt: skip
     Reader.objects.bulk_create(

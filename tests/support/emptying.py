@@ -34,6 +34,7 @@ DECLARE
     small text;
     deletes text;
 BEGIN
+    SET LOCAL streams.maintenance = on;
     SELECT string_agg(name, ', ') FILTER (WHERE is_truncated), string_agg(name, ', ') FILTER (WHERE NOT is_truncated),
         string_agg('DELETE FROM ' || name, '; ') FILTER (WHERE NOT is_truncated)
     INTO large, small, deletes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -130,9 +130,11 @@ def held_orders() -> Iterator[None]:
         drop("held_order")
 
 
-def drop(*tables: str) -> None:
-    """Drop tables with their triggers, and forget their streams."""
+def drop(*tables: str, sequences: Collection[str] = ()) -> None:
+    """Drop tables with their triggers, and forget their streams. Those of the site stay: its appends need their rows."""
     with connection.cursor() as cursor:
         for table in tables:
             cursor.execute(f"DROP TABLE IF EXISTS {table} CASCADE")
+        for sequence in sequences:
+            cursor.execute(f"DROP SEQUENCE {sequence}")
         cursor.execute("DELETE FROM streams_held h WHERE NOT EXISTS (SELECT FROM pg_class WHERE oid = h.sequence)")

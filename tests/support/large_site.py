@@ -11,7 +11,7 @@ from django.utils import timezone
 from streams import registry
 from streams.core.declaration import StreamDeclaration
 from streams.db.sequences import move_forward
-from streams.models import Instance, Reader, StreamPosition
+from streams.models import Reader, StreamPosition
 
 __all__ = ["READERS", "Site", "move"]
 
@@ -47,18 +47,20 @@ class Site:
             for stream in registry.all_streams():
                 move_forward(cursor, stream.declaration.sequence, FACTS)
             cursor.execute(
+                "SET LOCAL streams.maintenance = on; "
                 "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, received_at, cache_name, keys) SELECT n, "
                 "'web-' || n %% %s, clock_timestamp() - (%s - n) * interval '20 ms', 'get_user', ARRAY['@a:b'] "
                 "FROM generate_series(2, %s) n",
                 [self.writers, FACTS, FACTS],
             )
-        Instance.objects.bulk_create(
-            Instance(name=name, heartbeat_at=alive, started_at=timezone.now(), host="vm", process_id=at)
-            for at, name in enumerate(who)
-        )
         StreamPosition.objects.bulk_create(
             StreamPosition(
-                stream=stream, instance_name=name, position=FACTS - at, last_write_position=FACTS - at, facts_written=10
+                stream=stream,
+                instance_name=name,
+                position=FACTS - at,
+                last_write_position=FACTS - at,
+                facts_written=10,
+                last_fact_at=alive,
             )
             for stream in names
             for at, name in enumerate(who)
@@ -74,9 +76,7 @@ class Site:
             for at in range(READERS)
         )  # fmt: skip
         with connection.cursor() as cursor:
-            cursor.execute(
-                "ANALYZE streams_reader, streams_streamposition, streams_instance, streams_cacheinvalidation"
-            )
+            cursor.execute("ANALYZE streams_reader, streams_streamposition, streams_cacheinvalidation")
 
 
 def move() -> None:
@@ -87,4 +87,3 @@ def move() -> None:
             "clock_timestamp()"
         )
         cursor.execute("UPDATE streams_reader SET heartbeat_at = clock_timestamp(), bytes_out = bytes_out + 1000")
-        cursor.execute("UPDATE streams_instance SET heartbeat_at = clock_timestamp()")

@@ -1,4 +1,4 @@
-"""What this process lets go after a test: writer names, kept events, hot caches, and the rows that outlive a rollback."""
+"""What this process lets go after a test: listeners, kept events, hot caches, and the rows that outlive a rollback."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 
 __all__ = ["everything_let_go"]
 
-#: Written by the writers' own connection, so that a test whose changes are rolled back leaves them.
-_ROWS_OF_WRITERS = ("streams_streamposition", "streams_instance", "streams_writerresolution")
+#: Written by the looker's own connection, so that a test whose changes are rolled back leaves them.
+_ROWS_OF_LOOKS = ("streams_streamposition",)
 
 
 @contextmanager
 def everything_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
     """Around one test."""
-    from streams.writing import process  # needs Django's apps, which are loaded by now
+    from streams.reading import looker  # needs Django's apps, which are loaded by now
+    from streams.writing import name
 
     marker = request.node.get_closest_marker("django_db")
     commits = "transactional_db" in request.fixturenames or bool(marker and marker.kwargs.get("transaction"))
     if commits:
         request.getfixturevalue("transactional_db")  # so that it is torn down after this one
-    instance = process._instance
     yield
-    _let_go(rows_stay=not commits and bool(process._writers))
-    process._instance = instance  # a command of the test may have set its own
+    _let_go(rows_stay=not commits and bool(looker._lookers or looker._callers))
+    name._instance = None  # a command or a thread of the test may have set its own
 
 
 def _let_go(*, rows_stay: bool) -> None:
@@ -51,5 +51,5 @@ def _let_go(*, rows_stay: bool) -> None:
             session() as cursor,
         ):  # the test's own transaction may hold a row for long
             cursor.execute("SET lock_timeout = '5s'")
-            for table in _ROWS_OF_WRITERS:
+            for table in _ROWS_OF_LOOKS:
                 cursor.execute(f"DELETE FROM {table}")

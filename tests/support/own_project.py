@@ -33,7 +33,7 @@ from django.db import models
 from streams import Fact, stream
 
 
-@stream("orders", caches={"status_of": ["order_id"]})
+@stream("orders")
 class Order(Fact):
     order_id = models.TextField()
     status = models.TextField()

@@ -137,9 +137,9 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     django.setup()
-    from streams.writing import process as writer
+    from streams.writing.name import use_instance
 
-    writer.use_instance(sys.argv[1])
+    use_instance(sys.argv[1])
     acts = _acts()
     for line in sys.stdin:
         act, *words = line.split()

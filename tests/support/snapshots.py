@@ -9,6 +9,7 @@ from typing import Any
 from replsite.snapshot.types import (
     AcknowledgedView,
     CountView,
+    HolderView,
     JobStatusView,
     ReaderStreamView,
     ReaderView,
@@ -25,6 +26,9 @@ from replsite.status.verdicts import Health, HealthWord, Severity, Verdict
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 WRITING = Verdict("writing", Severity.FINE, "Writing.")
+OPEN = Verdict("open", Severity.FINE, "Session 81 has appended and has not ended.")
+BLOCKED = Verdict("blocked", Severity.WRONG, "Session 81 has appended: manage.py streams abort events.",
+                  "manage.py streams abort events", ("end",))  # fmt: skip
 CURRENT = Verdict("current", Severity.FINE, "Keeps up.")
 STUCK = Verdict("stuck", Severity.WRONG, "Restart it.")
 
@@ -35,14 +39,18 @@ def ago(seconds: float) -> datetime:
 
 def a_writer(name: str = "master", stream: str = "events", **changes: Any) -> WriterView:
     writer = WriterView(
-        stream=stream, writer=name, position=10, state="active", pending_facts=0, oldest_pending_at=None,
-        oldest_pending_seconds=None, oldest_pending_transaction=None, oldest_pending_session="", behind_facts=0,
-        behind_seconds=0.0, behind_exact=True, last_write_position=10, last_write_at=ago(5), last_advance_at=ago(5),
-        facts_written=9, facts_rolled_back=1, facts_resolved=0, heartbeat_at=ago(1), heartbeat_seconds=1.0,
-        host="host", process_id=7,
-        command="manage.py", status=WRITING,
+        stream=stream, writer=name, position=10, state="active", behind_facts=0, behind_seconds=0.0, behind_exact=True,
+        last_write_position=10, last_write_at=ago(5), last_advance_at=ago(5), facts_written=9, status=WRITING,
     )  # fmt: skip
     return replace(writer, **changes)
+
+
+def a_holder(seconds: float = 5.0, **changes: Any) -> HolderView:
+    holder = HolderView(
+        pid=81, prepared="", since=ago(seconds), seconds=seconds, state="idle in transaction", role="web", application="app",
+        client="10.0.0.1", statement="INSERT INTO x VALUES ('…')", bound=7, status=OPEN if seconds <= 10 else BLOCKED,
+    )  # fmt: skip
+    return replace(holder, **changes)
 
 
 def a_stream(*writers: WriterView, name: str = "events", **changes: Any) -> StreamView:

@@ -24,6 +24,7 @@ from events.models import (
 )
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
+from streams.holds.maintenance import changing_facts
 from tests.support.room_results import RoomResult, computed
 
 WRITER = "test"
@@ -34,7 +35,7 @@ def insert(model: type[Model], columns: Sequence[str], rows: Iterable[Sequence[o
     head = f"INSERT INTO {model._meta.db_table} ({', '.join(columns)}) VALUES "
     place = f"({', '.join(['%s'] * len(columns))})"
     left = iter(rows)
-    with connection.cursor() as cursor:
+    with changing_facts(connection), connection.cursor() as cursor:
         while chunk := list(islice(left, 5_000)):
             cursor.execute(head + ", ".join([place] * len(chunk)), list(chain.from_iterable(chunk)))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from django.db.models import Max
 
 from events.models import Event
+from events.notifier import notifier
 from events.sending.send import LocalRoom, NewEvent
 from events.sync.rooms import initial_sync, rooms_since
 from events.tokens.sync_token import SyncToken
+from streams import registry
 from streams.core.tokens import VectorToken
+from tests.support.waiting import wait_until
 
 ANN = "@ann:site"
 
@@ -80,3 +83,9 @@ class Client:
             self.rooms.pop(room.room_id, None)
             self.pending[room.room_id] = room.membership
         return answer
+
+
+def heard(stream: str = "events") -> None:
+    """Wait until the memory has what this process has committed: it comes as that of others does."""
+    high = registry.get(stream).current().linear
+    wait_until(lambda: (now := notifier.now(stream)) is not None and now.covers(None, high))

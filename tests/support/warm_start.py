@@ -22,7 +22,6 @@ import ctypes
 import gc
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -30,7 +29,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields
 from functools import cache
 from importlib import import_module, reload
 from pathlib import Path
@@ -111,17 +109,11 @@ def _late(environment: Mapping[str, str]) -> tuple[str, ...]:
 @cache
 def _late_settings() -> tuple[str, ...]:
     """Names of the settings that only ``stream_settings`` reads, each from the variable of its name."""
-    from streams.conf import StreamSettings
+    from streams.setting import declared
+    from streams.stream_settings import StreamSettings
 
-    text = (_PROJECT / f"{_SETTINGS.replace('.', '/')}.py").read_text(encoding="utf-8")
-    named = (f"REPLSITE_{one.name.upper()}" for one in fields(StreamSettings))
-    # Elsewhere in the file it would be part of what is made when the file is read.
-    return tuple(
-        name
-        for name in named
-        if re.search(rf'^{name}\b.* = environment\.\w+\("{name}", ', text, re.MULTILINE)
-        and len(re.findall(rf"\b{name}\b", text)) == 2
-    )
+    # The others of these are part of what is made when the file is read: secrets are masked in logs.
+    return tuple(name for name, one, how in declared(StreamSettings) if how.variable == "" and one.repr)
 
 
 def _read_settings_again(names: Iterable[str]) -> None:

@@ -13,9 +13,9 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db import driver
 from streams.db.sequences import move_forward
+from streams.reading import looker
 from streams.reading.rows import StoredPosition, linear_position, stored_positions
-from streams.testing import forget_writers
-from streams.writing import lease, process
+from streams.writing import name as names
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 T = TypeVar("T")
@@ -23,15 +23,12 @@ T = TypeVar("T")
 
 @contextmanager
 def as_instance(pattern: str) -> Iterator[None]:
-    """This process writes under that instance name or pattern. Names that it holds are released before and after."""
-    before = process._instance
-    forget_writers()
-    process._instance = pattern
+    """This process writes under that instance name."""
+    before, names._instance = names._instance, pattern
     try:
         yield
     finally:
-        forget_writers()
-        process._instance = before
+        names._instance = before
 
 
 def stream() -> Any:
@@ -55,12 +52,18 @@ def ids() -> list[int]:
 
 
 def stored(name: str = "caches") -> dict[str, StoredPosition]:
-    """The stored positions of a stream, read on a connection of their own."""
+    """The stored positions of a stream, read on a connection of their own, after a look: without listeners nobody looks."""
+    looker.look_now(stream().database, even_if_led=True)
     return looked(lambda cursor: stored_positions(cursor, [name]).get(name, {}))
 
 
+def store_positions() -> None:
+    """Store the positions of this moment: nobody looks in a test without listeners."""
+    assert looker.look_now(stream().database, even_if_led=True)
+
+
 def linear(name: str = "caches") -> int:
-    """The linear position by the table."""
+    """The linear position by the table, after a look."""
     return linear_position(stored(name).values())
 
 
@@ -128,22 +131,22 @@ def store_position(position: int) -> None:
 
 
 def fact_of_north(name: str = "x", key: str = "a") -> int:
-    """Returns the token of a new fact of that writer, which drops the key of a cached function."""
+    """Returns the token of a new fact of that writer, which drops the key of a cache."""
     with session() as cursor:
-        cursor.execute("SELECT nextval(%s)", [stream().declaration.sequence])
-        token: int = cursor.fetchone()[0]
         cursor.execute(
-            "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES ('north', %s, %s, %s)",
-            [token, name, [key]],
+            "INSERT INTO streams_cacheinvalidation (instance_name, cache_name, keys) VALUES ('north', %s, %s) "
+            "RETURNING stream_id",
+            [name, [key]],
         )
+        token: int = cursor.fetchone()[0]
     return token
 
 
 @contextmanager
 def other_writer(name: str) -> Iterator[Any]:
-    """A cursor of a session that holds the name of a writer, as another process would: what it says of that writer counts."""
+    """A cursor of a session that appends as that writer, as another process would."""
     with session() as cursor:
-        lease.take(cursor, name, lease.Identity("far", 1, "x"), 1.0)
+        cursor.execute("SELECT set_config('streams.writer', %s, false)", [name])
         yield cursor
 
 

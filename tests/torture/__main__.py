@@ -13,8 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.torture.orchestrator import Options, Torture
-from tests.torture.plants import PLANTS
+from tests.torture.orchestrator import PLANTED, Options, Torture
 from tests.torture.site import site_in
 
 
@@ -27,7 +26,7 @@ def main() -> int:
         "--facts", type=int, default=0, help="last until so many facts are committed, instead of a time"
     )
     parser.add_argument("--pause", type=float, default=None, help="average seconds between transactions of a thread")
-    parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="plant a fault, which must be noticed")
+    parser.add_argument("--plant", choices=PLANTED, default="", help="plant a fault, which must be noticed")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="replsite-torture-"))
     folder.chmod(0o755)

@@ -44,7 +44,7 @@ class Chaos:
         self._next = time.monotonic() + mean_seconds
         self._next_server_death = time.monotonic() + 8
         self._events: dict[Callable[[], bool], int] = {
-            self._kill_writer: 10, self._retire_writer: 8, self._freeze_writer: 6,
+            self._kill_writer: 10, self._stop_writer: 8, self._freeze_writer: 6,
             self._kill_server: 8, self._stop_server: 3, self._freeze_server: 3,
             self._kill_follower: 10, self._freeze_follower: 4,
             self._end_backend: 12,
@@ -93,11 +93,11 @@ class Chaos:
     def _kill_writer(self) -> bool:
         return self._signal("writer", signal.SIGKILL)
 
-    def _retire_writer(self) -> bool:
+    def _stop_writer(self) -> bool:
         return self._signal("writer", signal.SIGTERM)
 
     def _freeze_writer(self) -> bool:
-        """Longer than a writer may be silent: it must not be taken for dead, since its locks are held."""
+        """Its open transactions hold their streams back as long."""
         return self._freeze("writer", 4.0)
 
     def _kill_server(self) -> bool:

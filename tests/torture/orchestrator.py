@@ -23,8 +23,10 @@ from tests.torture.site import Site
 from tests.torture.verdict import Commits, Violation, check_follower, check_writers, read_writer_lines
 from tests.torture.writer import WriterOrders
 
-__all__ = ["Options", "Report", "Torture"]
+__all__ = ["PLANTED", "Options", "Report", "Torture"]
 
+#: The fault of ``tests.torture.holds`` that no guard refuses, planted here to see that the logs show it.
+PLANTED = ("no lock",)
 VIEWS = ("writer", "linear")
 #: A server that is started while PostgreSQL is away says so and ends; its supervisor, here, starts it again.
 NO_DATABASE = "cannot be used: "
@@ -116,6 +118,7 @@ class Torture:
         begun = time.monotonic()
         self._first = self.site.last_ids()
         with ExitStack() as stack:
+            stack.enter_context(self.site.planted(self.options.plant))
             stack.callback(self._kill_all)
             self._start(stack)
             self._torment()
@@ -158,11 +161,11 @@ class Torture:
         options = self.options
         path = self._log(f"writer-{number}-{life}")
         self._writer_tails.append(WriterTail(path))
-        names = [f"w{number}", "pool-{n}", f"w{number}-other", f"guest-{number}-{life}"]
+        names = [f"w{number}", "pool", f"w{number}-other", f"guest-{number}-{life}"]
         self._rng.shuffle(names)
         orders = WriterOrders(
             names=names, log=str(path), seed=self._rng.getrandbits(32), threads=options.threads,
-            pause_seconds=options.pause_seconds, rename_seconds=options.rename_seconds, plant=options.plant,
+            pause_seconds=options.pause_seconds, rename_seconds=options.rename_seconds,
         )  # fmt: skip
         return self.site.nursery.start("writer", f"writer-{number}", orders)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS
+from tests.torture.holds.tables import PLANTS
 from tests.torture.logs import checksum
 from tests.torture.own_postgres import OwnPostgres
 from tests.torture.processes import Nursery
@@ -56,6 +57,22 @@ class Site(OwnPostgres):
         if done.returncode != 0:
             raise AssertionError(f"manage.py {' '.join(arguments)}: status {done.returncode}: {done.stderr[-2000:]}")
         return done.stdout
+
+    @contextmanager
+    def planted(self, plant: str) -> Iterator[None]:
+        """A fault in the functions of holds, meanwhile."""
+        if not plant:
+            yield
+            return
+        with self.cursor() as cursor:
+            cursor.execute("SELECT pg_get_functiondef('streams_hold()'::regprocedure)")
+            (before,) = cursor.fetchone()
+            PLANTS[plant].plant(cursor)
+        try:
+            yield
+        finally:
+            with self.cursor() as cursor:
+                cursor.execute(before)
 
     # --- tables ---------------------------------------------------------------------------------------------------
 

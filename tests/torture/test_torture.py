@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.effort import SEED
-from tests.torture.orchestrator import Options, Torture
-from tests.torture.plants import PLANTS
+from tests.torture.orchestrator import PLANTED, Options, Torture
 from tests.torture.site import Site, site_in
 
 pytestmark = pytest.mark.slow
@@ -33,7 +32,7 @@ def small(seconds: float, fault: str) -> Options:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", PLANTS)
+@pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_noticed(site: Site, tmp_path: Path, fault: str):
     report = Torture(site, small(120, fault), tmp_path).run()
     rules = {violation.rule for violation in report.violations}

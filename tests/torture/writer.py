@@ -1,10 +1,11 @@
 """A writer process: several threads that append through the public API, in every way a program may.
 
 Batches of all sizes, transactions that are rolled back as a whole or to a savepoint, that sleep, that reserve and do not
-write, facts of several rows, frozen snapshots, transactions begun by hand. Now and then the whole process leaves its
-streams and comes back under another name, with its threads at work. What it did stands in its log (``tests.torture.logs``).
+write, facts of several rows, frozen snapshots, transactions begun by hand, plain SQL. Now and then the whole process takes
+another name, with its threads at work; other processes may have the same. What it did stands in its log
+(``tests.torture.logs``).
 
-Ends on SIGTERM as a program should: its transactions first, then it retires.
+Ends on SIGTERM as a program should, after its transactions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from tests.torture.logs import LineLog, checksum
 from tests.torture.streams import STREAMS
 
-__all__ = ["Writer", "WriterOrders", "before_commit", "main"]
+__all__ = ["Writer", "WriterOrders", "main"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class WriterOrders:
     """What one writer process is to do."""
 
     names: Sequence[str]
-    """Names or patterns; the first is taken at the start, another one at every change of name."""
+    """The first is taken at the start, another one at every change of name."""
     log: str
     seed: int
     threads: int = 3
@@ -39,12 +40,6 @@ class WriterOrders:
     rename_seconds: float = 10.0
     """Average time under one name."""
     largest_batch: int = 500
-    plant: str = ""
-    """A fault to plant, see ``tests.torture.plants``."""
-
-
-def before_commit(connection: Any) -> None:
-    """Called right before COMMIT is sent; a planted fault takes its place."""
 
 
 class _Undo(Exception):
@@ -61,25 +56,23 @@ class Writer:
 
     def run(self) -> None:
         """Until `stopping` is set."""
-        from streams.writing import process
+        from streams.writing.name import use_instance
 
-        process.use_instance(self.orders.names[0])
+        use_instance(self.orders.names[0])
         threads = [threading.Thread(target=self._work, args=(n,)) for n in range(self.orders.threads)]
         for thread in threads:
             thread.start()
         self._rename_now_and_then()
         for thread in threads:
             thread.join()
-        self._guarded(process.retire_all)
 
     def _rename_now_and_then(self) -> None:
-        """Leave under the threads' feet: appends that meet it are refused, and begin again under the new name."""
-        from streams.writing import process
+        """While the threads append."""
+        from streams.writing.name import use_instance
 
         rng = random.Random(f"{self.orders.seed} names")
         while not self.stopping.wait(rng.expovariate(1 / self.orders.rename_seconds)):
-            process.use_instance(rng.choice(self.orders.names))
-            self._guarded(process.retire_all)
+            use_instance(rng.choice(self.orders.names))
 
     def _work(self, number: int) -> None:
         from django.db import connections
@@ -123,7 +116,7 @@ class Transactions:
     def one(self) -> None:
         """One transaction."""
         ways: dict[Callable[[], None], int] = {
-            self._plain: 35, self._one_message: 25, self._sleeping: 8, self._rolled_back: 10, self._savepoint: 8,
+            self._plain: 30, self._sql: 8, self._one_message: 22, self._sleeping: 8, self._rolled_back: 10, self._savepoint: 8,
             self._several_reservations: 6, self._frozen: 4, self._by_hand: 4,
         }  # fmt: skip
         way = self._rng.choices(list(ways), list(ways.values()))[0]
@@ -143,6 +136,22 @@ class Transactions:
         with transaction.atomic():
             ids = self._append()
             self._send(ids)
+
+    def _sql(self) -> None:
+        """As a program that knows nothing of us: nobody is named, and nobody is told."""
+        from django.db import connection, transaction
+
+        name = self._rng.choice(list(STREAMS))
+        stream, number = STREAMS[name], self._rng.randint(1, 5)
+        values = [value for _ in range(number) for value in self._fact_values(name)]
+        row = f"({', '.join(['%s'] * len(stream.columns))})"
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {stream.table} ({', '.join(stream.columns)}) VALUES {', '.join([row] * number)} "
+                "RETURNING stream_id", values)  # fmt: skip
+            ids = [given for (given,) in cursor.fetchall()]
+            time.sleep(self._rng.choice([0.0, 0.0, 0.05]))
+            self._send({name: ids})
 
     def _one_message(self) -> None:
         """Without a transaction of the caller's: IDs, rows and commit come and go in one message."""
@@ -249,14 +258,15 @@ class Transactions:
         stream = self._rng.choice(list(STREAMS))
         return stream, [self._fact(stream) for _ in range(self._rng.randint(1, few))]
 
+    def _fact_values(self, stream: str) -> list[Any]:
+        fact = self._fact(stream)
+        return [getattr(fact, column) for column in STREAMS[stream].columns]
+
     def _fact(self, stream: str, **more: int) -> Any:
         self._number += 1
         return STREAMS[stream].fact(f"{self._rng.getrandbits(40):x} {self._number}", **more)
 
     def _send(self, ids: Mapping[str, Sequence[int]]) -> None:
-        from django.db import connection
-
-        before_commit(connection)
         self._sent = [(stream, numbers[0]) for stream, numbers in ids.items() if numbers]
         now = time.monotonic()
         for stream, numbers in ids.items():
@@ -273,8 +283,4 @@ def main(orders: dict[str, Any]) -> None:
     given = WriterOrders(**orders)
     writer = Writer(given)
     signal.signal(signal.SIGTERM, lambda *_: writer.stopping.set())
-    if given.plant:
-        from tests.torture import plants
-
-        plants.plant(given.plant)
     writer.run()

@@ -22,11 +22,10 @@ INSIDE_FUNCTIONS = {
     "replsite.checks": "Spark",
     "streams.management.commands.follow": "Redis",
     # The process has to be set up before: Django's apps, a forked worker of Spark, an event loop of another kind.
-    "events.sync.sync": "Django's apps are loaded later",
-    "streams.caching": "Django's apps are loaded later",
+    "streams.caches": "not every site has the app with its table",
     "streams.follow.dead_letters": "Django's apps are loaded later",
-    "pipeline.source.append_process": "it sets Django up itself",
     "pipeline.source.data_source": "in an executor",
+    "pipeline.source.write": "in an executor",
     "pipeline.spark.run_tasks": "in an executor",
     "replsite.management.commands.serve": "only when it serves",
     "replsite.management.commands.streams": "only for its actions and for terminals: a fifth of its start",

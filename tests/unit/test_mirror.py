@@ -7,7 +7,6 @@ from tests.support.session import PROJECT
 HERE = PROJECT / "tests" / "unit"
 #: Tests that are not of one module, and what they are of.
 OF_SEVERAL_MODULES = {
-    "streams/core/test_worked_examples.py": "the tracker and the rules of recovery, step by step",
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
     "test_downloads.py": "the shell functions of script/_environment that load something",
     "test_imports.py": "all modules",

@@ -7,8 +7,9 @@ GRANT SELECT ON streams_streamposition, streams_epoch TO replsite_reader;
 GRANT SELECT ON SEQUENCE events_event_stream_seq, events_event_backfill_seq, streams_presence_seq, streams_receipt_seq,
     streams_pushrulechange_seq, streams_pusherchange_seq, streams_cacheinvalidation_seq, streams_devicelistchange_seq,
     streams_todevicemessage_seq, streams_accountdatachange_seq, streams_groupchange_seq TO replsite_reader;
--- Which session speaks for which writer: saves whoever waits for positions a look at the table after each notification.
-GRANT SELECT (name, state, lock_backend_pid) ON streams_instance TO replsite_reader;
+-- A look, that is, up to where all facts are there now, and who holds a stream back. Whoever looks sees no other session's statement.
+GRANT EXECUTE ON FUNCTION streams_look(text[]) TO replsite_reader;
+GRANT SELECT ON streams_holders TO replsite_reader;
 -- Events, their bytes and graph; names and figures of rooms.
 GRANT SELECT ON events_event, events_eventjson, events_eventedge, events_eventauth, events_room, events_roomsummary,
     events_timelinegap

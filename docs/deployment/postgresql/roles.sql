@@ -25,11 +25,16 @@ SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure) FR
 WHERE pronamespace = 'pg_catalog'::regnamespace
     AND proname IN ('lo_create', 'lo_creat', 'lo_from_bytea', 'pg_logical_emit_message') \gexec
 
+-- Every role may take advisory locks otherwise, and delay the readers of streams with them.
+SELECT format('REVOKE EXECUTE ON FUNCTION %1$s FROM PUBLIC; GRANT EXECUTE ON FUNCTION %1$s TO replsite_owner, replsite',
+    oid::regprocedure) FROM pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace AND proname ~ '^pg_(try_)?advisory_(xact_)?lock(_shared)?$' \gexec
+
 -- Of every table and sequence that a migration makes, now or later.
 ALTER DEFAULT PRIVILEGES FOR ROLE replsite_owner IN SCHEMA public
     GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO replsite;
 ALTER DEFAULT PRIVILEGES FOR ROLE replsite_owner IN SCHEMA public
-    GRANT SELECT, USAGE, UPDATE ON SEQUENCES TO replsite;
+    GRANT SELECT, USAGE ON SEQUENCES TO replsite;
 -- Staging tables are the site's; pg_dump, as the owner, reads them as well.
 ALTER DEFAULT PRIVILEGES FOR ROLE replsite IN SCHEMA public GRANT SELECT ON TABLES TO replsite_owner;
 ALTER DEFAULT PRIVILEGES FOR ROLE replsite IN SCHEMA public GRANT SELECT ON SEQUENCES TO replsite_owner;

@@ -15,9 +15,9 @@ from events.maintenance.censor import Censored, censor, due
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError
-from streams.runtime.amounts import duration
+from streams.runtime.amounts import duration, parse_duration
 from streams.runtime.command_line import SiteCommand
-from streams.writing import process
+from streams.writing.name import written_by
 
 __all__ = ["Command"]
 
@@ -89,8 +89,8 @@ class Command(SiteCommand):
                 returncode=1,
             )
 
+    @written_by("censor")
     def _censor(self, age: timedelta, wanted: int, using: str) -> Censored:
-        process.use_instance("censor-{n}")
         done, begun = Censored(), time.monotonic()
         told = begun
         for done in censor(age, using, wanted):
@@ -98,8 +98,7 @@ class Command(SiteCommand):
             if now - told >= _PROGRESS_SECONDS:
                 told, rate = now, done.events / (now - begun)
                 left = (wanted - done.events) / max(rate, 1e-9)
-                self.stderr.write(f"censor: {done.events} of {wanted} events, {rate:.0f}/s, {left:.0f} s left")
-        process.retire_all()
+                self.stderr.write(f"censor: {done.events} of {wanted} events, {rate:.0f}/s, {duration(left)} left")
         return done
 
 
@@ -109,13 +108,13 @@ def _words(outcome: dict[str, Any]) -> str:
     if outcome["dry_run"]:
         return f"{outcome['due']} events would be censored"
     return (
-        f"{outcome['censored']} events of {outcome['rooms']} rooms censored in {outcome['seconds']:.1f} s; due: "
+        f"{outcome['censored']} events of {outcome['rooms']} rooms censored in {duration(outcome['seconds'])}; due: "
         f"{outcome['due']} -> {outcome['left']}"
     )
 
 
 def _duration(text: str) -> timedelta:
     try:
-        return duration(text)
+        return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

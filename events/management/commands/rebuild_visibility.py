@@ -19,7 +19,7 @@ from streams.conf import stream_settings
 from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.gc_pause import collector_paused
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["Command"]
 
@@ -63,7 +63,7 @@ class Command(SiteCommand):
 
 
 def _in_words(found: Mapping[str, Any]) -> str:
-    room = printable(found["room_id"])
+    room = safe_text(found["room_id"], None)
     if "error" in found:
         return f"{room}: {found['error']}"
     verdict = "as it should be" if found["same"] else "was not as it should be"

@@ -16,7 +16,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
-from streams.writing import process
+from streams.writing.name import written_by
 
 __all__ = ["Command"]
 
@@ -62,8 +62,6 @@ class Command(SiteCommand):
             raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
-        finally:
-            process.retire_all()
         if left:
             raise CommandError(
                 f"{left} events still lie above gaps: backfill what is below them, or give their state with them "
@@ -71,8 +69,8 @@ class Command(SiteCommand):
                 returncode=1,
             )
 
+    @written_by("resolve_rooms")
     def _report(self, room_id: str, using: str, *, as_json: bool) -> int:
-        process.use_instance("resolve_rooms-{n}")
         resolved, trouble = 0, ""
         try:
             resolved = resolve_room(room_id, using)

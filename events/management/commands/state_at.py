@@ -15,7 +15,7 @@ from events.reading.event_lines import event_lines
 from events.reading.state_at import State, StateAt, states_at
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["Command"]
 
@@ -57,10 +57,12 @@ class Command(SiteCommand):
             what = (
                 "an outlier, which has no state" if isinstance(found, StateAt) else _answer(found, _States())["error"]
             )
-            self.stdout.write(f"{printable(event_id)}: {what}")
+            self.stdout.write(f"{safe_text(event_id, None)}: {what}")
             return
         changes = found.changes
-        self.stdout.write(f"{printable(event_id)}: {len(found.after)} entries after it, {len(changes)} changed by it")
+        self.stdout.write(
+            f"{safe_text(event_id, None)}: {len(found.after)} entries after it, {len(changes)} changed by it"
+        )
         entries = event_lines(found.after.values(), stream_settings().database)
         rows = []
         for key, entry_id in sorted(found.after.items()):

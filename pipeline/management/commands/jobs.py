@@ -23,7 +23,7 @@ from pipeline.jobs.view import JobView, job_view, job_views
 from streams.conf import stream_settings
 from streams.maintenance.subjects import asked_by
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 __all__ = ["Command"]
 
@@ -98,7 +98,7 @@ class Command(SiteCommand):
         }  # fmt: skip
         for name, text in told.items():
             if text:
-                self.stdout.write(f"{name:<10} {printable(text)}")
+                self.stdout.write(f"{name:<10} {safe_text(text, None)}")
         for figure in view.figures:
             change = f"  ({figure.change})" if figure.change else ""
             self.stdout.write(f"{figure.name:<24} {figure.before or '-'} -> {figure.after or '-'}{change}")
@@ -135,7 +135,7 @@ class Command(SiteCommand):
             job, kind, word, *rest = view.cells()
             table.add_row(job, Text(kind), Text(word, _STYLES.get(word, "")), *map(Text, rest))
             if view.job.error:
-                table.add_row("", "", "", Text(printable(view.job.error)[:_MOST_OF_ERROR]))
+                table.add_row("", "", "", Text(safe_text(view.job.error, None)[:_MOST_OF_ERROR]))
         Console().print(table)
 
 

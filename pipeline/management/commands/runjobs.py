@@ -20,7 +20,7 @@ from pipeline.jobs.command import as_command_errors
 from pipeline.jobs.queue import JobServer
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
-from streams.writing import process
+from streams.writing.name import written_by
 
 __all__ = ["Command"]
 
@@ -42,14 +42,13 @@ class Command(SiteCommand):
     def is_service(self, options: Mapping[str, Any]) -> bool:
         return not options.get("once")
 
+    @written_by("runjobs")
     def handle(self, *args: Any, **options: Any) -> None:
-        """Runs jobs from the queue. At the end, retires this process as a writer."""
-        process.use_instance("runjobs-{n}")
+        """Runs jobs from the queue."""
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         with as_command_errors():
             server.run(once=options["once"])
-            process.retire_all()
         if options["once"] and server.failed:
             sys.exit(1)

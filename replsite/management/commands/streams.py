@@ -1,8 +1,8 @@
-"""Shows positions, pending facts, readers and their lag: the live page for terminals and scripts.
+"""Shows positions, open appends, readers and their lag: the live page for terminals and scripts.
 
 Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Something is
-wrong if a status has the severity ``wrong``. Examples are a writer that is blocked or gone with pending facts, a reader
-that is stuck, and a sequence below the stored position of its stream.
+wrong if a status has the severity ``wrong``. Examples are a stream that is blocked by an open append, a reader that is stuck,
+and a sequence below the stored position of its stream.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from django.db import DatabaseError as DjangoDatabaseError
 from django.db import connections
 
 from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, Group, live_page_data
-from replsite.snapshot.take import limits, take_snapshot
+from replsite.snapshot.take import limits, look_and_take_snapshot
 from replsite.snapshot.types import Snapshot, WorkersView, as_json
 from replsite.status.trends import History
 from replsite.status.verdicts import HealthWord
 from replsite.terminal.tables import Content, lines_of
+from streams import registry
 from streams.conf import on_database, stream_settings
 from streams.db import driver
-from streams.errors import UnknownWriter
 from streams.runtime.command_line import SITE_CHECKS, SiteCommand
-from streams.runtime.text import printable
+from streams.runtime.text import safe_text
 
 WATCH_SECONDS = 1.0
 PLAIN_WATCH_SECONDS = 10.0
@@ -46,8 +46,7 @@ class Command(SiteCommand):
         ("streams --watch", "again every second until Ctrl-C"),
         ("streams --storage", "also what lies in the database, and how it grows"),
         ("streams --json | jq .health.sentence", "for scripts"),
-        ("streams retire web-3", "ask it to leave; a dead one is taken out, if it is proven dead"),
-        ("streams abort web-3", "show and end the open transactions that hold its streams back"),
+        ("streams abort orders", "show and end the open transactions that hold the stream back"),
         ("streams forget billing", "remove the cursors of a reader that will not run again"),
     )
 
@@ -69,13 +68,8 @@ class Command(SiteCommand):
             "--database", metavar="ALIAS", help="of the settings' databases (default: the streams' own)"
         )
         actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION")
-        retire = actions.add_parser("retire", help="ask a living writer to leave its streams, or take a dead one out")
-        retire.add_argument("writer", metavar="WRITER", help="name of the writer")
-        retire.add_argument(
-            "--timeout", type=float, default=30.0, help="seconds to wait for a living one to leave (30)"
-        )
-        abort = actions.add_parser("abort", help="end the transactions with which a writer holds its streams back")
-        abort.add_argument("writer", metavar="WRITER", help="name of the writer")
+        abort = actions.add_parser("abort", help="end the open transactions that hold a stream back")
+        abort.add_argument("stream", metavar="STREAM", help="name of the stream")
         abort.add_argument("--yes", action="store_true", help="do not ask")
         forget = actions.add_parser("forget", help="remove a named reader's cursors, so that it is listed no more")
         forget.add_argument("reader", metavar="READER", help="name of the reader")
@@ -113,13 +107,13 @@ class Command(SiteCommand):
 
     def _once(self, options: dict[str, Any]) -> Snapshot:
         history = History()
-        snapshot = take_snapshot(history)
+        snapshot = look_and_take_snapshot(history)
         patience = limits().stuck_after_seconds
         # One snapshot cannot tell a stuck reader from a slow one. A second one shows whether the reader moved meanwhile.
         if not options["now"] and _perhaps_stuck(snapshot, patience):
             self.stderr.write(f"A reader is far behind; watching it for {patience:g} s to tell whether it moves.")
             time.sleep(patience + 0.1)
-            snapshot = take_snapshot(history)
+            snapshot = look_and_take_snapshot(history)
         self._show(snapshot, options)
         return snapshot
 
@@ -130,11 +124,11 @@ class Command(SiteCommand):
             if screen is not None and not options["json"]:
                 with screen.updating() as update:
                     while True:
-                        snapshot = take_snapshot(history)
+                        snapshot = look_and_take_snapshot(history)
                         update(_content(snapshot, storage=options["storage"]))
                         time.sleep(WATCH_SECONDS)
             while True:
-                snapshot = take_snapshot(history)
+                snapshot = look_and_take_snapshot(history)
                 self._show(snapshot, options)
                 self.stdout.flush()
                 time.sleep(WATCH_SECONDS if options["json"] else PLAIN_WATCH_SECONDS)
@@ -162,20 +156,17 @@ class Command(SiteCommand):
 
         return screen
 
-    # --- writers --------------------------------------------------------------------------------------------------
+    # --- actions --------------------------------------------------------------------------------------------------
 
     def _act(self, options: dict[str, Any]) -> None:
-        from replsite.terminal.writer_actions import WriterActions  # noqa: PLC0415 - only for these actions
+        from replsite.terminal.stream_actions import Confirmation, abort  # noqa: PLC0415 - only for this action
 
-        actions = WriterActions(self.stdout.write, self.stderr.write)
+        stream = options["stream"]
+        if registry.find(stream) is None:
+            raise CommandError(f"There is no stream {stream!r}. Streams: {', '.join(registry.names())}.", returncode=2)
         try:
-            with closing(driver.direct_connection(application_name=f"replsite streams {options['action']}")) as own:
-                if options["action"] == "retire":
-                    actions.retire(own.cursor(), options["writer"], options["timeout"])
-                else:
-                    actions.abort(own.cursor(), options["writer"], is_confirmed=options["yes"])
-        except UnknownWriter as error:
-            raise CommandError(str(error), returncode=2) from error
+            with closing(driver.direct_connection(application_name="replsite streams abort")) as own:
+                abort(own.cursor(), stream, self.stdout.write, None if options["yes"] else Confirmation())
         except driver.DatabaseError as error:
             raise CommandError(driver.explain(error), returncode=1) from error
 
@@ -198,9 +189,9 @@ def _content(snapshot: Snapshot, *, storage: bool) -> Content:
 
 
 def _headline(snapshot: Snapshot) -> str:
-    lines = [f"{snapshot.health.word.upper()}  {printable(snapshot.health.sentence)}"]
+    lines = [f"{snapshot.health.word.upper()}  {snapshot.health.sentence}"]
     lines += [f"  {p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in snapshot.health.problems[1:]]
-    return "\n".join([*map(printable, lines), f"as of {snapshot.as_of:%Y-%m-%d %H:%M:%S} UTC"])
+    return "\n".join([*(safe_text(line, None) for line in lines), f"as of {snapshot.as_of:%Y-%m-%d %H:%M:%S} UTC"])
 
 
 def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ...], list[Group]]]:

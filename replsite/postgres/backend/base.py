@@ -17,6 +17,7 @@ from django.db.backends.postgresql.client import DatabaseClient as PostgresClien
 from django.db.backends.postgresql.psycopg_any import errors, sql
 from django.db.utils import OperationalError
 
+from replsite.conf import site_settings
 from replsite.postgres.errors import EmbeddedPostgresError
 from replsite.postgres.server import EmbeddedServer, find_programs
 
@@ -30,16 +31,16 @@ __all__ = ["DatabaseClient", "DatabaseWrapper", "embedded_server"]
 
 def embedded_server() -> EmbeddedServer:
     """Returns the embedded server that Django's settings describe."""
-    programs = getattr(settings, "REPLSITE_POSTGRES_BIN", "")
-    if not (folder := getattr(settings, "REPLSITE_DATA_DIR", "")):
+    site = site_settings()
+    if not getattr(settings, "REPLSITE_DATA_DIR", ""):
         raise ImproperlyConfigured(
             "The embedded PostgreSQL (replsite.postgres.backend) needs a folder for its data. Set, for instance: "
             'REPLSITE_DATA_DIR = BASE_DIR / "data"'
         )
     return EmbeddedServer(
-        data_dir=Path(folder),
-        programs=Path(programs) if programs else None,
-        fsync=getattr(settings, "REPLSITE_POSTGRES_FSYNC", True),
+        data_dir=Path(site.data_dir),
+        programs=Path(site.postgres_bin) if site.postgres_bin else None,
+        fsync=site.postgres_fsync,
     )
 
 

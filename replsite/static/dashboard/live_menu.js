@@ -53,15 +53,14 @@ window.liveMenu = (() => {
       }
       copy("manage.py streams --json");
     } else {
-      const stream = body.dataset.key, writer = head ? "" : line.dataset.key;
+      const stream = body.dataset.key, held = line.dataset.key.startsWith("\nheld ");
+      const writer = head || held ? "" : line.dataset.key;
       open("Open the position");
       if (writer) add("History of the writer", address(root, "who", writer));
       add(`History of ${stream}`, address(root, "history", stream));
-      if (writer && line.dataset.id) {
-        add("End what it holds open …", address(root, "end", writer));
-        add("Retire the writer …", address(root, "retire", writer));
-        copy(`manage.py streams abort ${quoted(writer)}`);
-        copy(`manage.py streams retire ${quoted(writer)}`);
+      if (held || line.dataset.id) {
+        add("End what holds it back …", address(root, "end", stream));
+        copy(`manage.py streams abort ${quoted(stream)}`);
       } else copy("manage.py check_streams");
     }
     entries.push({ text: "Link to this line", command: linkTo(line) });

@@ -16,9 +16,10 @@ from django.db import DatabaseError, connections
 from streams import load_generator, registry
 from streams.core.names import check_name
 from streams.db import driver
-from streams.errors import StreamError, WriterBusy, WriterFenced
+from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
-from streams.writing import process, reservation
+from streams.writing import reservation
+from streams.writing.name import written_by
 
 __all__ = ["Command"]
 
@@ -48,40 +49,31 @@ class Command(SiteCommand):
         parser.add_argument("--count", type=int, required=True, help="facts in total")
         parser.add_argument("--batch", type=int, default=1, help="facts per transaction (1)")
         parser.add_argument("--threads", type=int, default=1, help="threads that append side by side (1)")
-        parser.add_argument("--instance", default="append-{n}", help="writer name or pattern (append-{n})")
+        parser.add_argument("--instance", default="append", help="writer name (append)")
         parser.add_argument(
             "--patient",
             action="store_true",
-            help="while the database is away, or the writer's name is lost with its connection: wait, and go on",
+            help="while the database is away: wait, and go on",
         )
         parser.add_argument("--rate", type=float, default=0.0, help="at most so many facts a second in all (no limit)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Appends the facts. Prints one line with the number of facts, the elapsed time and the rate.
-
-        Raises `CommandError` if the writer still had pending facts when it was retired.
-        """
+        """Appends the facts. Prints one line with the number of facts, the elapsed time and the rate."""
         self._check(options)
-        process.use_instance(options["instance"])
         run = _Run(
             options["stream"], options["count"], options["batch"], options["rate"], is_patient=options["patient"]
         )
         begun = time.perf_counter()
         try:
-            process.current_writer().tracker(registry.get(options["stream"]))
-            run.in_threads(options["threads"])
+            with written_by(options["instance"]):
+                run.in_threads(options["threads"])
             seconds = time.perf_counter() - begun
-            is_clean = process.retire_all()
         except (DatabaseError, driver.DatabaseError) as error:
             raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
         except KeyboardInterrupt:
             raise CommandError(f"Interrupted after {run.done} facts.", returncode=130) from None
-        if not is_clean:
-            raise CommandError(
-                "Some facts were still pending after 5 s; the writer was released all the same.", returncode=1
-            )
         self.stdout.write(
             f"appended {run.done} facts to {options['stream']} in {seconds:.2f} s: {run.done / seconds:,.0f}/s"
         )
@@ -102,10 +94,8 @@ class Command(SiteCommand):
 
 
 def _passes(error: Exception) -> bool:
-    """Returns true for a temporary error: a lost database connection, or a writer that does not hold its instance name now."""
-    return isinstance(error, (WriterFenced, WriterBusy, *driver.connection_gone)) or isinstance(
-        error.__cause__, driver.connection_gone
-    )
+    """Returns true for a temporary error: a lost database connection."""
+    return isinstance(error, driver.connection_gone) or isinstance(error.__cause__, driver.connection_gone)
 
 
 class _Run:
@@ -171,7 +161,7 @@ class _Run:
         while True:
             try:
                 generator.append(count)
-            except (WriterFenced, WriterBusy, DatabaseError, *driver.connection_gone) as error:
+            except (DatabaseError, *driver.connection_gone) as error:
                 if not (self.is_patient and _passes(error)) or self._ended.is_set():
                     raise
                 # If COMMIT succeeded on the server and only its answer was lost, the retry appends the batch a second

@@ -12,6 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 from streams import epochs
 from streams.db import driver
 from streams.errors import StreamError
+from streams.holds.weaknesses import Weakness
 from streams.maintenance import check, table_sequences
 from streams.maintenance.table_sequences import TableFinding
 from streams.runtime.command_line import SiteCommand
@@ -23,8 +24,8 @@ class Command(SiteCommand):
     """The command ``check_streams``. It checks each stream's sequence, and compares three numbers of the stream.
 
     The numbers are the sequence's value, the highest ID in the tables and the highest stored position. It also checks
-    the sequences that number the rows of the site's tables. ``--repair`` mends a sequence, and raises its value if it is
-    below one of the other numbers.
+    the sequences that number the rows of the site's tables, and what holds the streams. ``--repair`` mends a sequence, and
+    raises its value if it is below one of the other numbers. It installs triggers that are missing.
     """
 
     help = (
@@ -62,29 +63,41 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Prints the findings; with ``--repair``, repairs the streams first. Raises `CommandError` if a finding is not ``ok``."""
         try:
-            with closing(driver.direct_connection(application_name="replsite check_streams")) as connection:
-                self._check(connection.cursor(), options)
+            with closing(_connect()) as connection, closing(_connect()) as other:
+                self._check(connection.cursor(), other.cursor(), options)
         except driver.DatabaseError as error:
             raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
 
-    def _check(self, cursor: Any, options: dict[str, Any]) -> None:
+    def _check(self, cursor: Any, other: Any, options: dict[str, Any]) -> None:
         epoch = self._epoch(cursor, new=options["new_epoch"], keep=options["keep_epoch"])
         if options["repair"]:
             for one, done in table_sequences.repair_tables(cursor):
                 self.stderr.write(f"{one.table}.{one.column}: {one.verdict}; {done}")
             for finding, done in check.repair_streams(cursor):
                 self.stderr.write(f"{finding.stream}: {finding.verdict}; {done}")
+            for weakness, done in check.repair_holds(cursor, other):
+                self.stderr.write(f"{weakness.stream}: {weakness.what}; {done}")
         findings = check.inspect_streams(cursor)
         tables = [one for one in table_sequences.inspect_tables(cursor) if not one.well]
-        (self._json if options["json"] else self._print)(findings, tables, epoch)
+        weak = check.inspect_holds(cursor, other)
+        losing = [found for found in weak if found.loses]
+        (self._json if options["json"] else self._print)(findings, tables, weak, epoch)
         wrong = [finding for finding in findings if not finding.well]
         bad = [f"{len(wrong)} of {len(findings)} streams"] if wrong else []
         bad += [f"the numbers of {len(tables)} tables"] if tables else []
+        if losing:
+            bad.append(f"the holds of {len({one.stream for one in losing})} streams")
         if bad:
             others = [f"{one.stream}: {one.fix.rstrip('.')}" for one in wrong if not one.is_mendable]
-            mends = ["--repair mends them"] if tables or len(others) < len(wrong) else []
+            others += [f"{one.stream or 'all streams'}: {one.fix.rstrip('.')}" for one in losing]
+            hopeless = {
+                one.stream for one in wrong if not one.is_mendable
+            }  # no trigger is installed without its sequence
+            can_mend = tables or len(hopeless) < len(wrong)
+            can_mend = can_mend or any(one.statement and one.stream not in hopeless for one in losing)
+            mends = ["--repair mends them"] if can_mend else []
             raise CommandError(f"{' and '.join(bad)} are not in order; {'; '.join([*mends, *others])}.", returncode=1)
 
     def _epoch(self, cursor: Any, *, new: bool, keep: bool) -> str:
@@ -92,13 +105,22 @@ class Command(SiteCommand):
             return epochs.begin_epoch(cursor, "check_streams --new-epoch")
         return epochs.keep_epoch(cursor) if keep else epochs.current_epoch(cursor)
 
-    def _json(self, findings: list[check.Finding], tables: list[TableFinding], epoch: str) -> None:
+    def _json(
+        self, findings: list[check.Finding], tables: list[TableFinding], weak: list[Weakness], epoch: str
+    ) -> None:
         for finding in findings:
             self.stdout.write(json.dumps(asdict(finding) | {"epoch": epoch}))
         for one in tables:
             self.stdout.write(json.dumps(asdict(one) | {"verdict": one.verdict, "fix": one.fix, "epoch": epoch}))
+        for weakness in weak:
+            found = {
+                "held": weakness.stream, "verdict": weakness.what, "fix": weakness.fix, "loses_facts": weakness.loses,
+            }  # fmt: skip
+            self.stdout.write(json.dumps(found | {"epoch": epoch}))
 
-    def _print(self, findings: list[check.Finding], tables: list[TableFinding], epoch: str) -> None:
+    def _print(
+        self, findings: list[check.Finding], tables: list[TableFinding], weak: list[Weakness], epoch: str
+    ) -> None:
         columns = ("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
         shown = [[getattr(one, column.replace(" ", "_")) for column in columns] for one in findings]
         self.print_table(columns, (["" if cell is None else cell for cell in row] for row in shown))
@@ -108,4 +130,13 @@ class Command(SiteCommand):
                 for one in tables
             )
             self.print_table(("column", "sequence", "highest in table", "verdict", "fix"), rows)
+        if weak:
+            self.print_table(
+                ("held stream", "verdict", "loses facts", "fix"),
+                ([one.stream or "all", one.what, "yes" if one.loses else "no", one.fix] for one in weak),
+            )
         self.stdout.write(f"epoch {epoch}")
+
+
+def _connect() -> Any:
+    return driver.direct_connection(application_name="replsite check_streams")

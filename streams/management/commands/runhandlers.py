@@ -17,6 +17,7 @@ from streams.errors import StreamError, UnknownReader
 from streams.follow import Reader, readers
 from streams.follow.handlers import load_handlers
 from streams.runtime.command_line import SiteCommand
+from streams.runtime.text import one_line
 
 __all__ = ["Command"]
 
@@ -117,6 +118,4 @@ def _beginning(reader: str, stream: str) -> str:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, driver.DatabaseError | DjangoDatabaseError):
-        return driver.explain(error)
-    return str(error) or type(error).__name__
+    return driver.explain(error) if isinstance(error, driver.DatabaseError | DjangoDatabaseError) else one_line(error)

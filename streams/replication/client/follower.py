@@ -27,14 +27,14 @@ from streams.replication.common.command_counts import received_rdata
 from streams.replication.common.command_hooks import dispatch
 from streams.replication.errors import BadAddress, CatchUpError, WrongRemote
 from streams.replication.protocol.client_state import ClientState
-from streams.replication.protocol.commands import ID_LIMIT, Command, Error, Position, RData, Server, overlong, printable
+from streams.replication.protocol.commands import ID_LIMIT, Command, Error, Position, RData, Server, overlong
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.protocol.cursors import Cursors, Event, Fact, MissingRange, Moved, Reset
 from streams.replication.protocol.ordering import FollowedRow, LinearView, Range, View
 from streams.replication.protocol.reconnect import Backoff, Outcome
 from streams.replication.transport.addresses import Address
 from streams.runtime.logs import Condition, LineBound, get_logger
-from streams.runtime.text import OTHER
+from streams.runtime.text import OTHER, safe_text
 
 __all__ = ["Follower", "FollowerOptions", "Handler"]
 
@@ -258,7 +258,7 @@ class Follower:
                 case Server(name):
                     self._check_server(name)
                 case Error(text):
-                    log.warning("follower.server_error", server=str(self.connector), text=printable(text[:500]))
+                    log.warning("follower.server_error", server=str(self.connector), text=safe_text(text, 500))
                 case _:
                     self._cursors.end_run()
                     self._dispatch(command)
@@ -301,7 +301,7 @@ class Follower:
             name = name[:ID_LIMIT]
             raise WrongRemote(
                 f"The server at {self.connector} calls itself {name!r}, not {wanted!r}. Correct the address, or follow "
-                f"that server by its name: --server-name {printable(name)}."
+                f"that server by its name: --server-name {safe_text(name, None)}."
             )
 
     async def _take_position(self, command: Position) -> None:

@@ -26,10 +26,11 @@ from streams.core.json_codec import MOST_DEPTH, is_deeper
 from streams.errors import ResyncNeeded
 from streams.replication.client.table_catch_up import Writers
 from streams.replication.errors import BadAddress, CatchUpError, GapError
-from streams.replication.protocol.commands import is_name, printable
+from streams.replication.protocol.commands import is_name
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.transport.tls import checking_context
 from streams.runtime.logs import get_logger
+from streams.runtime.text import safe_text
 
 __all__ = ["MEMORY_STREAMS", "HttpCatchUp", "HttpServer", "HttpServers"]
 
@@ -285,4 +286,4 @@ def _error_text(body: bytes) -> str:
     text = body[:2000].decode("utf-8", "replace")
     with suppress(msgspec.MsgspecError, KeyError, TypeError, RecursionError):  # not every server answers with JSON
         text = msgspec.json.decode(body)["error"]
-    return printable(str(text)[:300])
+    return safe_text(str(text), 300)

@@ -8,7 +8,7 @@ bounded, because `BatchSizer` lowers the number of rows to read when rows are la
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -19,7 +19,7 @@ from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.protocol.row_size import row_size
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["BatchSizer", "FactRange", "NotSo", "Premise", "table_rows"]
+__all__ = ["BatchSizer", "FactRange", "table_rows"]
 
 _token = attrgetter("token")
 
@@ -33,36 +33,19 @@ class FactRange:
     writers: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Premise:
-    """A condition that has to hold in the snapshot in which rows are read: its SQL, and the values of its parameters.
-
-    The parameters must have other names than the parameters of ``streams.core.queries.rows_sql``.
-    """
-
-    sql: str
-    values: Mapping[str, Any]
-
-
-class NotSo(Exception):
-    """The error if a `Premise` is false in the snapshot in which rows were read. The caller gets no rows."""
-
-
 def table_rows(
-    cursor: Any, declaration: StreamDeclaration, wanted: FactRange, limit: int, premise: Premise | None = None
+    cursor: Any, declaration: StreamDeclaration, wanted: FactRange, limit: int
 ) -> tuple[list[FollowedRow], int]:
     """Returns (rows, position): about ``limit`` rows of the range, and the position up to which the range was read.
 
     Rows ascend by token, facts are whole, and the rows of a fact are in order. The position is ``wanted.upto`` if all
     rows of the range were read. Before this call, the caller must have read the positions of the wanted writers.
     ``wanted.upto`` must not exceed these positions, because facts above a position may still be pending.
-
-    Raises `NotSo` if ``premise`` is given, and is false in the snapshot in which a table is read.
     """
     bounds = wanted.after, wanted.upto
     with collector_paused():  # thousands of new tuples would start the garbage collector again and again
         reached, whole = read_whole(
-            declaration, lambda table, limit: _fetch(cursor, declaration, table, wanted, limit, premise), bounds, limit
+            declaration, lambda table, limit: _fetch(cursor, declaration, table, wanted, limit), bounds, limit
         )
         parts = [_followed(declaration, table, batch) for table, batch in zip(declaration.tables, whole, strict=True)]
         # heapq.merge is stable: rows of one token keep the order of the declaration's tables.
@@ -70,23 +53,11 @@ def table_rows(
 
 
 def _fetch(
-    cursor: Any,
-    declaration: StreamDeclaration,
-    table: FactTable,
-    wanted: FactRange,
-    limit: int,
-    premise: Premise | None,
+    cursor: Any, declaration: StreamDeclaration, table: FactTable, wanted: FactRange, limit: int
 ) -> list[tuple[Any, ...]]:
     cursor.execute(
-        rows_sql(
-            declaration,
-            table,
-            of_writers=wanted.writers is not None,
-            with_times=False,
-            premise="" if premise is None else premise.sql,
-        ),
+        rows_sql(declaration, table, of_writers=wanted.writers is not None, with_times=False),
         {
-            **({} if premise is None else premise.values),
             "after": wanted.after,
             "upto": wanted.upto,
             "writers": None if wanted.writers is None else list(wanted.writers),
@@ -94,11 +65,7 @@ def _fetch(
         },
     )
     found: list[tuple[Any, ...]] = cursor.fetchall()
-    if premise is None:
-        return found
-    if not found[0][0]:
-        raise NotSo
-    return [row[1:] for row in found if row[1] is not None]
+    return found
 
 
 def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[Sequence[Any]]) -> list[FollowedRow]:

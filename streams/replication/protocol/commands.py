@@ -48,7 +48,6 @@ __all__ = [
     "is_name",
     "overlong",
     "parse_line",
-    "printable",
 ]
 
 #: Longest line of version 1.43, line feed not counted.
@@ -271,14 +270,6 @@ def overlong(command: Command) -> str:
         if len(text := getattr(command, name)) > most:
             return f"{command.WORD}: {name} {_short(text)} has more than {most} characters"
     return ""
-
-
-def printable(text: str) -> str:
-    """Returns ``text``, which the other side has sent, in a form that is safe in logs, pages and terminals.
-
-    Every unprintable character, such as one that moves a cursor or reverses text, becomes U+FFFD.
-    """
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 # --- reading arguments --------------------------------------------------------------------------------------------

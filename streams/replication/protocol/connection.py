@@ -28,6 +28,7 @@ from streams.replication.protocol.commands import (
     format_line,
     parse_line,
 )
+from streams.stream_settings import StreamSettings
 
 __all__ = ["ClientConnection", "CloseReason", "Connection", "Limits", "ServerConnection", "State"]
 
@@ -76,9 +77,9 @@ class CloseReason(enum.StrEnum):
 class Limits:
     """The time limits of a connection, and the longest line."""
 
-    ping_interval_seconds: float = 5.0
-    ping_timeout_seconds: float = 15.0
-    abort_after_seconds: float = 25.0
+    ping_interval_seconds: float = StreamSettings().ping_interval_seconds
+    ping_timeout_seconds: float = StreamSettings().ping_timeout_seconds
+    abort_after_seconds: float = StreamSettings().close_limit_seconds
     """Time from the request to close until the caller is to abort a transport that is still open."""
     line_bytes: int = LINE_LIMIT_BYTES
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streams.replication.protocol.commands import ClearUserSync, Command, FederationAck, UserIP, UserSync
+from streams.runtime.text import storable
 
 __all__ = ["Addresses", "ReportBuffer", "Reports", "Sync"]
 
@@ -253,19 +254,14 @@ class ReportBuffer:
         if key not in waiting and not self._takes_room(connection, "addresses", len(waiting)):
             self.dropped[UserIP.WORD] += 1
             return
-        agent = _text(command.user_agent or "")[:LONGEST_AGENT]
+        agent = storable(command.user_agent or "")[:LONGEST_AGENT]
         milliseconds = max(_milliseconds(command.last_seen_ms), waiting.get(key, ("", "", 0))[2])
         waiting[key] = device, agent, milliseconds
 
 
-def _text(text: str) -> str:
-    """Replaces the characters that PostgreSQL cannot store in a text: NUL and lone surrogates."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
-
-
 def _name(text: str) -> str | None:
     """Replaces the characters of a name that PostgreSQL cannot store. Returns null if the name is too long for an index."""
-    clean = _text(text)
+    clean = storable(text)
     return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from streams.core.json_codec import encode_json
 from streams.db import driver
+from streams.db.lock_holders import describe_lock_holder
 from streams.errors import StreamError
 from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.logs import get_logger
-from streams.writing.lease import describe_lock_holder
 
 __all__ = ["Batch", "Recorder", "RecorderBusy"]
 

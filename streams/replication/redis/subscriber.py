@@ -31,12 +31,12 @@ from streams.replication.protocol.commands import (
     Server,
     format_line,
     parse_line,
-    printable,
 )
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.redis.connection import RedisConnection, open_redis
 from streams.replication.transport.addresses import RedisAddress
 from streams.runtime.logs import get_logger
+from streams.runtime.text import safe_text
 
 __all__ = ["RedisConnector", "RedisLink", "first_positions_first"]
 
@@ -213,7 +213,7 @@ class RedisLink:
         except (UnicodeDecodeError, CommandError) as error:
             self.ignored += 1
             if self.ignored <= LOGGED_LIMIT:
-                said = printable(data[:80].decode("utf-8", "replace"))
+                said = safe_text(data[:80].decode("utf-8", "replace"))
                 log.warning("follower.message_ignored", server=self._where, error=str(error), message=said)
             return None
 

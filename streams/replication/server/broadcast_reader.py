@@ -23,8 +23,6 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.reading import watcher
-from streams.reading.position_cache import NotificationQueue, PositionCache
-from streams.reading.position_notifications import PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, existing_rows
 from streams.replication.errors import DatabaseRestored
@@ -48,7 +46,6 @@ from streams.replication.protocol.rdata_sql import (
     plain_lines_sql,
     take_lines,
 )
-from streams.writing import dead_writers
 
 __all__ = ["BroadcastReader", "Done", "Piece", "Round", "read_lines"]
 
@@ -98,9 +95,7 @@ class BroadcastReader:
         self._line_limit_bytes = line_limit_bytes
         self._using = using
         self._name = name
-        in_memory = [stream.name for stream in registry.all_streams() if stream.declaration.in_memory]
-        self._heard = PositionCache(may_begin_anew=in_memory.__contains__)
-        self._waiting = NotificationQueue()  # since the last round or read of the table
+        self._known: dict[str, dict[str, StoredPosition]] = {}
         self._current_at = -math.inf
         """Monotonic start time of the last read that read all announced facts."""
         self._epoch = ""
@@ -109,13 +104,6 @@ class BroadcastReader:
         self._has_many_rows: dict[str, bool] = {}
         """Stream -> true if its last read had a fact of several rows. The next read probably has one, too."""
         self._connection = driver.KeptConnection(using, name, reads_in_order=True)
-
-    def hear(self, notifications: Sequence[PositionNotification]) -> None:
-        """Queues received notifications for the next round. An empty list means that some notifications may be lost.
-
-        Called by the listener's thread alone, before it requests a round.
-        """
-        self._waiting.put(notifications)
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """Returns all positions that are stored now, as ``{stream: {writer: position}}``. Raises `DatabaseRestored`."""
@@ -152,42 +140,24 @@ class BroadcastReader:
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """Yields a database cursor. After an error, forgets the known positions and makes the next call check the epoch.
-
-        The known positions are not reliable after an error, because some received notifications may not have been
-        applied.
-        """
+        """Yields a database cursor. After an error, the next call checks the epoch."""
         try:
             with self._connection.cursor() as cursor:
                 yield cursor
         except BaseException:
-            self._heard.forget()
             self._knows_epoch = False
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         """Returns the positions of all writers of the streams in ``only``, or of all streams if ``only`` is null.
 
-        If notifications have brought all these positions, no query is needed. Otherwise the positions are read from the
-        table. Before returning, drops the cached values that the positions invalidate. Otherwise a client might receive
-        a position, send a request to this process, and get a cached value that is older than the position.
+        Before returning, drops the cached values that the positions invalidate. Otherwise a client might receive a
+        position, send a request to this process, and get a cached value that is older than the position.
         """
-        found = self._find_positions(cursor, only)
-        watcher.before_shown(found, self._using)
-        return found
-
-    def _find_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         self._check_epoch(cursor)
-        heard = self._waiting.take()
-        if only is None:
-            return self._possible_positions(cursor, None)
-        if unclear := self._heard.hear(heard, only):
-            self._possible_positions(cursor, unclear)
-        return self._heard.of(only)
-
-    def _possible_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        found = possible_positions(cursor, None if only is None else sorted(only), self._heard.known)
-        self._heard.looked(found, only)
+        found = possible_positions(cursor, None if only is None else sorted(only), self._known)
+        self._known.update(found)
+        watcher.before_shown(found, self._using)
         return found
 
     def round(self, only: Collection[str] | None = None) -> Round:
@@ -219,11 +189,6 @@ class BroadcastReader:
         if only is None and not cut:
             self._current_at = began  # not the end: facts announced since the start may be unread
         return result
-
-    def resolve_dead_writers(self) -> None:
-        """Retires writers that are proven dead. Other writers do this, too, but there may be no other writer."""
-        with self._at_work() as cursor:
-            dead_writers.resolve_dead_writers(cursor, self._name)
 
     def close(self) -> None:
         """Closes the database connection."""

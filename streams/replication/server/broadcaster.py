@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
-from streams.core.names import is_pattern
+from streams.core.names import name_without_number
 from streams.db import driver
-from streams.reading.position_notifications import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener
 from streams.replication.common.command_counts import CommandCounts
 from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.errors import DatabaseRestored
@@ -55,6 +55,9 @@ ANSWER_OTHERS_SECONDS = 0.05
 ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
 #: A client has read its last answer when fewer bytes than this wait in its buffer.
 ANSWER_TAKEN_BYTES = 4 * 1024
+#: A client in whose buffer more bytes than this wait gets no relayed lines. They would wait with the facts behind them, and a
+#: client that sends many such lines would have clients on slow lines cut.
+RELAY_BYTES = 64 * 1024
 #: The time of work for clients that send a lot, after which the loop rests.
 REST_FROM_SECONDS = 0.002
 #: The share of the loop's time for clients that each send little, and the most of it that may be saved up. Eight hundred
@@ -119,7 +122,7 @@ class Broadcaster:
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
-        instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
+        instance = name_without_number(self.settings.instance)
         self._announcer = Announcer(
             self.streams,
             stand_in=instance,
@@ -324,14 +327,19 @@ class Broadcaster:
             others_in = max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS)
             self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
-    def relay(self, lines: Sequence[RelayedLine], wants: Callable[[ReplicationClient], bool] = lambda _: True) -> None:
-        """Sends lines to all clients of this server for which ``wants`` returns true, but no line to its own sender."""
+    def relay(self, lines: Sequence[RelayedLine], wants: Callable[[ReplicationClient], bool] = lambda _: True) -> int:
+        """Sends lines to all clients of this server for which ``wants`` returns true, but no line to its own sender.
+
+        Returns the number of clients that were left out, because too much waits for them.
+        """
         senders = {line.sender for line in lines}
-        wanting = [peer for peer in self.peers.values() if wants(peer)]
+        all_wanting = [peer for peer in self.peers.values() if wants(peer)]
+        wanting = [peer for peer in all_wanting if peer.buffered_bytes <= RELAY_BYTES]
         self._write_lines(lines, [peer for peer in wanting if peer not in senders])
         for peer in wanting:
             if peer in senders:
                 self._write_lines([line for line in lines if line.sender is not peer], [peer])
+        return len(all_wanting) - len(wanting)
 
     def positions(self) -> dict[str, dict[str, int]]:
         """Returns the positions up to which all facts were sent, as ``{stream: {writer: position}}``."""
@@ -393,19 +401,16 @@ class Broadcaster:
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
-    def _notified(self, notifications: list[PositionNotification]) -> None:
-        """Queues notifications. If no other round is running, makes the reading part of a round in this thread, the listener's.
+    def _notified(self, names: list[str]) -> None:
+        """Requests a round over these streams. If none is running, makes its reading part in this thread, the listener's.
 
         A round in the database thread would need three thread switches between a commit and the followers. Three
         switches take as long as all other work of the round.
         """
-        self._backlog.hear(
-            notifications
-        )  # first, so that the next round applies these notifications, whichever thread it runs in
         loop = self._loop
         if loop is None or loop.is_closed():
             return
-        streams = {notification.stream for notification in notifications}
+        streams = set(names)
         if not streams or not self.peers or not self._in_round.acquire(blocking=False):
             loop.call_soon_threadsafe(self._request_round, streams)
             return
@@ -570,18 +575,10 @@ class Broadcaster:
             self._cut_slow_clients(now)
             closed, self._lost = self._lost, []
             await self._store_readers([*closed, *self.peers.values()])
-            await self._resolve_dead_writers()
             if now >= forget_at:
                 forget_at = now + FORGET_EVERY_SECONDS
                 await self._write_readers(self._reader_rows.forget_old)
             await asyncio.sleep(FIGURES_SECONDS)
-
-    async def _resolve_dead_writers(self) -> None:
-        try:
-            await self._begin_round(self._backlog.resolve_dead_writers)
-            self._in_round.release()
-        except driver.DatabaseError as error:  # the rounds log the lost database, and try again
-            log.debug("broadcaster.dead_writers_not_resolved", error=str(error).strip())
 
     def _cut_slow_clients(self, now: float) -> None:
         given = self.settings

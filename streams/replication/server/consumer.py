@@ -18,12 +18,13 @@ from channels.exceptions import StopConsumer
 from structlog.contextvars import bind_contextvars
 
 from streams.replication.common.second_total import SecondTotal
-from streams.replication.protocol.commands import Command, Error, FederationAck, Name, Replicate, printable
+from streams.replication.protocol.commands import Command, Error, FederationAck, Name, Replicate
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.server.client import ReplicationClient
 from streams.replication.server.worker_reports import WorkerReports, process_reports
 from streams.runtime.logs import get_logger
+from streams.runtime.text import safe_text
 
 __all__ = ["ReplicationConsumer"]
 
@@ -146,7 +147,7 @@ class ReplicationConsumer(AsyncConsumer):
             self._handle(peer, command)
             if isinstance(command, FederationAck) and command.instance != self._name:
                 self._reports.drop(command)  # a federation sender must not acknowledge for another one
-                peer.refuse(printable(f"it may not acknowledge for {command.instance[:100]}"))
+                peer.refuse(safe_text(f"it may not acknowledge for {command.instance[:100]}", None))
             else:
                 reported.append(command)
         self._reports.take(peer, reported)
@@ -154,9 +155,9 @@ class ReplicationConsumer(AsyncConsumer):
     def _refuse(self, peer: ReplicationClient, why: str) -> None:
         """Closes a connection because the client's certificate does not allow the client's command. ``why`` is the reason."""
         if self._broadcaster.client_lines.has_room():
-            log.warning("replication.not_allowed", client=peer.name, address=peer.address, why=printable(why))
-        peer.refuse(printable(why))
-        peer.close(CloseReason.NOT_ALLOWED, printable(why))
+            log.warning("replication.not_allowed", client=peer.name, address=peer.address, why=safe_text(why, None))
+        peer.refuse(safe_text(why, None))
+        peer.close(CloseReason.NOT_ALLOWED, safe_text(why, None))
 
     def _handle(self, peer: ReplicationClient, command: Command) -> None:
         """Applies a command to this connection. `WorkerReports` relays the commands that are for other clients."""
@@ -171,13 +172,16 @@ class ReplicationConsumer(AsyncConsumer):
                 peer.keep_place()
                 if self._name is None:  # only the first name: a client that changes its name often would get many rows
                     self._name = name
-                self._broadcaster.name_peer(peer, printable(name[:200]))
+                self._broadcaster.name_peer(peer, safe_text(name))
                 bind_contextvars(client=peer.name)
             case Error(text) if not self._has_said_error:
                 self._has_said_error = True  # later ones are only counted: a client must not be able to flood the log
                 if self._broadcaster.client_lines.has_room():
                     log.warning(
-                        "replication.client_error", client=peer.name, address=peer.address, text=printable(text[:500])
+                        "replication.client_error",
+                        client=peer.name,
+                        address=peer.address,
+                        text=safe_text(text, 500),
                     )
 
     def _end_of_input(self) -> None:

@@ -7,7 +7,8 @@ connect can send NOTIFY. So commands from other servers are accepted only if the
 8,000 bytes.
 
 Synapse 1.43 does not know some later commands, and its clients would end the connection. So a later command is sent
-only to clients that have sent a later command themselves. Assumes a single event loop.
+only to clients that have sent a later command themselves. No command is sent to a client for which much waits.
+Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -256,10 +257,10 @@ class Relay:
         due, self._due, self._timer = self._due, [], None
         known = [line for line in due if line.word not in LATER_WORDS]
         later = [line for line in due if line.word in LATER_WORDS]
-        if known:
-            self._broadcaster.relay(known)
-        if later:
-            self._broadcaster.relay(later, lambda peer: peer.knows_later_commands)
+        for lines, wants in ((known, lambda _: True), (later, lambda peer: peer.knows_later_commands)):
+            left_out = self._broadcaster.relay(lines, wants) if lines else 0
+            for line in lines if left_out else ():
+                self.dropped[line.word] += left_out
         ended = time.monotonic()
         pause = min((ended - begun) * PAUSES, LONGEST_PAUSE_SECONDS)
         self._next_write = max(begun + GAP_SECONDS, ended + pause)

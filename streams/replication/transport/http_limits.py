@@ -29,6 +29,7 @@ from streams.replication.protocol.access import Network, address_key, is_among
 from streams.replication.transport.kernel_buffers import kernel_bytes
 from streams.replication.transport.websocket_output import PreparedTexts, SharedOutput
 from streams.runtime.logs import get_logger
+from streams.stream_settings import StreamSettings
 
 __all__ = ["HttpBounds", "HttpLimits"]
 
@@ -66,24 +67,25 @@ _LOG_SECONDS = 10.0
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 _TOO_LONG = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_DEFAULT = StreamSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
     """The limits of HTTP and WebSocket connections of one process."""
 
-    connections: int = 1_000
-    of_address: int = 500
+    connections: int = _DEFAULT.http_connection_limit
+    of_address: int = _DEFAULT.http_address_limit
     """Connections from one address (IPv6: one /64; this machine counts as one); 0: no limit."""
-    body_bytes: int = 4 * 1024 * 1024
-    buffer_bytes: int = 256 * 1024 * 1024
+    body_bytes: int = _DEFAULT.http_body_limit_bytes
+    buffer_bytes: int = _DEFAULT.http_buffer_limit_bytes
     """Request bodies received and answers not yet taken, of all clients together."""
-    websocket_buffer_bytes: int = 4 * 1024 * 1024
-    head_seconds: float = 10.0
+    websocket_buffer_bytes: int = _DEFAULT.websocket_buffer_limit_bytes
+    head_seconds: float = _DEFAULT.http_head_limit_seconds
     """From the first byte of a request's head to its last."""
-    body_seconds: float = 60.0
+    body_seconds: float = _DEFAULT.http_body_limit_seconds
     """From the end of the head to the end of the body."""
-    stall_seconds: float = 30.0
+    stall_seconds: float = _DEFAULT.send_stall_limit_seconds
     """The time over which a client must take at least ``SLOWEST_BYTES_PER_SECOND`` of its waiting answer, on average."""
     proxies: Sequence[Network] = ()
     """Networks of proxies. A proxy connects for many clients, so the limit per address does not apply to it."""

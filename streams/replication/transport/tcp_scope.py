@@ -33,6 +33,7 @@ from streams.replication.transport.last_connections import drop_handshakes, is_q
 from streams.replication.transport.tcp_places import TcpPlaces
 from streams.replication.transport.tls import Certificates, Refusal
 from streams.runtime.logs import get_logger
+from streams.stream_settings import StreamSettings
 
 __all__ = ["AsgiServer", "ListenerLimits", "TcpConnection"]
 
@@ -247,10 +248,10 @@ class TcpConnection(asyncio.Protocol):
 class ListenerLimits:
     """The limits of a server's listeners."""
 
-    tcp_connections: int = 5_000
-    tcp_of_address: int = 0
+    tcp_connections: int = StreamSettings().connection_limit
+    tcp_of_address: int = StreamSettings().connection_address_limit
     """Connections from one address (IPv6: one /64; this machine counts as one); 0: no limit."""
-    handshake_seconds: float = 10.0
+    handshake_seconds: float = StreamSettings().handshake_limit_seconds
     http: HttpBounds = field(default_factory=HttpBounds)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from events.models import CurrentState, Event, EventJson
 from streams import registry
-from streams.caching import cached
+from tests.support.cached import cached
 from tests.support.waiting import DEADLINE_SECONDS
 
 
@@ -25,7 +25,7 @@ def _said(room_id: str, event_type: str, state_key: str, name: str) -> str | Non
     return said
 
 
-@cached("topics_of_rooms", room_state=lambda room_id, user_ids: [(room_id,)])
+@cached("topics_of_rooms", lambda room_id, user_ids: [(room_id,)])
 def topic_of(room_id: str) -> str | None:
     return _said(room_id, "m.room.topic", "", "topic")
 
@@ -34,12 +34,12 @@ def _members(room_id: str, user_ids: Sequence[str]) -> list[tuple[str, str]]:
     return [(room_id, user_id) for user_id in user_ids]
 
 
-@cached("memberships", room_state=_members)
+@cached("memberships", _members)
 def membership_of(room_id: str, user_id: str) -> str | None:
     return _said(room_id, "m.room.member", user_id, "membership")
 
 
-@cached("reasons", room_state=_members)
+@cached("reasons", _members)
 def reason_of(room_id: str, user_id: str) -> str | None:
     return _said(room_id, "m.room.member", user_id, "reason")
 
@@ -57,7 +57,7 @@ def main() -> None:
                 registry.get(stream).wait_for(int(token), DEADLINE_SECONDS)
                 answer = "there"
             case ["hits"]:
-                answer = str(sum(f.store.counts.hits for f in (topic_of, membership_of, reason_of)))
+                answer = str(sum(f.hits for f in (topic_of, membership_of, reason_of)))
             case _:
                 answer = "?"
         sys.stdout.write(f"{answer}\n")

@@ -17,13 +17,13 @@ from events.maintenance.censor import censor, due
 from events.models import Event, EventJson, Room
 from events.persist.room_cache import StoredEvents
 from events.reading.event_json import load_events
-from streams.caching import cached
 from streams.catalog.models import CacheInvalidation
 from tests.oracle.answers import parsed
+from tests.support.cached import cached
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.stored_rooms import store_room
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -186,7 +186,7 @@ def test_a_cached_function_of_content_forgets_it():
     _, messages = room_with(1)
     assert body_of(messages[0].event_id) == "x"
     list(censor(NOW, "default"))
-    assert body_of(messages[0].event_id) is None
+    wait_until(lambda: body_of(messages[0].event_id) is None)
 
 
 def test_rules_use_the_pruned_form_from_then_on():

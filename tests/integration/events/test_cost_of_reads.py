@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from events.models import Event
-from events.notifier import notifier
 from events.reading.pages import events_around, timeline, visible_to
 from events.reading.state_at import state_at
 from events.sending.send import LocalRoom, NewEvent, create_room
@@ -16,7 +15,7 @@ from state.groups.filters import StateFilter
 from state.store import entries, full_state
 from streams.db.driver import PREPARED_FROM_USE
 from tests.support.rows_read import large_tables, pages_read, rows_read, rows_read_in_transactions
-from tests.support.waiting import wait_until
+from tests.support.syncing import heard
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN, BOB = "@ann:site", "@bob:site"
@@ -104,13 +103,14 @@ def synced_after_a_join(user: str, rooms: int) -> int:
     """Rows that a sync reads after the user has joined one more room."""
     for _ in range(rooms):
         create_room(user)
-    wait_until(notifier.positions)
+    heard()
     token = sync(user).next_batch
     counts = []
     with large_tables():
         for _ in range(2):
             room = create_room(BOB)
             room.join(user)
+            heard()
             answers = []
             counts.append(
                 rows_read_in_transactions(lambda token=token, answers=answers: answers.append(sync(user, token)))

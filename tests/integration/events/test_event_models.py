@@ -7,7 +7,6 @@ from django.db.models import QuerySet
 
 from events.models import BackwardExtremity, Event, EventEdge, EventJson, EventVisibility
 from state.models import StateGroup, StateGroupDelta
-from streams.errors import FactIsFixed
 
 pytestmark = pytest.mark.django_db
 
@@ -38,11 +37,6 @@ def test_position_zero_is_refused():
 def test_backfilled_events_have_negative_positions():
     Event.objects.writable().bulk_create([event(-5, "$old"), event(2, "$new")])
     assert list(Event.objects.order_by("pk").values_list("event_id", flat=True)) == ["$old", "$new"]
-
-
-def test_event_cannot_be_saved_outside_of_its_stream():
-    with pytest.raises(FactIsFixed):
-        event(2, "$a").save()
 
 
 @pytest.mark.parametrize("text", [b'{"a":"\\u0000"}', b'{ "b" : 1,"a":2 }\t', "é".encode()])

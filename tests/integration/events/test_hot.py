@@ -13,16 +13,16 @@ from events.models import CurrentState, CurrentStateDelta, Event
 from events.notifier import notifier
 from events.sending.send import create_room
 from streams import registry
-from streams.caching import invalidate_room_state
+from streams.caches import invalidate_room_state
 from streams.core.tokens import VectorToken
 from streams.db.driver import KeptConnection
 from streams.errors import WaitTimedOut
 from streams.homeserver.append import devices_changed
-from streams.models import StreamPosition
 from tests.oracles.token_ranges import in_range
 from tests.support.room_talker import USERS, chatter, talkers
+from tests.support.syncing import heard
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import cut, session
+from tests.support.writing import cut, session, store_positions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
@@ -69,6 +69,12 @@ def check(user: str, since: VectorToken) -> notifier.UserChanges:
         assert not moved
         assert not changed & found.rooms
     return found
+
+
+def settled(user: str) -> VectorToken:
+    """The position up to which the memory answers for a user, once everything is heard."""
+    heard()
+    return notifier.look(user, START).now
 
 
 # --- differential ---------------------------------------------------------------------------------------------------
@@ -119,10 +125,11 @@ def test_users_that_cannot_be_are_in_no_room(user):
     assert found.rooms == frozenset() and not found.memberships_changed
 
 
-def test_own_commit_is_seen_at_once(room):
-    since = notifier.look(ALICE, START).now
+def test_own_commits_come_as_those_of_others(room):
+    since = settled(ALICE)
     for _ in range(20):
         sent = room.send(ALICE, "m.room.message", {})
+        heard()
         found = notifier.look(ALICE, since)
         assert found.changed == {room.room_id}
         assert found.now.covers("master", sent.stream_ordering)
@@ -131,32 +138,16 @@ def test_own_commit_is_seen_at_once(room):
 
 
 def test_own_open_transaction_is_not_seen(room):
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     with transaction.atomic():
         room.send(ALICE, "m.room.message", {})
         assert notifier.look(ALICE, since).nothing
+    heard()
     assert not notifier.look(ALICE, since).nothing
 
 
-def test_own_facts_cover_none_of_a_writer_that_has_just_come_back(monkeypatch):
-    """All had left. Two come back, the other one has the lower fact open, and this process has heard of neither yet."""
-    name, sequence = "device_lists", registry.get("device_lists").declaration.sequence
-    with session() as cursor:
-        cursor.execute("SELECT nextval(%s), nextval(%s)", [sequence, sequence])
-        before, lower = cursor.fetchone()
-        south = StreamPosition.objects.create(stream=name, instance_name="south", position=before, state="retired")
-        assert notifier.now(name) == VectorToken(before)
-        monkeypatch.setattr("events.notifier.feed.NotifierFeed.before", lambda *given, **_: None)
-        StreamPosition.objects.filter(pk=south.pk).update(state="active")
-        devices_changed([BOB])
-        own = registry.get(name).current().maximum("master")
-        assert own > lower
-        assert notifier.now(name).covers("master", own)
-        assert not notifier.now(name).covers("south", lower)
-
-
 def test_own_rollback_brings_nothing(room):
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         room.leave(ALICE)
         raise ZeroDivisionError
@@ -167,7 +158,7 @@ def test_own_rollback_brings_nothing(room):
 
 def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
     """``wait_for`` and the memory hear by connections of their own; the first must not be ahead of the second."""
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     registry.get("events").wait_for(1, DEADLINE_SECONDS)
     for _ in range(30):
         position, _ = other.do("send", room.room_id, ALICE)
@@ -183,31 +174,35 @@ def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
 
 def test_other_rooms_are_nothing_new(room):
     elsewhere = create_room(BOB)
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     elsewhere.send(BOB, "m.room.message", {})
+    heard()
     found = notifier.look(ALICE, since)
     assert found.nothing
     assert found.now != since
 
 
 def test_each_membership_change_is_seen_and_rooms_follow(room):
-    since = notifier.look(BOB, START).now
+    since = settled(BOB)
     assert notifier.look(BOB, since).nothing
     room.invite(ALICE, BOB)
+    heard()
     assert notifier.membership_changed_since(BOB, since)
     assert notifier.rooms_of(BOB) == frozenset()
     since = notifier.look(BOB, since).now
     room.join(BOB)
+    heard()
     found = notifier.look(BOB, since)
     assert found.memberships_changed
     assert found.rooms == {room.room_id}
     room.leave(BOB)
+    heard()
     assert notifier.look(BOB, found.now).rooms == frozenset()
     assert notifier.may_have_changed(BOB, found.now) is None
 
 
 def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     create_room(BOB)
     notifier.look(ALICE, since)
 
@@ -241,12 +236,13 @@ def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch)
 
 def test_rooms_of_users_that_somebody_names_are_read_again(room):
     """Current state that vanishes without an event (a purged room, a state that is no longer known) is told so."""
+    heard()
     assert notifier.rooms_of(ALICE) == {room.room_id}
     CurrentState.objects.filter(room_id=room.room_id).delete()
     invalidate_room_state(room.room_id, [BOB])
     assert notifier.rooms_of(ALICE) == {room.room_id}
     invalidate_room_state(room.room_id, [ALICE])
-    assert notifier.rooms_of(ALICE) == frozenset()
+    wait_until(lambda: notifier.rooms_of(ALICE) == frozenset())
 
 
 # --- losing track ---------------------------------------------------------------------------------------------------
@@ -256,7 +252,7 @@ CONNECTIONS = ("replsite notifications positions", "replsite positions", "replsi
 
 
 def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     cut("replsite notifications positions")
     position, _ = other.do("send", room.room_id, ALICE)
     for _ in range(50):
@@ -286,7 +282,7 @@ def test_connections_that_are_cut_make_no_answer_wrong(database_url):
 
 
 def test_nothing_is_remembered_while_nothing_is_heard(room):
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     feed = notifier._feeds.obtain()
     feed.memory.forget()
     found = feed.ask(ALICE, since)
@@ -295,9 +291,10 @@ def test_nothing_is_remembered_while_nothing_is_heard(room):
     assert found.memberships_changed
 
 
-def test_own_commits_are_seen_while_nothing_is_remembered(room):
-    since = notifier.look(ALICE, START).now
+def test_own_commits_come_while_nothing_is_remembered(room):
+    since = settled(ALICE)
     sent = room.send(ALICE, "m.room.message", {})
+    heard()
     found = notifier._feeds.obtain()._ask_the_tables(ALICE)
     assert since.before_or_equal(found.now)
     assert found.now.covers("master", sent.stream_ordering)
@@ -307,14 +304,16 @@ def test_own_commits_are_seen_while_nothing_is_remembered(room):
 def test_a_position_that_fell_makes_everything_be_forgotten(room):
     """As a restored database would show it to a process that was not noticed to be cut off."""
     room.send(ALICE, "m.room.message", {})
-    since = notifier.look(ALICE, START).now
+    since = settled(ALICE)
     feed = notifier._feeds.obtain()
     registry.get("events").wait_for(since, DEADLINE_SECONDS)
     wait_until(lambda: registry.get("events").current().linear >= since.base)
     before = feed.memory.streams
     with session() as cursor:
-        cursor.execute("UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'")
-        cursor.execute("SELECT pg_notify('replsite_streams', 'events master')")
+        cursor.execute(
+            "UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'; "
+            "SELECT pg_notify('replsite_streams', 'events')"
+        )
     wait_until(lambda: feed.memory.is_kept and feed.memory.streams is not before)
 
 
@@ -322,6 +321,7 @@ def test_trimmed_rows_are_answered_with_maybe(room):
     from tests.support.writing import session as own
 
     devices_changed([BOB])
+    store_positions()
     with own() as cursor:
         cursor.execute(
             "INSERT INTO streams_lowwatermark (stream, position, writers, rows_deleted, trimmed_at) "

@@ -12,16 +12,24 @@ from django.test import override_settings
 
 from events.errors import TooManyWaiters
 from events.notifier import notifier
-from events.sending.send import create_room
+from events.sending.send import LocalRoom, create_room
 from streams.homeserver import append
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS
+from tests.support.syncing import heard
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import cut, in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
 WAKES = 20
+
+
+@pytest.fixture
+def room(room: LocalRoom) -> LocalRoom:
+    """What made it wakes nobody later."""
+    heard()
+    return room
 
 
 class Waiting:

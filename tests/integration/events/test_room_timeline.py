@@ -160,7 +160,7 @@ def test_hostile_text_stays_text(admin_client, made):
     store_room(made.events)
     page = room_page(admin_client, made)
     assert "<script>alert(" not in page and page.count("&lt;script&gt;alert(") >= 3
-    assert "\\u202e\\u001b" in page and not {"\u202e", "\x1b"} & set(page)
+    assert "\\u202e\\x1b" in page and not {"\u202e", "\x1b"} & set(page)
 
 
 def test_a_redacted_message_shows_nothing_of_its_text(admin_client, made):
@@ -322,6 +322,7 @@ def test_a_search_reads_events_by_their_position(admin_client, made, monkeypatch
     now = timezone.now()
     with connection.cursor() as cursor:
         cursor.execute(
+            "SET LOCAL streams.maintenance = on; "
             "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender, topological_ordering,"
             " origin_server_ts, received_at) SELECT 100 + n, 'w', '$' || md5(n::text), %s, 'm.room.message', %s, n, n, %s"
             " FROM generate_series(1, 30000) AS n",

@@ -28,10 +28,10 @@ from streams.errors import EpochChanged, TokenError
 from streams.homeserver import append
 from streams.homeserver import typing as typing_users
 from streams.reading.watcher import Found
-from streams.writing.new_life import begin_generation
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS, chatter, talkers
 from tests.support.sync_client import SyncClient, check_matches
+from tests.support.syncing import heard
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import in_thread, session
 
@@ -282,21 +282,6 @@ def test_what_this_program_cannot_read_is_carried_along(room):
     assert "zzz-m3~1.7" in answer.next_batch
 
 
-def test_a_stream_in_memory_that_began_anew_is_told_whole(room):
-    typing_users.set_typing(room.room_id, ALICE, True)
-    settled()
-    client = SyncClient(ALICE)
-    assert client.streams["typing"]
-    with session() as cursor:
-        begin_generation(cursor, registry.get("typing"))
-        cursor.execute("SELECT pg_notify('replsite_streams', 'typing master')")
-    wait_until(lambda: notifier.now("typing").base == 0)
-    answer = client.sync()
-    assert answer.streams["typing"].whole
-    assert client.streams["typing"] == {}
-    assert not client.sync()
-
-
 def test_a_token_from_the_future_is_taken_back(room, monkeypatch):
     monkeypatch.setattr("events.sync.sync.FOLLOW_SECONDS", 0.05)
     token = SyncClient(ALICE).token
@@ -314,8 +299,12 @@ def test_a_token_that_another_process_has_just_handed_out_is_waited_for(room, ot
     own = notifier.now().highest
     position, _ = other.do("send", room.room_id, ALICE)
     with session() as cursor:
-        cursor.execute("SELECT id FROM streams_streamposition WHERE stream = 'events' AND instance_name = 'other'")
-        number = cursor.fetchone()[0]
+
+        def number_of_other() -> int:
+            cursor.execute("SELECT id FROM streams_streamposition WHERE stream = 'events' AND instance_name = 'other'")
+            return (cursor.fetchone() or (0,))[0]
+
+        number = wait_until(number_of_other, what="the looker enters the writer")
     body, _, epoch = client.token.partition("@")
     parts = [part for part in body.split(",") if not part.startswith("events-")]
     ahead = ",".join([f"events-m{own}~{number}.{position}", *parts])
@@ -395,7 +384,7 @@ def test_marks_that_were_trimmed_are_taken_to_be_there(room):
     position = resync_user(BOB)
     wait_until(lambda: registry.get("caches").current().linear >= position)
     with session() as cursor:
-        cursor.execute("DELETE FROM streams_cacheinvalidation")
+        cursor.execute("SET LOCAL streams.maintenance = on; DELETE FROM streams_cacheinvalidation")
         cursor.execute(
             "INSERT INTO streams_lowwatermark (stream, position, writers, rows_deleted, trimmed_at) "
             "VALUES ('caches', %s, jsonb_build_object('master', %s::bigint), 1, now())",
@@ -414,7 +403,9 @@ def test_facts_that_were_trimmed_bring_the_stream_whole(room):
     with session() as cursor:
         cursor.execute("SELECT max(stream_id) FROM streams_accountdatachange")
         top = cursor.fetchone()[0]
-        cursor.execute("DELETE FROM streams_accountdatachange WHERE stream_id < %s", [top])
+        cursor.execute(
+            "SET LOCAL streams.maintenance = on; DELETE FROM streams_accountdatachange WHERE stream_id < %s", [top]
+        )
         cursor.execute(
             "INSERT INTO streams_lowwatermark (stream, position, writers, rows_deleted, trimmed_at) "
             "VALUES ('account_data', %s, jsonb_build_object('master', %s::bigint), 1, now())",
@@ -458,8 +449,9 @@ def test_what_concerns_others_wakes_nobody(room, other):
     other.do("send", elsewhere.room_id, CAROL)
     for foreign in FOREIGN.values():
         foreign(elsewhere.room_id)
-    wait_until(lambda: len(looks) >= 8)
-    assert sum(looks) == 0
+    for name in (*FOREIGN, "events"):
+        heard(name)
+    assert looks and sum(looks) == 0
     assert not done
     other.do("send", room.room_id, ALICE)
     waiting.join(DEADLINE_SECONDS)
@@ -532,6 +524,7 @@ def test_what_a_stream_holds_of_a_user_is_found_by_an_index(room):
 
 
 def test_nothing_new_costs_a_constant_number_of_queries(room, django_assert_max_num_queries):
+    heard()
     client = SyncClient(ALICE)
     with django_assert_max_num_queries(4):
         client.sync()

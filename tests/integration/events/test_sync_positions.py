@@ -29,7 +29,7 @@ def epoch():
 
 
 @pytest.fixture
-def ahead():
+def ahead(positions_by_hand):
     """Two writers, one ahead of the other."""
     make, events = StreamPosition.objects.create, registry.get("events")
     with session() as cursor:

@@ -190,7 +190,10 @@ def test_presence_does_not_go_back_to_the_one_before_it():
     (newer,) = append.set_presence(Presence(user_id=ANN, state="offline"))
     with connection.cursor() as cursor:
         for writer, position in (("slow", older), ("fast", newer)):
-            cursor.execute("UPDATE streams_presence SET instance_name = %s WHERE stream_id = %s", [writer, position])
+            cursor.execute(
+                "SET LOCAL streams.maintenance = on; UPDATE streams_presence SET instance_name = %s WHERE stream_id = %s",
+                [writer, position],
+            )
 
         def changes(low, now):
             return providers()["presence"].changes(StreamQuery(cursor, ANN, SharedRooms(frozenset()), now, low))

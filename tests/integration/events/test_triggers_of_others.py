@@ -7,6 +7,7 @@ from django.core.checks import run_checks
 from django.db import DatabaseError, connection, transaction
 
 from events.models import Event
+from streams.errors import ReservationEnded
 from tests.support.forging import reading_role
 from tests.support.made_rooms import MadeRoom
 from tests.support.persisted_rooms import persist_all
@@ -67,7 +68,7 @@ def test_what_is_acknowledged_is_there_and_nothing_else(kind, way):
         given: list[int] = []
         try:
             given = WAYS[way](count)
-        except DatabaseError:
+        except (DatabaseError, ReservationEnded):  # a rule also drops what holds the stream
             refused += 1
         assert sorted(set(ids()) - before) == sorted(given)
     assert refused == 0 if kind == "another column" else refused >= 3
@@ -77,7 +78,7 @@ def test_the_error_names_the_cause_and_later_facts_go_on():
     executed(f"CREATE FUNCTION of_others() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {BODIES['drops some']} END$$")
     executed(f"CREATE TRIGGER of_others BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION of_others()")
     try:
-        with pytest.raises(DatabaseError, match="1 of 2 rows are stored as they were given: a trigger, a rule"):
+        with pytest.raises(DatabaseError, match="rows are stored as they were given: a trigger, a rule"):
             append(2)
     finally:
         executed("DROP FUNCTION of_others CASCADE")
@@ -148,7 +149,7 @@ def test_what_a_deferred_trigger_refuses_at_the_commit_is_not_acknowledged(way, 
             given: list[int] = []
             try:
                 given = WAYS[way](count)
-            except DatabaseError:
+            except (DatabaseError, ReservationEnded):  # a rule also drops what holds the stream
                 refused += 1
             assert sorted(set(ids()) - before) == sorted(given)
     finally:

@@ -7,7 +7,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 
 from streams.catalog.models import CacheInvalidation
-from streams.models import Instance
+from streams.models import ReaderResync
 from tests.support.emptying import delete_rows, empty_tables
 from tests.support.waiting import wait_until
 from tests.support.writing import append, in_thread, session, stream, waiting_sessions
@@ -33,12 +33,15 @@ def test_rows_are_gone_and_content_types_stay(empty):
 def test_rows_that_are_committed_meanwhile_are_gone_too():
     """Of a process that was killed: its transaction may end after its last answer."""
     with session() as late:
-        late.execute("BEGIN; INSERT INTO streams_instance (name, heartbeat_at, state) VALUES ('late', now(), 'active')")
+        late.execute(
+            "BEGIN; INSERT INTO streams_readerresync (reader, stream, from_entries, to_base, to_entries, resynced_by)"
+            " VALUES ('late', 's', '{}', 1, '{}', 'x')"
+        )
         emptying = in_thread(delete_rows)
         wait_until(waiting_sessions)
         late.execute("COMMIT")
         emptying.join()
-    assert not Instance.objects.exists()
+    assert not ReaderResync.objects.exists()
 
 
 def test_tables_have_no_pages():
@@ -86,10 +89,13 @@ def test_a_test_that_is_rolled_back_keeps_no_lock_of_the_emptying():
     """A writer that such a test starts reads the tables on a connection of its own, and waited for the test's end."""
     assert connection.in_atomic_block
     with session() as cursor:
-        cursor.execute("INSERT INTO streams_instance (name, lease, state) VALUES ('pages', 1, 'active')")
+        cursor.execute(
+            "INSERT INTO streams_readerresync (reader, stream, from_entries, to_base, to_entries, resynced_by)"
+            " VALUES ('r', 's', '{}', 1, '{}', 'x')"
+        )
         empty_tables()
         cursor.execute("SET lock_timeout = '10s'")
-        cursor.execute("SELECT count(*) FROM streams_instance")
+        cursor.execute("SELECT count(*) FROM streams_readerresync")
         assert cursor.fetchone() == (0,)
 
 

@@ -103,7 +103,7 @@ def test_what_reads_the_settings_is_loaded_in_the_process_that_is_forked(run_man
         ("-c", code), {**os.environ, "REPLSITE_METRICS_HOST": str(uuid4())}, stdout=subprocess.PIPE
     )
     loaded = process.communicate(timeout=DEADLINE_SECONDS)[0].split()
-    assert {"django.db.models", Database.__name__, "streams.core.tracker"} <= set(loaded)
+    assert {"django.db.models", Database.__name__, "streams.core.tokens"} <= set(loaded)
     assert not {"replsite.settings", "streams.models", "django.contrib.auth.models", "twisted.internet.reactor"} & set(
         loaded
     )

@@ -24,6 +24,7 @@ from streams.follow import forget_reader, resync_reader
 from streams.models import Reader, StoredCursor, StreamPosition
 from streams.reading.reader_table import forget_readers
 from tests.support.waiting import wait_until
+from tests.support.writing import store_positions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,7 +39,8 @@ def append(count: int) -> dict[str, int]:
         for _ in range(count)
     ]  # fmt: skip
     last = max(registry.get("events").append(*events))
-    wait_until(lambda: last in positions().values())
+    store_positions()
+    assert last in positions().values()
     Event.objects.writable().update(received_at=timezone.now() - timedelta(hours=2))
     return positions()
 

@@ -25,12 +25,12 @@ def test_the_defaults_are_well():
         ("REPLSITE_SPARK_CONF", {"spark.cores.max": 4}, "pipeline.E002"),
         ("REPLSITE_SPARK_EXECUTOR_SECONDS", 0, "pipeline.E003"),
         ("REPLSITE_SPARK_EXECUTOR_SECONDS", 10_000.0, "pipeline.E003"),
-        ("REPLSITE_JOB_HISTORY_DAYS", -1.0, "pipeline.E004"),
-        ("REPLSITE_JOB_HISTORY_DAYS", float("nan"), "pipeline.E004"),
-        ("REPLSITE_JOB_HISTORY_COUNT", -1, "pipeline.E004"),
-        ("REPLSITE_JOB_HISTORY_COUNT", 10**9, "pipeline.E004"),
-        ("REPLSITE_SPARK_PAGE_PORT", 80, "pipeline.E005"),
-        ("REPLSITE_SPARK_PAGE_PORT", 65_536, "pipeline.E005"),
+        ("REPLSITE_JOB_HISTORY_DAYS", -1.0, "pipeline.E003"),
+        ("REPLSITE_JOB_HISTORY_DAYS", float("nan"), "pipeline.E003"),
+        ("REPLSITE_JOB_HISTORY_COUNT", -1, "pipeline.E003"),
+        ("REPLSITE_JOB_HISTORY_COUNT", 10**9, "pipeline.E003"),
+        ("REPLSITE_SPARK_PAGE_PORT", 80, "pipeline.E003"),
+        ("REPLSITE_SPARK_PAGE_PORT", 65_536, "pipeline.E003"),
     ],
 )
 def test_what_spark_would_refuse_is_refused_before(settings, name, value, expected):

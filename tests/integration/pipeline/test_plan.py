@@ -68,6 +68,7 @@ def store(room_id, *events):
     Room.objects.get_or_create(room_id=room_id, defaults={"room_version": "10"})
     with connection.cursor() as cursor:
         cursor.executemany(
+            "SET LOCAL streams.maintenance = on; "
             "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, outlier, type, sender, "
             "topological_ordering, origin_server_ts) VALUES (%s, 'w', %s, %s, %s, 't', '@u:a', 1, 1)",
             [(number, event_id, room_id, outlier) for number, (event_id, outlier) in enumerate(events, 1)],

@@ -121,7 +121,7 @@ def test_what_is_no_archive_of_the_site_is_refused(archive, export, name, tmp_pa
 
 
 def test_a_symbolic_link_is_refused_wherever_it_is(archive, tmp_path):
-    folder = pipeline_settings().archives
+    folder = pipeline_settings().archive_folder
     elsewhere = tmp_path / "elsewhere"
     archive.rename(elsewhere)
     (folder / "link").symlink_to(elsewhere)
@@ -152,7 +152,7 @@ def test_a_link_inside_is_refused_and_what_it_names_stays(export, tmp_path):
 
 
 def test_the_folder_of_archives_may_be_a_link_itself(archive, tmp_path):
-    folder = pipeline_settings().archives
+    folder = pipeline_settings().archive_folder
     folder.rename(tmp_path / "large disk")
     folder.symlink_to(tmp_path / "large disk")
     remove(archive)

@@ -440,7 +440,9 @@ def test_positions_that_are_taken_are_refused(tmp_path):
     last = made.events[-1]
     outcome = purge("history", made.room_id, "--before", last.event_id, "--delete-local", "--archive", str(tmp_path))
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE events_event SET stream_ordering = stream_ordering - 1 WHERE NOT outlier")
+        cursor.execute(
+            "SET LOCAL streams.maintenance = on; UPDATE events_event SET stream_ordering = stream_ordering - 1 WHERE NOT outlier"
+        )
     with pytest.raises(CommandError, match="the archive is of another database"):
         restore(outcome["archive"]["folder"])
 

@@ -1,11 +1,12 @@
-"""Tasks of a Spark write stage rows and one process appends them: repeated, late and killed ones lose and double nothing.
+"""Tasks of a Spark write stage rows and the driver appends them: repeated, late and killed ones lose and double nothing.
 
 The tasks' code is called as Spark calls it, without Spark.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,15 +19,14 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from pipeline.errors import FactsNotAppended
 from pipeline.models import SourceWrite
-from pipeline.source.append_process import database_settings
 from pipeline.source.options import WriteOptions
-from pipeline.source.write import PREFIX, fact_writer
+from pipeline.source.staging import PREFIX
+from pipeline.source.write import fact_writer
 from streams.catalog.models import CacheInvalidation, Receipt
 from streams.db.driver import dsn
-from streams.models import StreamPosition
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import waiting_sessions
+from tests.support.writing import linear, waiting_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = StringType()
@@ -60,13 +60,14 @@ def writer():
     assert staging_tables() == []
 
 
-def test_what_the_tasks_staged_is_appended_by_a_writer_that_leaves(writer):
+def test_what_the_tasks_staged_is_appended_in_the_name_of_the_writer(writer):
     first, second = writer.write(iter([batch("a"), batch("b")])), writer.write(iter([batch("c")]))
     assert stored() == []
     writer.commit([first, second])
     assert stored() == ["a", "b", "c"]
-    position = StreamPosition.objects.get(stream="caches", instance_name="spark-1")
-    assert (position.state, position.position) == ("retired", SourceWrite.objects.get().last_id)
+    last = CacheInvalidation.objects.latest("stream_id")
+    done = SourceWrite.objects.get()
+    assert (last.instance_name, last.stream_id) == (done.writer, done.last_id) == ("spark", linear())
 
 
 def test_a_task_that_was_repeated_counts_once(writer):
@@ -109,14 +110,18 @@ def test_what_was_lost_in_a_crash_of_postgresql_is_noticed(writer):
     assert stored() == []
 
 
-def test_an_appending_process_that_is_killed_leaves_the_work_to_the_next(writer):
+COMMIT = "import pickle, sys; writer, staged = pickle.load(sys.stdin.buffer); writer.commit([staged])"
+
+
+def test_a_driver_that_is_killed_leaves_the_work_to_the_next(writer):
+    """Spark pickles the writer, and calls ``commit`` in a process without Django."""
     staged = writer.write(iter([batch("a", "b")]))
-    work = json.dumps(writer.work([staged]))
     with psycopg2.connect(dsn()) as blocking, blocking.cursor() as cursor:
-        cursor.execute("LOCK TABLE streams_cacheinvalidation IN SHARE MODE")  # the insert waits, its IDs are reserved
-        command = [sys.executable, "-m", "pipeline.source.append_process"]
-        process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        process.stdin.write(work)
+        cursor.execute("LOCK TABLE streams_cacheinvalidation IN SHARE MODE")  # the insert waits
+        environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        command = [sys.executable, "-c", COMMIT]
+        process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdin.write(pickle.dumps((writer, staged)))
         process.stdin.close()
         wait_until(waiting_sessions)
         process.send_signal(signal.SIGKILL)
@@ -167,16 +172,21 @@ def test_what_cannot_be_appended_is_refused_before_anything_is_made(stream, colu
     assert staging_tables() == []
 
 
+def test_a_name_that_no_writer_can_have_is_refused(writer):
+    with pytest.raises(ValueError, match="'no good name' cannot be an instance name"):
+        fact_writer(options(writer="no good name"), CACHES, overwrite=False)
+
+
 def test_why_nothing_was_appended_is_said(writer):
-    broken = fact_writer(options(writer="no good name"), CACHES, overwrite=False)
-    staged = broken.write(iter([batch("a")]))
-    with pytest.raises(FactsNotAppended, match=r"Stream caches: .*no good name"):
-        broken.commit([staged])
-    broken.abort([staged])
-
-
-def test_a_connection_string_of_either_kind_is_understood():
-    found = database_settings("postgresql://u:p%20w@h:5433/db?sslmode=require")
-    assert [found[key] for key in ("NAME", "USER", "PASSWORD", "HOST", "PORT")] == ["db", "u", "p w", "h", "5433"]
-    assert found["OPTIONS"]["sslmode"] == "require"
-    assert database_settings("dbname=db host=h")["NAME"] == "db"
+    staged = writer.write(iter([batch("a")]))
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE streams_cacheinvalidation ADD CONSTRAINT no_a CHECK (cache_name <> 'a')")
+    try:
+        with pytest.raises(FactsNotAppended, match=r"Stream caches: .*violates check constraint \"no_a\""):
+            writer.commit([staged])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE streams_cacheinvalidation DROP CONSTRAINT no_a")
+    assert stored() == []
+    writer.commit([staged])
+    assert stored() == ["a"]

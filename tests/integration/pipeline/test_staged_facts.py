@@ -1,4 +1,4 @@
-"""What Spark tasks have staged is appended once, as a whole, in order, and by a writer like any other."""
+"""What Spark tasks have staged is appended once, as a whole, in order, and readers get it as any other fact."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django.db import connection, connections
 
 from pipeline.errors import FactsNotAppended
 from pipeline.models import SourceWrite
-from pipeline.source import append_staged as staged_facts
-from pipeline.source.append_staged import Appended, StagedWrite, append_staged, sweep
-from pipeline.source.write import staging_name
+from pipeline.source.append_staged import Appended, StagedWrite, append_staged
+from pipeline.source.staging import staging_name, sweep
 from streams import registry
 from streams.catalog.models import CacheInvalidation, Presence
+from streams.db.driver import dsn
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,7 +48,7 @@ def facts(*names):
 
 
 def write(table, *attempts, write_id="w", columns=COLUMNS, stream="caches"):
-    return StagedWrite(stream, write_id, table, columns, attempts)
+    return StagedWrite(registry.get(stream).declaration, "spark", write_id, table, columns, attempts)
 
 
 def stored():
@@ -63,7 +63,7 @@ def is_there(table):
 
 def test_facts_are_appended_in_the_order_of_attempts_and_places(staging):
     table = staging(a7=facts("c", "d"), a3=facts("a", "b"))
-    appended = append_staged(write(table, (3, 2), (7, 2)), "default")
+    appended = append_staged(write(table, (3, 2), (7, 2)), dsn())
     assert stored() == ["a", "b", "c", "d"]
     assert appended == Appended(
         4, *CacheInvalidation.objects.order_by("stream_id").values_list("stream_id", flat=True)[::3]
@@ -73,71 +73,70 @@ def test_facts_are_appended_in_the_order_of_attempts_and_places(staging):
 
 def test_attempts_that_are_not_named_add_nothing(staging):
     table = staging(a1=facts("mine"), a2=facts("of a task that was repeated"))
-    append_staged(write(table, (1, 1)), "default")
+    append_staged(write(table, (1, 1)), dsn())
     assert stored() == ["mine"]
 
 
 def test_a_write_that_was_done_is_not_done_again(staging):
-    first = append_staged(write(staging(a1=facts("a", "b")), (1, 2)), "default")
-    again = append_staged(write(staging(a9=facts("a", "b")), (9, 2)), "default")
+    first = append_staged(write(staging(a1=facts("a", "b")), (1, 2)), dsn())
+    again = append_staged(write(staging(a9=facts("a", "b")), (9, 2)), dsn())
     assert (again.done_before, again.facts, again.first) == (True, 2, first.first)
     assert stored() == ["a", "b"]
 
 
 def test_a_write_id_of_another_stream_is_refused(staging):
-    append_staged(write(staging(a1=facts("a")), (1, 1)), "default")
+    append_staged(write(staging(a1=facts("a")), (1, 1)), dsn())
     with pytest.raises(FactsNotAppended, match="'w' was used for stream caches"):
-        append_staged(write("nothing", stream="receipts"), "default")
+        append_staged(write("nothing", stream="receipts"), dsn())
 
 
 def test_rows_that_are_gone_leave_everything_as_it_was(staging):
     table = staging(a1=facts("a"))
     with pytest.raises(FactsNotAppended, match="2 of 3 staged rows are gone"):
-        append_staged(write(table, (1, 1), (2, 2)), "default")
+        append_staged(write(table, (1, 1), (2, 2)), dsn())
     assert (stored(), SourceWrite.objects.count()) == ([], 0)
 
 
 def test_a_staging_table_that_is_gone_leaves_everything_as_it_was():
     with pytest.raises(FactsNotAppended, match="1 of 1 staged rows are gone from pipeline_facts_0_gone"):
-        append_staged(write("pipeline_facts_0_gone", (1, 1)), "default")
+        append_staged(write("pipeline_facts_0_gone", (1, 1)), dsn())
 
 
 def test_a_write_of_nothing_reserves_nothing(staging):
     before = registry.get("caches").sequence_value(connection.cursor())
-    assert append_staged(write(staging(), (1, 0)), "default") == Appended(0)
+    assert append_staged(write(staging(), (1, 0)), dsn()) == Appended(0)
     assert registry.get("caches").sequence_value(connection.cursor()) == before
     assert SourceWrite.objects.get().facts == 0
 
 
-def test_many_facts_go_in_several_statements_of_one_transaction(staging, monkeypatch):
-    monkeypatch.setattr(staged_facts, "_FACTS_PER_STATEMENT", 2)
+def test_attempts_of_any_size_and_none_are_appended_in_order(staging):
     table = staging(a1=facts("a", "b", "c"), a2=facts(), a3=facts("d", "e"))
-    append_staged(write(table, (1, 3), (2, 0), (3, 2)), "default")
+    append_staged(write(table, (1, 3), (2, 0), (3, 2)), dsn())
     assert stored() == ["a", "b", "c", "d", "e"]
 
 
 def test_readers_hear_of_the_facts_once_they_are_committed(staging):
     stream = registry.get("caches")
-    appended = append_staged(write(staging(a1=facts("a", "b")), (1, 2)), "default")
+    appended = append_staged(write(staging(a1=facts("a", "b")), (1, 2)), dsn())
     assert stream.wait_for(appended.last, timeout_seconds=30).position_of(None) >= appended.last
 
 
 def test_a_fact_that_the_database_refuses_leaves_everything_as_it_was(staging):
     table = staging(a1=[("fine", ["k"]), (None, ["k"])])
-    with pytest.raises(Exception, match="cache_name"):
-        append_staged(write(table, (1, 2)), "default")
+    with pytest.raises(FactsNotAppended, match="cache_name"):
+        append_staged(write(table, (1, 2)), dsn())
     assert (stored(), SourceWrite.objects.count()) == ([], 0)
 
 
 def test_only_the_newest_fact_stays_where_a_table_keeps_only_that(staging):
     table = staging("user_id text, state text", a1=[("@a", "online"), ("@b", "online"), ("@a", "offline")])
-    append_staged(write(table, (1, 3), columns=("user_id", "state"), stream="presence"), "default")
+    append_staged(write(table, (1, 3), columns=("user_id", "state"), stream="presence"), dsn())
     assert sorted(Presence.objects.values_list("user_id", "state")) == [("@a", "offline"), ("@b", "online")]
 
 
 def test_what_others_left_is_swept_after_a_day(staging):
     old, fresh = staging(now=time.time() - 90_000), staging()
-    assert sweep("default") == [old]
+    assert sweep(dsn()) == [old]
     assert is_there(fresh)
 
 
@@ -147,8 +146,8 @@ def test_a_table_that_cannot_be_dropped_does_not_make_a_write_fail_that_was_done
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE VIEW of_kept AS SELECT * FROM {kept}; CREATE VIEW of_mine AS SELECT * FROM {mine}")
     try:
-        assert append_staged(write(mine, (1, 1)), "default").facts == 1
-        assert sweep("default") == [old]
+        assert append_staged(write(mine, (1, 1)), dsn()).facts == 1
+        assert sweep(dsn()) == [old]
     finally:
         with connection.cursor() as cursor:
             cursor.execute("DROP VIEW of_kept, of_mine")
@@ -170,8 +169,8 @@ def test_a_table_that_a_task_writes_to_is_not_swept(staging):
     task.start()
     try:
         assert written.wait(DEADLINE_SECONDS)
-        assert sweep("default") == []
+        assert sweep(dsn()) == []
     finally:
         done.set()
         task.join(DEADLINE_SECONDS)
-    wait_until(lambda: sweep("default") == [old])
+    wait_until(lambda: sweep(dsn()) == [old])

@@ -105,8 +105,8 @@ def test_the_same_names_are_free_in_each(sites):
     """Locks and channels belong to the whole database: each carries the schema."""
     with sites[0].session() as north, sites[1].session() as south, connection.cursor() as public:
         cursors = [north.cursor(), south.cursor(), public]
-        kinds = (driver.writer_key, driver.append_key, driver.reader_key, driver.recorder_key)
-        for key in (*kinds, driver.trim_key, driver.start_key, driver.channel):
+        kinds = (driver.reader_key, driver.recorder_key)
+        for key in (*kinds, driver.trim_key, driver.channel):
             assert len({key(cursor, "master") for cursor in cursors}) == 3, key
         assert all(JobLock(own).take(1) for own in (north, south))
         for site, cursor in zip(sites, cursors, strict=False):
@@ -133,8 +133,8 @@ def test_a_site_in_public_has_the_names_of_before():
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {SCHEMA_MARK}")
         assert cursor.fetchone()[0] == ""
-        digest = hashlib.blake2b(b"replsite.writer:master", digest_size=8).digest()
-        assert driver.writer_key(cursor, "master") == int.from_bytes(digest, "big", signed=True)
+        digest = hashlib.blake2b(b"replsite.reader:master", digest_size=8).digest()
+        assert driver.reader_key(cursor, "master") == int.from_bytes(digest, "big", signed=True)
         assert driver.channel(cursor, "replsite_streams") == "replsite_streams"
 
 

@@ -14,7 +14,6 @@ from django.db import connection
 from django.db.models import CompositePrimaryKey
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 from events.models import Event, EventEdge, EventJson, Room
 from pipeline.models import Job, QuarantinedLine
@@ -22,7 +21,7 @@ from state.models import StateGroup, StateGroupDelta
 from streams.admin import base
 from streams.admin.base import MOST_CSV_ROWS, EstimatedPaginator
 from streams.catalog.models import CacheInvalidation
-from streams.models import Instance, Reader, RecordedFact, StreamPosition, WriterResolution
+from streams.models import Reader, RecordedFact, StreamPosition
 
 pytestmark = pytest.mark.django_db
 
@@ -40,13 +39,8 @@ HOSTILE = '<script>alert("x")</script>'
 @pytest.fixture
 def filled():
     """A row or two of what matters, with names that should never become markup."""
-    now = timezone.now()
     StreamPosition.objects.create(stream="caches", instance_name=HOSTILE, position=5)
-    Instance.objects.create(name="web/1 _2", heartbeat_at=now)
     Reader.objects.create(key="k", name=HOSTILE, kind="connection", positions={HOSTILE: {}})
-    WriterResolution.objects.create(
-        stream="caches", instance_name="w", from_position=1, to_position=2, evidence="e", resolved_by="r"
-    )
     CacheInvalidation._base_manager.writable().bulk_create(
         [CacheInvalidation(stream_id=2, instance_name="w", cache_name=HOSTILE, keys=None)]
     )
@@ -188,7 +182,7 @@ def test_staff_without_the_view_permission_see_nothing(client, django_user_model
 
 def test_moments_are_told_to_the_second(admin_client, filled):
     """So that a row can be laid beside a line of the log."""
-    page = admin_client.get(reverse("admin:streams_instance_changelist")).content.decode()
+    page = admin_client.get(reverse("admin:streams_reader_changelist")).content.decode()
     assert re.search(r">\d{4}-\d\d-\d\d \d\d:\d\d:\d\d<", page)
     assert "p.m." not in page and "a.m." not in page
 
@@ -237,11 +231,7 @@ def test_a_list_that_is_longer_than_what_is_counted_says_so(filled, admin_client
 def test_positions_of_a_stream_that_counts_downwards_are_tokens(admin_client):
     """The page showed -9 where the live page showed 9."""
     row = StreamPosition.objects.create(stream="backfill", instance_name="w", position=-9, last_write_position=-8)
-    WriterResolution.objects.create(
-        stream="backfill", instance_name="w", from_position=-7, to_position=-9, evidence="e", resolved_by="r"
-    )
-    for model in (StreamPosition, WriterResolution):
-        assert not re.search(r">\s*-[789]\s*<", admin_client.get(changelist(model)).content.decode())
+    assert not re.search(r">\s*-[789]\s*<", admin_client.get(changelist(StreamPosition)).content.decode())
     page = admin_client.get(reverse("admin:streams_streamposition_change", args=[row.pk])).content.decode()
     assert not re.search(r">\s*-[89]\s*<", page) and re.search(r">\s*9\s*<", page)
 
@@ -280,8 +270,8 @@ def test_a_list_as_csv_is_filtered_and_cut_and_only_for_those_who_may_view_it(
     admin_client, client, monkeypatch, django_user_model
 ):
     for name in ("=1+1", "b", "c"):
-        Instance.objects.create(name=name, host="vm")
-    address = reverse("admin:streams_instance_changelist")
+        Reader.objects.create(key=name, name=name, kind="follower")
+    address = reverse("admin:streams_reader_changelist")
     assert "'=1+1," in admin_client.get(address, {"format": "csv"}).content.decode(), "no formula"
     assert len(admin_client.get(address, {"format": "csv", "q": "b"}).content.decode().splitlines()) == 2
     assert admin_client.get(address, {"format": "csv", "nonsense": "1"}).status_code == 400

@@ -12,7 +12,6 @@ from events.admin import event_page
 from events.admin.links import event_url, room_url
 from events.format.parsing import parse_event
 from events.models import Event, Room
-from streams.runtime.text import shown
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.stored_rooms import damage, store_room
 
@@ -320,8 +319,3 @@ def test_pages_work_without_the_sites_templates(admin_client, made, settings):
 def test_empty_room_has_a_page(admin_client):
     Room.objects.create(room_id="!empty:a", room_version="10")
     assert "There is no event yet." in room_page_of(admin_client, "!empty:a")
-
-
-def test_control_characters_are_made_visible_and_long_text_is_cut():
-    assert shown("a\x1b\u202eb") == "a\\u001b\\u202eb"
-    assert (shown(None), shown("x" * 300, 10)) == ("", "x" * 9 + "…")

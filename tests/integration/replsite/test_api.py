@@ -27,11 +27,12 @@ from replsite.api import access
 from replsite.api.api import api
 from replsite.api.models import ApiToken
 from replsite.api.tokens import make_token
+from replsite.snapshot.shared import SHARED
 from streams.db import driver
+from streams.holds import end
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
-from streams.writing import terminate
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import append, wait_for_linear, writer_waits_for
+from tests.support.writing import append, held_open, linear, wait_for_linear, writer_waits_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 API = "/api/v1"
@@ -76,6 +77,7 @@ def talk(transactional_db):
     made.set_state("@ann:site", "m.room.name", {"name": "The kitchen"})
     made.join("@bob:site")
     made.add([NewEvent("@ann:site", "m.room.message", {"body": f"message {n}"}) for n in range(5)])
+    linear()
     return made
 
 
@@ -154,15 +156,14 @@ def test_a_read_only_token_changes_nothing(caller):
         ("get", "/jobs/1", "pipeline.view_job"),
         ("post", "/jobs/1/carry_out", "pipeline.carry_out_job"),
         ("post", "/jobs/1/cancel", "pipeline.cancel_job"),
-        ("post", "/writers/w/retire", "streams.retire_writer"),
-        ("post", "/writers/w/abort", "streams.end_writer"),
+        ("post", "/streams/caches/abort", "streams.end_holder"),
         ("post", "/readers/r/disconnect", "streams.disconnect_reader"),
         ("post", "/readers/r/forget", "streams.forget_reader"),
         ("post", "/readers/r/resync", "streams.resync_reader"),
         ("get", "/readers/r/parked", "streams.view_parkedfact"),
         ("post", "/readers/r/parked/retry", "streams.retry_parked"),
         ("post", "/readers/r/parked/drop", "streams.drop_parked"),
-        ("post", "/writers/w/end_lock_holder", "streams.end_lock_holder"),
+        ("post", "/streams/caches/end-blocker", "streams.end_holder"),
         ("post", "/jobs/1/resume", "pipeline.carry_out_job"),
     ],
 )
@@ -430,6 +431,7 @@ def test_what_is_no_json_is_refused(caller):
 
 def test_streams_writers_and_readers_are_those_of_the_live_page(caller):
     (fact,) = append()
+    wait_for_linear(fact)
     rights = {
         "certificate": "w",
         "names": ["w"],
@@ -451,18 +453,22 @@ def test_streams_writers_and_readers_are_those_of_the_live_page(caller):
     assert mine.get("/health")["health"] in ("well", "look", "wrong")
 
 
-def test_a_writer_is_asked_to_leave(caller):
-    append()
-    assert "asked to leave caches" in caller("retire_writer").post("/writers/master/retire")["result"]
+def test_what_holds_a_stream_back_is_told_and_ended(caller, monkeypatch):
+    monkeypatch.setattr(end, "YOUNG_SECONDS", 0.0)
+    wait_for_linear(append()[0])
+    mine = caller("end_holder")
+    with held_open():
+        SHARED.__init__()
+        caches = next(one for one in mine.get("/streams") if one["stream"] == "caches")
+        (holder,), (writer,) = caches["holders"], caches["writers"]
+        assert (holder["bound"], holder["state"]) == (caches["linear_position"], "idle in transaction")
+        assert f"database session {holder['pid']}" in writer["held_by"]
+        assert "1 transaction ended" in mine.post("/streams/caches/abort")["result"]
     (entry,) = LogEntry.objects.all()
     assert "a script" in entry.change_message
     assert entry.object_id == str(StreamPosition.objects.get(stream="caches").pk)
-    caller("retire_writer").post("/writers/nobody/retire", status=404)
-
-
-def test_a_writer_without_open_transactions_holds_nothing(caller):
-    append()
-    assert "holds nothing back" in caller("end_writer").post("/writers/master/abort", status=409)["error"]
+    assert "Nothing holds caches back" in mine.post("/streams/caches/abort", status=409)["error"]
+    mine.post("/streams/nothing/abort", status=404)
 
 
 def test_a_follower_cannot_be_disconnected_and_is_forgotten(caller):
@@ -522,16 +528,15 @@ def test_dead_letters_that_are_not_there_are_not_retried(caller, mail):
     assert ParkedFact.objects.count() == 3
 
 
-def test_the_session_that_a_writer_waits_for_is_ended(caller, monkeypatch):
-    monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.0)
-    mine, address = caller("end_lock_holder"), "/writers/master/end_lock_holder"
-    append()
-    assert "waits for no lock" in mine.post(address, status=409)["error"]
+def test_the_session_that_an_append_waits_for_is_ended(caller, monkeypatch):
+    monkeypatch.setattr(end, "YOUNG_SECONDS", 0.0)
+    mine, address = caller("end_holder"), "/streams/caches/end-blocker"
+    assert "waits for a lock of another session" in mine.post(address, status=409)["error"]
     with writer_waits_for("another program") as written:
-        assert "1 session ended for whose locks master waited" in mine.post(address)["result"]
+        assert "1 session ended" in mine.post(address)["result"]
     assert written
     assert "1 session ended" in LogEntry.objects.get().change_message
-    mine.post("/writers/nobody/end_lock_holder", status=404)
+    mine.post("/streams/nothing/end-blocker", status=404)
 
 
 def test_a_failed_job_is_resumed_and_no_other(caller):
@@ -606,9 +611,9 @@ def test_while_an_action_cannot_connect_the_answer_is_503(caller, monkeypatch):
     def away(*_args, **_options):
         raise driver.connection_gone[0]("too many clients already")
 
-    mine = caller("retire_writer")
+    mine = caller("end_holder")
     monkeypatch.setattr("replsite.dashboard.actions.driver.direct_connection", away)
-    mine.post("/writers/master/retire", status=503)
+    mine.post("/streams/caches/abort", status=503)
 
 
 def test_a_body_that_is_too_large_is_refused_as_json(caller):

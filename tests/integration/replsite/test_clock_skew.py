@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ from replsite.snapshot.take import take_snapshot
 from replsite.status.verdicts import Severity
 from streams.catalog.models import CacheInvalidation
 from streams.db.clock import database_now
-from streams.models import Reader, StreamPosition, WriterResolution
+from streams.models import Reader
 from tests.conftest import end_processes
 from tests.deployment.followed import Followed
 from tests.support.effects import TABLE, effects_table
@@ -37,15 +37,14 @@ _WRITER = """
 import sys, time
 from django.db import transaction
 from streams import registry
-from streams.writing import process as writers
+from streams.writing.name import use_instance
 from streams.catalog.models import CacheInvalidation
-writers.use_instance(NAME)
+use_instance(NAME)
 with transaction.atomic():
     registry.get("caches").append(CacheInvalidation(cache_name="c", keys=None))
     print("open", time.time(), flush=True)
     sys.stdin.readline()
 print("committed", flush=True)
-sys.stdin.readline()
 """
 
 
@@ -74,30 +73,24 @@ def effects() -> list[int]:
         return [row[0] for row in cursor.fetchall()]
 
 
-def pending_since(name: str) -> datetime | None:
-    return StreamPosition.objects.get(instance_name=name).oldest_pending_at
-
-
 def go_on(process) -> None:
     process.stdin.write("\n")
     process.stdin.flush()
 
 
-def test_what_a_writer_has_pending_is_as_old_as_it_is(writers):
-    for name in writers:
-        since = wait_until(lambda name=name: pending_since(name))
-        assert timedelta() <= database_now("default") - since < timedelta(minutes=5)
-    views = {writer.writer: writer for writer in take_snapshot().stream("caches").writers}
-    for name in writers:
-        assert views[name].status.word in ("writing", "blocked")  # the machine may be slow
-        assert 0 <= views[name].oldest_pending_seconds < 300
-        assert 0 <= views[name].heartbeat_seconds < 60
-    first = pending_since("behind")
-    go_on(writers["ahead"])
-    assert writers["ahead"].stdout.readline() == "committed\n"
-    wait_until(lambda: StreamPosition.objects.get(instance_name="ahead").pending_facts == 0)
-    assert pending_since("behind") == first, "it is not told anew when something else changes on the stream"
-    assert pending_since("ahead") is None
+def test_an_open_append_is_as_old_as_it_is(writers):
+    caches = take_snapshot().stream("caches")
+    assert len(caches.holders) == 2
+    for holder in caches.holders:
+        assert timedelta() <= database_now("default") - holder.since < timedelta(minutes=5)
+        assert 0 <= holder.seconds < 300
+    for process in writers.values():
+        go_on(process)
+        assert process.stdout.readline() == "committed\n"
+    linear()
+    caches = take_snapshot().stream("caches")
+    assert {writer.writer: writer.status.word for writer in caches.writers} == {"ahead": "writing", "behind": "writing"}
+    assert caches.holders == ()
 
 
 def test_a_server_and_a_follower_on_wrong_clocks_look_well_everywhere(start_manage, run_manage):
@@ -154,7 +147,6 @@ def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path
         time.sleep(1.5)
         used = [sum(psutil.Process(p.pid).cpu_times()[:2]) - was for p, was in zip(processes, before, strict=True)]
         assert max(used) < 0.8 * (time.monotonic() - began), "a loop that does not wait takes all of a core"
-        assert not WriterResolution.objects.exists()
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*), max(at) < clock_timestamp() FROM streams_sample")
             samples, is_past = cursor.fetchone()
@@ -169,12 +161,12 @@ def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
     began = database_now("default")
     job = Job.objects.create(kind="censor", state=JobState.RUNNING, started_at=began)
     monkeypatch.setattr(view, "database_now", lambda using: began + timedelta(seconds=90))
-    assert view.job_view(job.pk, "default").took == "0:01:30"
-    assert view.job_views(10, "default")[0].took == "0:01:30"
+    assert view.job_view(job.pk, "default").took == "1 min 30 s"
+    assert view.job_views(10, "default")[0].took == "1 min 30 s"
     client = Client()
     client.force_login(User.objects.create_superuser("boss"))
     monkeypatch.setattr(pipeline.jobs.admin, "database_now", lambda using: began + timedelta(seconds=90))
-    assert "0:01:30" in client.get(f"/admin/pipeline/job/{job.pk}/change/").content.decode()
+    assert "1 min 30 s" in client.get(f"/admin/pipeline/job/{job.pk}/change/").content.decode()
 
 
 def test_the_pages_of_the_past_end_where_the_database_is(monkeypatch, transactional_db):

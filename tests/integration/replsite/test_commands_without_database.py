@@ -44,8 +44,7 @@ LINES = [
     "runjobs --once",
     "state_at $e",
     "streams",
-    "streams abort x",
-    "streams retire x",
+    "streams abort caches",
     "timeline !a:b",
 ]
 DRIVER = """

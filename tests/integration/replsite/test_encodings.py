@@ -26,7 +26,6 @@ def elsewhere(request, database_url: str) -> Iterator[str]:
     [
         ("migrate",),
         ("check", "--database", "default"),
-        ("append", "caches", "--count", "1"),
         ("health",),
     ],
     ids=lambda command: command[0],

@@ -20,6 +20,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 
+from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.models import Reader, WireCount
 from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LOST, TELL_OTHERS_SECONDS
 from tests.support.appending import MODULE
@@ -27,7 +29,7 @@ from tests.support.asked_process import asked_process
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.websocket_client import WebSocketClient, handshake, session_cookie
-from tests.support.wire_client import positioned, ready_ports
+from tests.support.wire_client import WireClient, positioned, ready_ports
 from tests.support.writing import append, sessions, waiting_queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -652,15 +654,40 @@ def test_fifty_writers_append_while_a_client_floods_with_replicate(start_site, d
             answered = len(seen.statuses)
             wait_until(lambda: len(seen.statuses) >= answered + 3, what="pages are answered during the flood")
             wait_until(lambda: flood.asked > 20 * flood.answers, what="more is asked than answered")
-            answers = flood.answers
-            assert answers <= flood.most_answers(), "one answer a turn, however often it is asked for"
+            answers, most = flood.answers, flood.most_answers()
             for name, token in zip(names, told[-1], strict=True):
                 follower.read_until(f"RDATA caches {name} {token} ")
+            unasked = len(follower.of(f"POSITION caches {names[0]} "))  # whenever others have written
+            assert answers - unasked <= most, "one answer a turn, however often it is asked for"
         assert set(seen.statuses) == {200}
     for number, name in enumerate(names):
         lines = [line.split(" ", 4) for line in follower.of("RDATA", "caches", name)]
         got = [(int(token), json.loads(row)[0]) for _, _, _, token, row in lines]
         assert got == [(int(told[turn][number]), f"{name}-{turn}") for turn in range(turns)], "each once, in order"
+
+
+def test_hints_of_a_client_do_not_wait_before_the_facts_of_a_slow_follower(start_site):
+    """A follower on a slow line got the hints of others first, 64 kB of them a second, and was cut for them in the end."""
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="600")
+    slow = WireClient(site.replication)
+    slow.say("NAME slow\nREPLICATE")
+    slow.read_until("POSITION caches")
+
+    def waits_for(name: str) -> int:
+        return Reader.objects.filter(name=name).values_list("buffer_bytes", flat=True).first() or 0
+
+    with slow, positioned(site.replication, "quick") as quick, positioned(site.replication, "flood") as flood:
+        while waits_for("slow") < 64 * 1024:
+            [token] = registry.get("caches").append(CacheInvalidation(cache_name="x", keys=["k" * 10_000]))
+            quick.read_until(f"RDATA caches master {token} ")
+        flood.say("\n".join(f"REMOTE_SERVER_UP {'a' * 50}{number}.org" for number in range(500)))
+        quick.read_until(f"REMOTE_SERVER_UP {'a' * 50}499.org")
+        [token] = append()
+        slow.read_until(f"RDATA caches master {token} ")
+        assert slow.of("REMOTE_SERVER_UP") == []
+        with positioned(site.replication, "other") as other:  # the flood has had its part of this second
+            other.say("REMOTE_SERVER_UP again.org")
+            slow.read_until("REMOTE_SERVER_UP again.org")
 
 
 def test_connections_that_come_and_go_are_counted_and_few_of_them_are_told_of(start_site):

@@ -16,7 +16,7 @@ from django.utils import timezone
 from pipeline.models import Job
 from replsite.history import happened, happened_page
 from replsite.history.happened import SOURCES, Wanted, read_page
-from streams.models import ReaderResync, StreamPosition, WriterResolution
+from streams.models import ReaderResync, StreamPosition
 
 pytestmark = pytest.mark.django_db
 PATH = "/admin/happened/"
@@ -37,8 +37,8 @@ def things():
     LogEntry.objects.log_actions(ann.pk, [about], CHANGE, change_message="web-1 is retired.", single_object=True)
     LogEntry.objects.update(action_time=now - timedelta(minutes=4))
     Job.objects.create(kind="censor", state="done", asked_by="bob", queued_at=now - timedelta(minutes=3))
-    WriterResolution.objects.create(stream="caches", instance_name=HOSTILE, from_position=1, to_position=2, evidence="no session",
-                                    resolved_by="web-7", resolved_at=now - timedelta(minutes=2))  # fmt: skip
+    ReaderResync.objects.create(reader=HOSTILE, stream="caches", from_base=1, to_base=2, resynced_by="web-7",
+                                resynced_at=now - timedelta(minutes=2))  # fmt: skip
     ReaderResync.objects.create(
         reader="mailer", stream="caches", from_base=4, to_base=9, resynced_by="ann", resynced_at=now
     )
@@ -51,9 +51,9 @@ def rows(client, **query):
 
 
 def test_every_source_is_in_one_list_newest_first(boss, things):
-    assert rows(boss) == [("reader", "ann"), ("writer", "web-7"), ("job", "bob"), ("action", "ann")]
+    assert rows(boss) == [("reader", "ann"), ("reader", "web-7"), ("job", "bob"), ("action", "ann")]
     text = boss.get(PATH).content.decode()
-    for said in ("web-1 is retired.", "censor", "no session", "cursor set from 4 to 9"):
+    for said in ("web-1 is retired.", "censor", "cursor set from 1 to 2", "cursor set from 4 to 9"):
         assert said in text
     assert "<img src=x" not in text and "\u202e" not in text
     assert f'href="{PATH}"' in text, "the sidebar leads there"
@@ -64,7 +64,7 @@ def test_it_is_filtered_by_kind_person_and_time(boss, things):
     assert rows(boss, who="ann") == [("reader", "ann"), ("action", "ann")]
     now = timezone.now()
     begin, end = ((now - timedelta(seconds=ago)).isoformat() for ago in (210, 90))
-    assert rows(boss, **{"from": begin, "until": end}) == [("writer", "web-7"), ("job", "bob")]
+    assert rows(boss, **{"from": begin, "until": end}) == [("reader", "web-7"), ("job", "bob")]
     assert rows(boss, who="nobody") == []
 
 
@@ -85,25 +85,25 @@ def test_all_pages_together_have_every_row_once(boss, things, monkeypatch):
         found += [(row.kind, row.key) for row in answer.context["rows"]]
         if not (query := answer.context["older"]):
             break
-    assert [kind for kind, _ in found] == ["reader", "writer", "job", "action"]
+    assert [kind for kind, _ in found] == ["reader", "reader", "job", "action"]
 
 
 def test_a_filter_searches_a_limited_number_of_rows_at_once_and_the_next_page_goes_on(monkeypatch):
     monkeypatch.setattr(happened, "SEARCHED", 10)
     now = timezone.now()
     for age in range(25, 0, -1):
-        at, of_job, of_writer = now - timedelta(minutes=age), age in (3, 24), age == 18
+        at, of_job, of_reader = now - timedelta(minutes=age), age in (3, 24), age == 18
         Job.objects.create(kind="censor", asked_by="ann" if of_job else "bob", queued_at=at)
-        row = {"stream": "s", "instance_name": "w", "from_position": 1, "to_position": 2, "evidence": ""}
-        WriterResolution.objects.create(**row, resolved_by="ann" if of_writer else "x", resolved_at=at)
-    found, wanted = [], Wanted(("job", "writer"), who="ann")
+        row = {"reader": "r", "stream": "s", "from_base": 1, "to_base": 2}
+        ReaderResync.objects.create(**row, resynced_by="ann" if of_reader else "x", resynced_at=at)
+    found, wanted = [], Wanted(("job", "reader"), who="ann")
     for _ in range(5):
         page = read_page(wanted, 50)
         found += [row.kind for row in page.rows]
         if not page.before:
             break
         wanted = Wanted(wanted.kinds, "ann", before=page.before)
-    assert found == ["job", "writer", "job"]
+    assert found == ["job", "reader", "job"]
     assert not page.before
 
 
@@ -141,7 +141,7 @@ def test_staff_sees_the_sources_whose_tables_it_may_view(client, things):
     assert client.get(PATH).status_code == 403
     clerk.user_permissions.add(Permission.objects.get(codename="view_job"))
     assert rows(client) == [("job", "bob")]
-    assert client.get(PATH, {"kind": "writer"}).status_code == 404
+    assert client.get(PATH, {"kind": "reader"}).status_code == 404
 
 
 def test_others_are_sent_to_the_login_and_nothing_can_be_posted(client, boss):

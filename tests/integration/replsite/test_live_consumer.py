@@ -24,7 +24,7 @@ from replsite.dashboard.consumer import LiveConsumer
 from replsite.dashboard.tick_feed import LiveFeed
 from tests.support.snapshots import a_snapshot, a_stream, a_writer
 from tests.support.waiting import DEADLINE_SECONDS
-from tests.support.writing import append
+from tests.support.writing import append, linear
 
 STAFF = User(username="staff", is_staff=True, is_superuser=True)
 SEES_ALL = frozenset(fragments._RIGHTS)
@@ -331,6 +331,7 @@ async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkey
     """What is on its screen was rendered for its former rights, so it gets everything."""
     monkeypatch.setattr(consumer, "RECHECK_SECONDS", 0.0)
     await database_sync_to_async(append)()
+    await database_sync_to_async(linear)()
     ws, accepted, _ = await handshake(await headers_of("mate", True))
     assert accepted
     await ws.send_json_to({"have": 0})

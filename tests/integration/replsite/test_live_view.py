@@ -117,7 +117,7 @@ def test_page_says_what_the_viewer_may_do(client, django_user_model, shown):
     client.force_login(user)
     page = client.get(reverse("live")).content.decode()
     assert 'data-disconnect-page="/admin/actions/disconnect/?name=~"' in page
-    assert "data-retire-page" not in page
+    assert "data-end-page" not in page
 
 
 def test_rows_lead_to_their_objects(admin_client, monkeypatch):
@@ -136,7 +136,7 @@ def test_a_stream_without_its_table_is_named_with_what_to_do(admin_client, path,
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE streams_cacheinvalidation RENAME TO elsewhere")
     try:
-        views.SHARED._latest = None
+        views.SHARED.__init__()
         answer = admin_client.get(path, headers={"accept": kind})
     finally:
         with connection.cursor() as cursor:

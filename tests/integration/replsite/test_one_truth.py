@@ -21,33 +21,32 @@ from replsite.metrics import cluster
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import as_json
 from replsite.status.verdicts import (
+    HoldSeen,
     Limits,
     Problem,
     ReaderOnStream,
-    WriterOnStream,
     judge_health,
+    judge_hold,
     judge_reader,
-    judge_writer,
 )
-from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
+from tests.support.snapshots import a_holder, a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
 
 pytestmark = pytest.mark.django_db
 
 LIMITS = Limits()
-BLOCKED = judge_writer(
-    WriterOnStream("events", "web-3", pending_facts=2, oldest_pending_age=70.0, transaction=815), LIMITS
-)
+BLOCKED = judge_hold(HoldSeen("events", "session 81", 70.0), LIMITS)
 STUCK = judge_reader(ReaderOnStream(lag_facts=123, lag_seconds=45.0, unmoved_seconds=45.0), LIMITS)
 
 
 @pytest.fixture
 def shown(monkeypatch):
     """A snapshot with trouble, wherever a snapshot is looked at."""
-    problems = (Problem("Writer web-3 of events", BLOCKED), Problem("Follower sender on events", STUCK))
+    problems = (Problem("Stream events", BLOCKED), Problem("Follower sender on events", STUCK))
     snapshot = a_snapshot(
         a_stream(
-            a_writer("web-3", position=777, pending_facts=2, oldest_pending_seconds=70.0, status=BLOCKED),
+            a_writer("web-3", position=777, status=BLOCKED),
             linear_position=777,
+            holders=(a_holder(70, status=BLOCKED),),
         ),
         a_reader("sender", on_stream(position=555, lag_facts=123, lag_seconds=45.0, status=STUCK)),
         health=judge_health(problems, ""),
@@ -57,7 +56,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(cluster, "_CLUSTER", cluster.SnapshotCollector(lambda: snapshot))
     monkeypatch.setattr(health, "SHARED", SHARED)
     monkeypatch.setattr(views, "SHARED", SHARED)
-    monkeypatch.setattr(streams_command, "take_snapshot", lambda history: snapshot)
+    monkeypatch.setattr(streams_command, "look_and_take_snapshot", lambda history: snapshot)
     return snapshot
 
 
@@ -110,7 +109,7 @@ def test_all_tell_the_same_of_workers(shown, admin_client):
 
 def test_all_say_the_same_about_the_whole(shown, admin_client):
     sentence = shown.health.sentence
-    assert sentence.startswith("Writer web-3 of events is blocked")
+    assert sentence.startswith("Stream events is blocked: Session 81 has appended")
     _, _, state = admin_client.get(reverse("live-data")).json()["state"].partition('id="live-health-sentence">')
     assert unescape(re.sub("<button.*?</button>|<[^>]*>", "", state)).startswith(sentence)
     assert sentence in command()[0]

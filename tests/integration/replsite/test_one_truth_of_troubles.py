@@ -17,14 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.models import Job, JobState
 from replsite.snapshot.shared import SHARED
-from streams.models import Reader, StreamPosition
+from streams.models import Reader
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import append
+from tests.support.writing import append, linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: Who is in trouble, where, and the word for it.
 TROUBLES = {
-    ("writer", "blocked"), ("gone-reader", "gone"), ("stuck-reader", "stuck"), ("censor", "failed"),
+    ("caches", "blocked"), ("gone-reader", "gone"), ("stuck-reader", "stuck"), ("censor", "failed"),
 }  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def troubled(settings):
     SHARED.__init__()
     (first,) = append()
     append(5)
-    writer = first_writer()
+    linear()
     let_go, holds = threading.Event(), threading.Event()
 
     def hold():
@@ -50,7 +50,7 @@ def troubled(settings):
     thread = threading.Thread(target=hold)
     thread.start()
     holds.wait(DEADLINE_SECONDS)
-    at = {"caches": {writer: first}}
+    at = {"caches": {"master": first}}
     Reader.objects.create(key="g", name="gone-reader", kind="follower", positions=at,
                           heartbeat_at=timezone.now() - timedelta(seconds=30))  # fmt: skip
     Reader.objects.create(key="s", name="stuck-reader", kind="follower", positions=at)
@@ -58,16 +58,12 @@ def troubled(settings):
     beats = threading.Event()
     beating = threading.Thread(target=beat, args=(beats,))
     beating.start()
-    yield writer
+    yield
     beats.set()
     let_go.set()
     thread.join()
     beating.join()
     SHARED.__init__()
-
-
-def first_writer():
-    return StreamPosition.objects.get(stream="caches").instance_name
 
 
 def beat(over):
@@ -90,7 +86,7 @@ def of_command():
         call_command("streams", "--json", stdout=out, stderr=StringIO())
     assert ended.value.code == 1
     snapshot = json.loads(out.getvalue())
-    found = {(w["writer"], w["status"]["word"]) for stream in snapshot["streams"] for w in stream["writers"]}
+    found = {(stream["name"], stream["status"]["word"]) for stream in snapshot["streams"]}
     found |= {(reader["name"], on["status"]["word"]) for reader in snapshot["readers"] for on in reader["streams"]}
     return found | {(job["kind"], job["status"]["word"]) for job in snapshot["jobs"]["jobs"]}
 
@@ -98,7 +94,7 @@ def of_command():
 def of_metrics(client):
     families = text_string_to_metric_families(client.get("/metrics").content.decode())
     samples = [s for family in families for s in family.samples if s.value]
-    found = {(s.labels["writer"], s.labels["status"]) for s in samples if s.name == "replsite_writer_status"}
+    found = {(s.labels["stream"], s.labels["status"]) for s in samples if s.name == "replsite_writer_status"}
     found |= {(s.labels["reader"], s.labels["status"]) for s in samples if s.name == "replsite_reader_status"}
     failed = {s.labels["job"] for s in samples if s.name == "replsite_job_last_failure_timestamp_seconds"}
     words = {s.labels["status"] for s in samples if s.name == "replsite_jobs"}
@@ -113,16 +109,15 @@ def of_health(client):
 
 
 def test_all_four_name_each_trouble_by_the_same_word(troubled, admin_client):
-    expected = {(troubled if who == "writer" else who, word) for who, word in TROUBLES}
-    wait_until(lambda: of_page(admin_client) >= expected)
+    wait_until(lambda: of_page(admin_client) >= TROUBLES)
     page, metrics = of_page(admin_client), of_metrics(admin_client)
     status, health = of_health(admin_client)
-    wait_until(lambda: of_command() >= expected, 2 * DEADLINE_SECONDS)
-    assert page >= expected
-    assert metrics >= expected
+    wait_until(lambda: of_command() >= TROUBLES, 2 * DEADLINE_SECONDS)
+    assert page >= TROUBLES
+    assert metrics >= TROUBLES
     assert status == 503
-    told = {(who, word) for who, word in expected if any(who in name and word == said for name, said in health)}
-    assert told == expected
+    told = {(who, word) for who, word in TROUBLES if any(who in name and word == said for name, said in health)}
+    assert told == TROUBLES
 
 
 def test_none_of_them_invents_trouble(admin_client):

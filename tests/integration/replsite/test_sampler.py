@@ -13,16 +13,12 @@ from django.utils import timezone
 from replsite.history import sampler
 from replsite.history.sampler import Sampler, last_statuses, write_step
 from replsite.history.samples import SPANS
-from replsite.snapshot.take import take_snapshot
 from replsite.status.verdicts import Severity, Verdict
 from streams.db import driver
-from streams.models import Instance, Sample, StatusChange
-from streams.writing import dead_writers
-from streams.writing.process import current_writer, retire_all
-from streams.writing.writer import Condition
+from streams.models import Sample, StatusChange
 from tests.support.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream
 from tests.support.waiting import wait_until
-from tests.support.writing import append, cut, session, terminate
+from tests.support.writing import cut
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it: manage.py streams abort master")
 HOUR, DAY, MONTH = (SPANS[name].step_seconds for name in ("hour", "day", "month"))
@@ -300,7 +296,7 @@ class TestPage:
                 name: (now - timedelta(seconds=ago)).isoformat() for name, ago in (("from", begin), ("until", end))
             }
             answer = page(stream="caches", **times)
-            (plot,) = [one for one in answer.context["plots"] if one["title"] == "Pending facts"]
+            (plot,) = [one for one in answer.context["plots"] if one["title"] == "Open appends"]
             return plot["values"], answer.content.decode()
 
         assert shown(1_200, 60)[0] == [7.0]
@@ -368,50 +364,3 @@ class TestPage:
     def test_it_is_only_read(self, page, client):
         page()
         assert client.post("/admin/history/").status_code == 405
-
-
-@pytest.mark.django_db(transaction=True)
-class TestWritersThatEnd:
-    """Good health before and after: nothing became better or worse, and yet it is news."""
-
-    def told(self, before, tenures):
-        with connection.cursor() as cursor:
-            write_step(cursor, take_snapshot(), before, tenures)
-        found = StatusChange.objects.filter(stream="caches").order_by("id")
-        return [(change.writer, change.word, change.sentence) for change in found]
-
-    def test_a_writer_that_was_fenced_and_is_back(self):
-        before, tenures = {}, {}
-        append()
-        assert self.told(before, tenures) == []
-        writer = current_writer()
-        terminate(writer.control.info.backend_pid)
-        wait_until(lambda: writer.lease == 2 and writer.condition is Condition.HOLDING)
-        ((name, word, sentence),) = self.told(before, tenures)
-        assert (name, word) == ("master", "fenced")
-        assert "holds it again under lease 2" in sentence
-        assert len(self.told(before, tenures)) == 1, "once"
-
-    def test_a_writer_that_was_taken_for_dead(self):
-        before, tenures = {}, {}
-        append()
-        self.told(before, tenures)
-        current_writer().close()
-        with session() as cursor:
-            dead_writers.resolve_writer(cursor, "master", "web-7")
-        ((name, word, sentence),) = self.told(before, tenures)
-        assert (name, word) == ("master", "retired")
-        assert "web-7 took it out" in sentence
-        assert len(self.told(before, tenures)) == 1, "once"
-        with connection.cursor() as cursor:
-            assert write_step(cursor, take_snapshot(), last_statuses(cursor), {}) == [], "not by another process either"
-
-    def test_a_writer_that_left_in_order_and_a_new_process_of_its_name(self):
-        before, tenures = {}, {}
-        append()
-        self.told(before, tenures)
-        retire_all()
-        assert [word for _, word, _ in self.told(before, tenures)] == ["retired"]
-        append()
-        Instance.objects.update(process_id=1)
-        assert [word for _, word, _ in self.told(before, tenures)] == ["retired", "restarted"]

@@ -21,8 +21,9 @@ from streams.catalog.models import CacheInvalidation
 from streams.checks import check_session
 from streams.db import driver
 from streams.db.session_settings import RELIED_ON
+from streams.models import StreamPosition
 from streams.testing import forget_writers
-from streams.writing.process import current_writer
+from streams.writing.name import writer_name
 from tests.integration.events.test_purging import middle
 from tests.integration.pipeline.test_archive import purge
 from tests.integration.pipeline.test_restore import restore, stored
@@ -31,7 +32,7 @@ from tests.support.made_rooms import public_room
 from tests.support.persisted_rooms import persist_all
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, ids, linear, stream
+from tests.support.writing import append, ids, linear, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -81,17 +82,9 @@ def test_appends_are_stored_read_and_followed(settings_of_role, start_manage):
     wait_until(lambda: linear() >= last)
 
 
-def test_a_living_writer_says_so(settings_of_role, settings):
-    """Its heartbeat has NULL in some places of its arrays."""
-    settings.REPLSITE_HEARTBEAT_SECONDS = 0.1
-    append()
-    with connection.cursor() as cursor:
-
-        def facts_written() -> int:
-            cursor.execute("SELECT facts_written FROM streams_streamposition WHERE stream = 'caches'")
-            return int(cursor.fetchone()[0])
-
-        wait_until(lambda: facts_written() == 1)
+def test_facts_of_a_writer_are_counted(settings_of_role):
+    wait_for_linear(append()[0])
+    assert StreamPosition.objects.get(stream="caches").facts_written == 1
 
 
 def test_rooms_are_stored(settings_of_role):
@@ -157,7 +150,7 @@ def test_spark_reads(settings_of_role):
     text = "Grüße \\ '"
     found = stream().append(CacheInvalidation(cache_name=text, keys=[text, None]))
     parameters = ReadParameters(driver.dsn(), "caches", ("cache_name", "keys"))
-    (piece,) = pieces({current_writer("default").name: (found[0] - 1, found[0])}, [])
+    (piece,) = pieces({writer_name(): (found[0] - 1, found[0])}, [])
     try:
         rows = [row for batch in read_piece(parameters, piece) for row in batch.to_pylist()]
     finally:

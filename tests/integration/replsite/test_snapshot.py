@@ -1,16 +1,13 @@
-"""The snapshot reads what is really there: real appends, open transactions, dead writers, readers that lag."""
+"""The snapshot reads what is really there: real appends, open transactions, readers that lag."""
 
 from __future__ import annotations
 
 import json
-import os
-from contextlib import closing
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
-from django.db.backends.postgresql.base import Database
 from django.utils import timezone
 
 from replsite.snapshot import queries
@@ -21,9 +18,8 @@ from replsite.status.verdicts import HealthWord
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.core.declaration import FactTable, StreamDeclaration
-from streams.models import Instance, Reader, Sample, StoredCursor, StreamPosition
-from streams.writing.process import retire_all
-from tests.support.writing import held_open, ids
+from streams.models import Reader, Sample, StoredCursor, StreamPosition
+from tests.support.writing import held_open, ids, linear, other_writer, writer_waits_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,7 +38,8 @@ def append(count=1):
 
 
 def head(wait_until, ids):
-    """Wait until the appended facts are complete and stored."""
+    """Look, and wait until the appended facts are complete and stored."""
+    linear()
     return wait_until(lambda: (caches := take_snapshot().stream("caches")).head >= ids[-1] and caches)
 
 
@@ -77,63 +74,84 @@ def test_streams_that_somebody_writes_come_first(wait_until):
     assert take_snapshot().streams[0].name == "caches"
 
 
-def test_rolled_back_facts_are_counted(wait_until):
-    append()
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
-        append(2)
-        raise ZeroDivisionError
-    wait_until(lambda: take_snapshot().stream("caches").writers[0].facts_rolled_back == 2)
-
-
-def test_open_transaction_blocks_and_is_named(wait_until):
+def test_open_append_blocks_its_stream_and_is_named(wait_until):
+    head(wait_until, append())
     with held_open():
-        writer = wait_until(lambda: (w := take_snapshot().stream("caches").writers[0]).status.word == "blocked" and w)
+        caches = wait_until(lambda: (found := take_snapshot().stream("caches")).blocked and found)
         health = take_snapshot().health
-    assert writer.pending_facts == 2
-    assert writer.oldest_pending_seconds > 0.3
-    assert f"in transaction {writer.oldest_pending_transaction}" in writer.status.sentence
-    assert "database session" in writer.status.sentence
-    assert f"process {os.getpid()} on" in writer.status.sentence
-    assert "manage.py streams abort master" in writer.status.sentence
+    (holder,), (writer,) = caches.holders, caches.writers
+    assert (holder.bound, holder.state) == (caches.linear_position, "idle in transaction")
+    assert holder.seconds > 0.3
+    assert "INSERT INTO" in holder.statement
+    assert caches.status == writer.status == holder.status
+    assert (writer.status.word, writer.held_since) == ("blocked", holder.since)
+    assert writer.held_by.startswith(f"database session {holder.pid} ")
+    assert "manage.py streams abort caches" in writer.status.sentence
     assert health.word == HealthWord.WRONG
-    assert health.sentence.startswith("Writer master of caches is blocked")
+    assert health.sentence.startswith(f"Stream caches is blocked: Database session {holder.pid} ")
+    assert [problem.subject for problem in health.problems] == ["Stream caches"], "its writers say the same"
 
 
-def test_a_transaction_of_another_database_is_not_taken_for_one_of_the_writer():
-    """The row of a restored database may have the number of a transaction that is now another's."""
-    append()
-    with closing(Database.connect(**connection.get_connection_params() | {"dbname": "postgres"})) as elsewhere:
-        with elsewhere.cursor() as cursor:
-            cursor.execute("SELECT pg_current_xact_id()::text::bigint")
-            number = cursor.fetchone()[0]
-        pending = {"pending_facts": 1, "oldest_pending_at": timezone.now(), "oldest_pending_transaction": number}
-        retire_all()
-        StreamPosition.objects.update(**pending)
-        (writer,) = take_snapshot().stream("caches").writers
-        assert (writer.oldest_pending_transaction, writer.oldest_pending_session) == (number, "")
+def test_what_an_append_waits_for_is_named(wait_until):
+    with writer_waits_for("another program"):
+        holder = wait_until(
+            lambda: (one := take_snapshot().stream("caches").blocked) and one.status.actions[1:] and one
+        )
+    assert "It waits for a lock of database session" in holder.status.sentence
+    assert "another program" in holder.status.sentence
+
+
+def test_an_append_is_of_the_writer_that_its_session_names(wait_until):
+    with other_writer("one") as cursor, other_writer("two") as other:
+        for own in (cursor, other):
+            own.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('x')")
+        linear()
+        cursor.execute("BEGIN; INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('it''s private')")
+        words = wait_until(lambda: (said := words_of_writers()).get("one") == "blocked" and said)
+        (holder,) = take_snapshot().stream("caches").holders
+        cursor.execute("ROLLBACK")
+    assert words["two"] == "writing"
+    assert holder.statement == "BEGIN; INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('…')"
+
+
+def words_of_writers():
+    return {writer.writer: writer.status.word for writer in take_snapshot().stream("caches").writers}
+
+
+def test_one_transaction_that_holds_several_streams_is_one_problem(wait_until):
+    with other_writer("") as cursor:
+        cursor.execute("BEGIN; SELECT streams_hold('caches'), streams_hold('typing')")
+        problems = wait_until(lambda: (found := take_snapshot().health.problems)[1:] and found)
+    assert len({problem.subject for problem in problems}) == 2
+    assert [problem.cause for problem in problems] == ["", problems[0].subject]
+
+
+def test_reader_that_waits_for_a_held_stream_says_who_holds_it(wait_until, settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
+    head(wait_until, append())
+    with held_open() as held, other_writer("other") as cursor:
+        cursor.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('later')")
+        linear()
+        a_reader({"other": held[0] - 1, "master": held[0] - 1})
+        CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(seconds=60))
+        view = wait_until(lambda: (one := reader_status()).status.word == "waiting" and one)
+        snapshot = wait_until(lambda: (found := take_snapshot()).health.problems and found)
+    (holder,) = snapshot.stream("caches").holders
+    assert f"; database session {holder.pid} " in view.status.sentence
+    assert [problem.cause for problem in snapshot.health.problems] == ["", "Stream caches"]
 
 
 def test_facts_that_wait_for_a_writer_are_counted_behind_the_head(wait_until):
-    with held_open() as held:
-        later = append(3)
-        other = {"stream": "caches", "instance_name": "other", "position": later[-1], "last_write_position": later[-1]}
-        StreamPosition.objects.create(**other)
-        CacheInvalidation.objects.writable().filter(stream_id__in=later).update(instance_name="other")
-        found = wait_until(lambda: {w.writer: w for w in take_snapshot().stream("caches").writers})
+    head(wait_until, append())
+    with held_open() as held, other_writer("other") as cursor:
+        for _ in range(3):
+            cursor.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('later')")
+        linear()
+        found = {w.writer: w for w in take_snapshot().stream("caches").writers}
         assert found["master"].position < held[0]
         assert (found["master"].behind_facts, found["other"].behind_facts) == (3, 0)
         assert found["master"].behind_seconds > 0
         assert take_snapshot().stream("caches").linear_position == found["master"].position
-
-
-@pytest.mark.parametrize("hours", [-1, 1], ids=["an hour ago", "ahead, since the clock was set back"])
-def test_dead_writer_with_pending_facts_is_told_from_one_without(hours):
-    long_ago = timezone.now() + timedelta(hours=hours)
-    for name, pending in (("dead-1", 4), ("dead-2", 0)):
-        Instance.objects.create(name=name, heartbeat_at=long_ago)
-        StreamPosition.objects.create(stream="caches", instance_name=name, position=1, pending_facts=pending)
-    words = {w.writer: w.status.word for w in take_snapshot().stream("caches").writers}
-    assert words == {"dead-1": "gone with pending", "dead-2": "gone"}
 
 
 def test_lag_is_zero_when_equal_however_long_ago(wait_until):
@@ -268,7 +286,6 @@ def crowd(transactional_db, monkeypatch):
                 f"CREATE INDEX ON {stream.name} (stream_id); ANALYZE {stream.name}",
                 [FACTS],
             )
-    Instance.objects.bulk_create(Instance(name=name, heartbeat_at=timezone.now()) for name in names)
     StreamPosition.objects.bulk_create(
         StreamPosition(stream=s.name, instance_name=w, position=FACTS - n, last_write_position=FACTS - n)
         for s in declarations for n, w in enumerate(names)
@@ -382,15 +399,6 @@ def test_reader_that_has_to_be_there_and_is_not_is_never_seen(settings):
     assert snapshot.health.word == HealthWord.LOOK
 
 
-def test_open_transaction_tells_since_when_its_query_runs(wait_until):
-    with held_open():
-        writer = wait_until(lambda: (w := take_snapshot().stream("caches").writers[0]).oldest_pending_query_at and w)
-    assert writer.oldest_pending_query_at <= timezone.now()
-    assert writer.row_id == StreamPosition.objects.get(stream="caches").pk
-    assert writer.version
-    assert writer.started_at is not None
-
-
 # --- writers that have left -------------------------------------------------------------------------------------------
 
 
@@ -403,6 +411,7 @@ def retired_writer(name: str, seconds: float, position: int = 1) -> None:
 
 def test_retired_writers_are_listed_for_a_while_only():
     append()
+    linear()
     retired_writer("append-1", 60)
     retired_writer("append-2", 4_000)
     caches = take_snapshot().stream("caches")
@@ -421,8 +430,8 @@ def test_of_many_that_retired_at_once_the_last_are_listed():
 def test_writers_that_are_not_listed_still_count():
     """Their facts are part of the stream: head, linear position and readers' lag know them."""
     append(3)
-    retire_all()
-    StreamPosition.objects.update(last_advance_at=timezone.now() - timedelta(days=2))
+    linear()
+    StreamPosition.objects.update(state="retired", last_advance_at=timezone.now() - timedelta(days=2))
     later = timezone.now() + timedelta(hours=1)
     Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}}, heartbeat_at=later)
     found = take_snapshot()
@@ -445,34 +454,29 @@ def test_a_writer_that_has_to_be_there_is_missed(settings):
     settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
     settings.REPLSITE_EXPECTED_WRITERS = {"caches": ["master", "web-{n}"]}
     append()
+    linear()
     assert expected() == {"master": ("there", "FINE"), "web-{n}": ("missing", "WRONG")}
     health = take_snapshot().health
     assert health.word == HealthWord.WRONG
     assert health.sentence.startswith("Writer web-{n} of caches is missing")
-    long_ago = timezone.now() - timedelta(minutes=5)
-    Instance.objects.create(name="web-3", heartbeat_at=long_ago)
-    StreamPosition.objects.create(stream="caches", instance_name="web-3", position=1)
-    assert expected()["web-{n}"] == ("missing", "WRONG"), "it does not live"
-    Instance.objects.filter(name="web-3").update(heartbeat_at=timezone.now() + timedelta(hours=1))
-    assert expected()["web-{n}"] == ("missing", "WRONG"), "the clock was set back since"
-    Instance.objects.filter(name="web-3").update(heartbeat_at=timezone.now())
+    assert "Its last fact: never." in health.sentence
+    long_ago = timezone.now() - timedelta(hours=2)
+    StreamPosition.objects.create(
+        stream="caches", instance_name="web-3", position=1, state="retired", last_fact_at=long_ago
+    )
+    assert expected()["web-{n}"] == ("missing", "WRONG")
+    assert "Its last fact: 2 h ago." in take_snapshot().health.sentence
+    with other_writer("web-3") as cursor:
+        cursor.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('x')")
+    linear()
     assert expected()["web-{n}"] == ("there", "FINE")
-
-
-def test_one_that_left_just_now_may_be_restarted(settings):
-    settings.REPLSITE_EXPECTED_WRITERS = {"caches": ["master"]}
-    append()
-    retire_all()
-    assert expected() == {"master": ("missing", "WARNING")}
-    Instance.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=40))
-    assert expected() == {"master": ("missing", "WRONG")}
-    assert take_snapshot().health.word == HealthWord.WRONG
 
 
 def test_one_that_writes_less_than_it_should_is_told_after_an_hour(settings):
     settings.REPLSITE_EXPECTED_WRITERS = {"caches": {"master": 10}}
     history = History()
     append(3)
+    linear()
     for facts, word in ((0, "there"), (3, "too few facts"), (10, "there")):
         StreamPosition.objects.update(facts_written=1_000)
         history.hours._seen.clear()

@@ -1,7 +1,7 @@
 """A cached function for tests in several processes; run as a program, it answers lines on stdin.
 
-``get KEY`` prints the value, ``set KEY VALUE`` changes it and invalidates, ``raise KEY`` counts it up, ``wait TOKEN`` waits for
-the stream ``caches`` and prints the values of all keys asked so far, ``counts`` prints hits and misses.
+``get KEY`` prints the value, ``set KEY VALUE`` changes it and invalidates, ``raise KEY`` counts it up, ``wait TOKEN KEY`` waits
+for the stream ``caches`` and prints the value, ``counts`` prints hits and misses.
 """
 
 from __future__ import annotations
@@ -11,24 +11,19 @@ import sys
 from django.db import connection, transaction
 
 from streams import registry
-from streams.caching import cached
+from tests.support.cached import cached
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import session
 
 TABLE = "CREATE TABLE IF NOT EXISTS cached_words (key text PRIMARY KEY, value text)"
 
 
-@cached("cached_words", max_entries=1000)
+@cached("cached_words")
 def word(key: str) -> str | None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT value FROM cached_words WHERE key = %s", [key])
         row = cursor.fetchone()
         return row[0] if row else None
-
-
-@cached("cached_words_async")
-async def word_later(key: str) -> str:
-    return f"async {key}"
 
 
 def store_quietly(key: str, value: str) -> None:
@@ -69,7 +64,7 @@ def main() -> None:
                 registry.get("caches").wait_for(int(token), DEADLINE_SECONDS)
                 answer = str(word(key))
             case ["counts"]:
-                answer = f"{word.store.counts.hits} {word.store.counts.misses}"
+                answer = f"{word.hits} {word.misses}"
             case _:
                 answer = "?"
         sys.stdout.write(f"{answer}\n")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
@@ -19,33 +19,31 @@ from streams.db import driver
 from streams.follow import Handler, handlers_of
 from streams.follow import handlers as declared
 from streams.follow.lease import hold_name
+from streams.holds import end
 from streams.models import ParkedFact, Reader, ReaderResync, StoredCursor, StreamPosition
-from streams.writing import terminate
 from tests.support.effects import running
 from tests.support.waiting import wait_until
 from tests.support.wire_client import positioned, start_replication
 from tests.support.writing import (
     append,
-    as_instance,
     held_open,
     ids,
+    linear,
     session,
-    stored,
     wait_for_linear,
     writer_waits_for,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-DISCONNECT, RETIRE, END = "/admin/actions/disconnect/", "/admin/actions/retire/", "/admin/actions/end/"
+DISCONNECT, END, END_BLOCKER = "/admin/actions/disconnect/", "/admin/actions/end/", "/admin/actions/end-blocker/"
 FORGET, RESYNC = "/admin/actions/forget/", "/admin/actions/resync/"
 PARKED, RETRY, DROP = "/admin/actions/parked/", "/admin/actions/parked/retry/", "/admin/actions/parked/drop/"
-END_HOLDER = "/admin/actions/end-lock-holder/"
-ALL = [DISCONNECT, FORGET, RESYNC, RETIRE, END, END_HOLDER, RETRY, DROP]
+ALL = [DISCONNECT, FORGET, RESYNC, END, END_BLOCKER, RETRY, DROP]
 
 
 @pytest.fixture
 def staff(client):
-    """``staff("retire_writer")``: a client of a user who may do that."""
+    """``staff("end_holder")``: a client of a user who may do that."""
 
     def log_in(*permissions):
         user = User.objects.create_user("ann", is_staff=True)
@@ -87,71 +85,50 @@ def test_what_is_no_open_connection_cannot_be_disconnected(staff):
     assert not LogEntry.objects.exists()
 
 
-def test_a_living_writer_is_asked_to_leave(staff):
-    append()
-    client = staff("retire_writer")
-    assert "alive" in text(client.get(f"{RETIRE}?name=master"))
-    assert client.post(f"{RETIRE}?name=master").status_code == 302
-    wait_until(lambda: StreamPosition.objects.get(instance_name="master").state == "retired")
-    assert "asked to leave caches" in LogEntry.objects.get().change_message
-
-
-def test_a_dead_writer_is_proven_dead_and_retired(staff, start_manage, run_manage):
-    run_manage("append", "caches", "--count", "1", "--instance", "other")
-    StreamPosition.objects.filter(instance_name="other").update(state="active")
-    client = staff("retire_writer")
-    assert "gone" in text(client.get(f"{RETIRE}?name=other"))
-    client.post(f"{RETIRE}?name=other")
-    assert StreamPosition.objects.get(instance_name="other").state == "retired"
-    assert "is retired already" in text(client.get(f"{RETIRE}?name=other"))
-
-
-def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
-    monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.0)
+def test_what_holds_a_stream_back_is_named_and_ended(staff, monkeypatch):
+    monkeypatch.setattr(end, "YOUNG_SECONDS", 0.0)
     before = append()
     with held_open():
-        client = staff("end_writer")
-        page = text(client.get(f"{END}?name=master"))
-        assert "transaction" in page
-        assert f"process {os.getpid()}" in page
+        client = staff("end_holder")
+        page = text(client.get(f"{END}?name=caches"))
+        assert "Open: database session" in page
         assert "open since" in page
-        assert client.post(f"{END}?name=master").status_code == 302
+        assert client.post(f"{END}?name=caches").status_code == 302
     assert ids() == before, "it was rolled back"
-    later = append()
-    wait_for_linear(later[0])
-    assert "rolled back" in LogEntry.objects.get().change_message
+    wait_for_linear(append()[0])
+    assert "1 transaction ended" in LogEntry.objects.get().change_message
 
 
-def test_the_session_whose_lock_a_writer_waits_for_is_named_and_ended(staff, monkeypatch):
-    monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.0)
+def test_the_session_whose_lock_an_append_waits_for_is_named_and_ended(staff, monkeypatch):
+    monkeypatch.setattr(end, "YOUNG_SECONDS", 0.0)
     before = append()
-    client, address = staff("end_lock_holder"), f"{END_HOLDER}?name=master"
+    client, address = staff("end_holder"), f"{END_BLOCKER}?name=caches"
     with writer_waits_for("another program") as written:
         page = wait_until(lambda: (said := text(client.get(address))) and "another program" in said and said)
-        assert "The transaction of the writer goes on." in page
+        assert "The append goes on." in page
+        assert "It waits for a lock of database session" in text(client.get(f"{END}?name=caches"))
         assert client.post(address).status_code == 302
-    assert ids() == [*before, *written], "the writer's transaction went on"
+    assert ids() == [*before, *written], "the append went on"
     assert "1 session ended" in LogEntry.objects.get().change_message
-    assert "waits for no lock" in text(client.get(address))
+    assert "waits for a lock of another session" in text(client.get(address))
 
 
-def test_a_writer_that_holds_nothing_is_left_alone(staff):
+def test_a_stream_that_nobody_holds_back_is_left_alone(staff):
     append()
-    client = staff("end_writer")
-    assert "holds nothing back" in text(client.get(f"{END}?name=master"))
-    client.post(f"{END}?name=master")
-    assert stored()["master"]
+    client = staff("end_holder")
+    assert "Nothing holds caches back" in text(client.get(f"{END}?name=caches"))
+    client.post(f"{END}?name=caches")
     assert not LogEntry.objects.exists()
 
 
-def test_pages_of_readers_and_writers_lead_to_their_actions(staff):
+def test_pages_of_readers_and_positions_lead_to_their_actions(staff):
     append()
+    linear()
     reader = Reader.objects.create(key="k", name="worker", kind="connection")
-    client = staff("view_reader", "view_streamposition", "disconnect_reader", "retire_writer", "end_writer")
+    client = staff("view_reader", "view_streamposition", "disconnect_reader", "end_holder")
     assert f"{DISCONNECT}?name=k" in text(client.get(f"/admin/streams/reader/{reader.pk}/change/"))
     page = text(client.get(f"/admin/streams/streamposition/{StreamPosition.objects.get().pk}/change/"))
-    assert f"{RETIRE}?name=master" in page
-    assert f"{END}?name=master" in page
+    assert f"{END}?name=caches" in page
 
 
 @pytest.mark.parametrize("address", ALL)
@@ -171,9 +148,7 @@ def test_whom_nobody_knows_is_not_found(staff, address, query):
         "disconnect_reader",
         "forget_reader",
         "resync_reader",
-        "retire_writer",
-        "end_writer",
-        "end_lock_holder",
+        "end_holder",
         "retry_parked",
         "drop_parked",
     )
@@ -183,11 +158,9 @@ def test_whom_nobody_knows_is_not_found(staff, address, query):
 
 @pytest.mark.parametrize("address", ALL)
 def test_nobody_acts_without_the_permission(staff, client, address):
-    with as_instance("w"):
-        append()
-    assert client.post(f"{address}?name=w").status_code == 302, "to the login"
+    assert client.post(f"{address}?name=caches").status_code == 302, "to the login"
     for method in ("get", "post"):
-        assert getattr(staff() if method == "get" else client, method)(f"{address}?name=w").status_code == 403
+        assert getattr(staff() if method == "get" else client, method)(f"{address}?name=caches").status_code == 403
     assert not LogEntry.objects.exists()
 
 
@@ -344,7 +317,7 @@ def test_dead_letters_of_handlers_that_are_elsewhere_are_retried_there(staff, bi
 
 def test_a_refused_page_names_the_permission_that_is_missing(staff):
     client = staff()
-    for address, permission in ((f"{RETIRE}?name=w", "streams.retire_writer"), (f"{PARKED}?name=w", "streams.view_parkedfact"),
+    for address, permission in ((f"{END}?name=caches", "streams.end_holder"), (f"{PARKED}?name=w", "streams.view_parkedfact"),
                                 ("/admin/streams/reader/", "streams.view_reader"),
                                 ("/admin/pipeline/job/queue/", "pipeline.queue_job")):  # fmt: skip
         answer = client.get(address, headers={"accept": "text/html"})
@@ -353,47 +326,54 @@ def test_a_refused_page_names_the_permission_that_is_missing(staff):
         assert client.get(address, headers={"accept": "application/json"}).json()["permission"] == permission
 
 
+def test_a_refused_page_of_an_admin_that_is_not_the_default_one_names_the_permission(staff, monkeypatch):
+    monkeypatch.setattr(admin, "site", admin.AdminSite("another"))
+    refused = staff().get("/admin/streams/reader/")
+    assert (refused.status_code, refused.json()["permission"]) == (403, "streams.view_reader")
+
+
 def test_what_is_not_there_has_a_page_that_says_so(staff):
-    client = staff("retire_writer")
-    assert "&lt;b&gt;" in text(client.get(f"{RETIRE}?name=<b>nobody</b>", headers={"accept": "text/html"}))
+    client = staff("end_holder")
+    assert "There is no such stream." in text(client.get(f"{END}?name=<b>nobody</b>", headers={"accept": "text/html"}))
     answer = client.get("/nothing/here", headers={"accept": "text/html"})
     assert (answer.status_code, "There is no such page." in text(answer)) == (404, True)
 
 
-def test_a_form_of_another_site_does_nothing(staff):
+def test_a_form_of_another_site_does_nothing(staff, monkeypatch):
     from django.test import Client
 
-    append()
-    user = staff("retire_writer").session["_auth_user_id"]
+    monkeypatch.setattr(end, "YOUNG_SECONDS", 0.0)
+    user = staff("end_holder").session["_auth_user_id"]
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(User.objects.get(pk=user))
-    assert strict.post(f"{RETIRE}?name=master").status_code == 403
-    assert StreamPosition.objects.get(instance_name="master").state == "active"
+    with held_open() as held:
+        assert strict.post(f"{END}?name=caches").status_code == 403
+    assert ids() == held
 
 
 def test_an_action_that_failed_is_in_the_log_as_well(staff, monkeypatch):
     """A part of it may be done."""
-    append()
+    monkeypatch.setattr(end, "YOUNG_SECONDS", 0.0)
 
     def fail(*_):
         raise errors.InsufficientPrivilege("permission denied to terminate process")
 
-    monkeypatch.setattr(terminate, "ask_to_leave", fail)
-    page = staff("retire_writer").post(f"{RETIRE}?name=master", follow=True)
+    monkeypatch.setattr(end, "_end", fail)
+    with held_open():
+        page = staff("end_holder").post(f"{END}?name=caches", follow=True)
     assert page.status_code == 200
     assert "It failed: permission denied" in LogEntry.objects.get().change_message
 
 
 def test_an_action_says_when_the_database_is_away(staff, monkeypatch):
-    append()
-    client = staff("retire_writer")
+    client = staff("end_holder")
 
     def away(*_, **__):
         raise Database.OperationalError("connection refused")
 
     monkeypatch.setattr(driver, "direct_connection", away)
     for method in (client.get, client.post):
-        assert method(f"{RETIRE}?name=master").status_code == 503
+        assert method(f"{END}?name=caches").status_code == 503
     assert not LogEntry.objects.exists()
 
 

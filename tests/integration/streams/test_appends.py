@@ -9,19 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, InterfaceError, ProgrammingError, connection, transaction
-from django.db.backends.postgresql.psycopg_any import is_psycopg3
+from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from streams import registry
 from streams.catalog.models import CacheInvalidation
-from streams.db import driver
-from streams.errors import BadCount, ForeignFact, WriterFenced
-from streams.models import Instance, Reader
+from streams.errors import BadCount, ForeignFact
+from streams.holds.look import holders
+from streams.models import Reader
 from streams.writing import append as appends
-from streams.writing import append_lock
-from streams.writing.process import current_writer
-from streams.writing.writer import Condition
 from tests.support.cutting_proxy import Cut, CuttingProxy
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
@@ -31,27 +27,27 @@ from tests.support.writing import (
     in_thread,
     linear,
     session,
-    stored,
     stream,
     wait_for_linear,
     waiting_sessions,
 )
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Oops(Exception):
     """Raised by a test inside a transaction."""
 
 
+def pending() -> bool:
+    """True while an append to the stream is open."""
+    with session() as cursor:
+        return bool(holders(cursor, ["caches"]))
+
+
 def sequence() -> int:
     with session() as cursor:
         return int(stream().sequence_value(cursor))
-
-
-def pending() -> bool:
-    tracker = current_writer().trackers["caches"]
-    return bool(tracker.pending or tracker._fetching)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -92,7 +88,7 @@ def test_an_appended_fact_is_refused():
 def test_what_is_no_fact_of_the_stream_is_refused(stranger):
     with pytest.raises(ForeignFact, match="holds no facts of stream 'caches'"):
         stream().append(fact(), stranger)
-    assert not Instance.objects.exists(), "nothing was reserved"
+    assert not ids()
 
 
 # --- which facts get which IDs ------------------------------------------------------------------------------------
@@ -159,18 +155,16 @@ def test_an_append_that_failed_can_be_repeated_with_the_same_object():
     assert not pending()
 
 
-def test_a_transaction_begun_by_hand_is_not_taken_for_an_append_of_its_own():
+def test_a_transaction_begun_by_hand_ends_by_hand():
     append()
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
-    if is_psycopg3:  # Django cannot begin a block in it
-        with pytest.raises(ProgrammingError, match="INTRANS"):
-            append()
-        connection.close()
-        assert len(ids()) == 1
-        return
+    before = linear()
     taken = append()
     assert not connection.in_atomic_block
+    assert linear() == before, "nobody has committed it"
+    with connection.cursor() as cursor:
+        cursor.execute("COMMIT")
     wait_for_linear(taken[0])
 
 
@@ -182,18 +176,6 @@ def test_frozen_snapshots_by_default_take_the_way_in_steps():
         wait_for_linear(taken[-1])
     finally:
         connection.close()
-
-
-def test_a_lost_lease_writes_nothing_and_breaks_nothing():
-    append()
-    before = ids()
-    with transaction.atomic():
-        CacheInvalidation.objects.count()
-        in_thread(lambda: Instance.objects.update(lease=7)).join()
-        with pytest.raises(WriterFenced):
-            append()
-        assert ids() == before, "the transaction goes on"
-    wait_until(lambda: current_writer().condition is Condition.HOLDING)
 
 
 # --- answers that are lost ----------------------------------------------------------------------------------------
@@ -238,7 +220,6 @@ def test_an_answer_that_is_lost_is_found_in_the_table(proxy, count):
     found = ids()
     assert len(found) == len(before) + count
     wait_for_linear(found[-1])
-    assert current_writer().condition is Condition.HOLDING
 
 
 def test_a_message_that_never_arrived_leaves_nothing(proxy):
@@ -256,22 +237,11 @@ def test_facts_of_a_doubtful_message_are_counted_once(proxy):
 
 
 def facts_written() -> int:
-    """As the heartbeat stores it."""
+    """As the looker stores it."""
+    linear()
     with session() as cursor:
         cursor.execute("SELECT facts_written FROM streams_streamposition WHERE instance_name = 'master'")
         return int(cursor.fetchone()[0])
-
-
-def test_a_message_that_waits_before_its_lock_is_kept_out(beside):
-    """The server goes on with a message whose sender is gone; here it waits for the table before it does anything."""
-    before = ids()
-    with session() as blocker:
-        blocker.execute("BEGIN; LOCK TABLE streams_cacheinvalidation IN EXCLUSIVE MODE")
-        blocked_append(beside, blocker).join()
-        wait_until(lambda: not pending())
-        blocker.execute("COMMIT")
-    wait_for_linear(append()[0])
-    assert len(ids()) == len(before) + 1
 
 
 @pytest.fixture
@@ -306,20 +276,6 @@ def test_while_the_message_is_at_work_the_position_waits(beside):
     assert len(ids()) == 2
 
 
-@pytest.mark.usefixtures("slow_insert")
-def test_a_message_that_waits_for_long_is_shown_as_pending():
-    current_writer().enter(stream())
-    with session() as blocker:
-        blocker.execute("BEGIN; SELECT pg_advisory_xact_lock(1)")
-        thread = in_thread(lambda: append(2))
-        wait_until(lambda: stored()["master"].pending == 2)
-        assert stored()["master"].oldest_pending_at is not None
-        blocker.execute("COMMIT")
-    thread.join()
-    wait_until(lambda: stored()["master"].pending == 0)
-    wait_for_linear(ids()[-1])
-
-
 def blocked_append(proxy: CuttingProxy, blocker: Any) -> threading.Thread:
     """An append of another thread through the proxy, cut while the server is at work on it."""
     given = through(proxy)
@@ -338,43 +294,6 @@ def blocked_append(proxy: CuttingProxy, blocker: Any) -> threading.Thread:
     return thread
 
 
-def test_a_message_that_comes_after_the_verdict_writes_nothing(monkeypatch):
-    """Whoever keeps the message's lock knows that it cannot write any more, however late it starts."""
-    append()
-    before = ids()
-    writer = current_writer()
-    monkeypatch.setattr(writer._background, "_find_heads", lambda *_: None)  # it takes an ID
-    late = next(writer.in_doubt.lock_keys)
-    monkeypatch.setattr(writer.in_doubt, "lock_keys", iter([late]))
-    with writer.control_cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [late])
-    fetched = sequence()
-    message = appends._message([fact()], connection)
-    assert message is not None
-    assert appends._Appending(stream(), connection, ()).run(message) == []
-    assert ids() == before
-    assert sequence() == fetched, "not even an ID was taken"
-
-
-def test_many_lost_answers_take_a_new_lease(proxy, monkeypatch):
-    from streams.writing import control_loop
-
-    monkeypatch.setattr(control_loop, "MOST_LOCKS_KEPT", 3)
-    for _ in range(3):
-        lost_append(proxy, Cut.ANSWER)
-    wait_until(lambda: current_writer().lease == 2 and current_writer().condition is Condition.HOLDING)
-    wait_for_linear(append()[0])
-    assert len(ids()) == 5
-
-
-def test_an_error_of_the_server_leaves_no_doubt():
-    append()
-    with pytest.raises(DatabaseError):
-        stream().append(CacheInvalidation(cache_name=None))
-    assert not pending()
-    assert not current_writer().in_doubt._doubts
-
-
 def test_an_end_by_the_administrator_leaves_a_doubt_that_is_settled():
     append()
     with connection.cursor() as cursor:
@@ -391,13 +310,6 @@ def test_an_end_by_the_administrator_leaves_a_doubt_that_is_settled():
     wait_for_linear(append()[0])
 
 
-def test_retiring_waits_for_doubts(proxy):
-    lost_append(proxy, Cut.ANSWER)
-    assert current_writer().retire()
-    assert stored()["master"].state == "retired"
-    assert linear() == ids()[-1]
-
-
 def test_other_streams_take_the_same_way():
     """Every declared stream of one table takes the message; what it inserts is what the steps insert."""
     for stream_ in registry.all_streams():
@@ -409,83 +321,6 @@ def test_other_streams_take_the_same_way():
 
 
 # --- the second append of a transaction ---------------------------------------------------------------------------
-
-
-def takes_lock(work: Any) -> bool:
-    return str(current_writer().tenure.append_key) in executed(work)
-
-
-def holds_lock() -> bool:
-    with session() as cursor:
-        return append_lock.is_held(cursor, driver.append_key(cursor, "master"))
-
-
-def test_only_the_first_append_of_a_transaction_takes_the_lock():
-    append()
-    for _ in range(3):  # later they are prepared
-        with transaction.atomic():
-            took = [takes_lock(append), takes_lock(append), takes_lock(lambda: append(3))]
-            with transaction.atomic():
-                took.append(takes_lock(append))
-            assert holds_lock()
-        assert took == [True, False, False, False]
-        assert not holds_lock()
-    wait_for_linear(ids()[-1])
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_rollback_to_a_savepoint_that_released_the_lock_is_noticed(count):
-    append()
-    with transaction.atomic():
-        with pytest.raises(Oops), transaction.atomic():
-            append(count)
-            assert holds_lock()
-            raise Oops
-        assert not holds_lock()
-        taken = append(count)
-        assert holds_lock()
-        assert not takes_lock(append)
-    assert len(ids()) == 1 + count + 1
-    wait_for_linear(taken[-1] + 1)
-
-
-def test_the_lock_of_the_first_append_outlasts_a_savepoint_after_it():
-    with transaction.atomic():
-        append()
-        with pytest.raises(Oops), transaction.atomic():
-            append()
-            raise Oops
-        assert holds_lock()
-        assert not takes_lock(append)
-    assert len(ids()) == 2
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_lease_that_is_lost_between_two_appends_is_noticed(count):
-    append()
-    before = ids()
-    with pytest.raises(WriterFenced), transaction.atomic():
-        append()
-        in_thread(lambda: Instance.objects.update(lease=7)).join()
-        append(count)
-    assert ids() == before
-    wait_until(lambda: current_writer().condition is Condition.HOLDING)
-
-
-def test_transactions_by_hand_take_the_lock_each_time():
-    append()
-    connection.set_autocommit(False)
-    try:
-        for _ in range(2):
-            assert takes_lock(append)
-            assert takes_lock(append)
-            assert holds_lock()
-            connection.commit()
-    finally:
-        connection.rollback()
-        connection.set_autocommit(True)
-    assert len(ids()) == 5
-    wait_for_linear(ids()[-1])
 
 
 # --- texts that look like parts of an array -----------------------------------------------------------------------
@@ -555,8 +390,8 @@ def test_an_append_is_planned_once_a_connection_and_not_for_the_first_ones(insid
         assert "INSERT" in first
     assert "PREPARE" not in messages[4]
     assert "INSERT" not in messages[4]
-    assert messages[4].count("EXECUTE") == 2
-    assert len(stored()) == 1
+    assert messages[4].count("EXECUTE") == 2, "the writer's name, and the INSERT, which holds by itself"
+    assert linear() == ids()[-1]
 
 
 @pytest.mark.parametrize("inside", [True, False])

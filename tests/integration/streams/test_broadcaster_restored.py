@@ -21,7 +21,10 @@ from tests.support.memory_client import MemoryClient
 from tests.support.writing import give_out, session, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
-_FACT = "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES ('north', %s, 'test', '{k}')"
+_FACT = (
+    "SET LOCAL streams.maintenance = on; "
+    "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES ('north', %s, 'test', '{k}')"
+)
 
 
 def write(position: int) -> None:
@@ -36,7 +39,9 @@ def restore(position: int) -> None:
     """The database is another one, which lacks what was above that position."""
     StreamPosition.objects.filter(stream="caches").update(position=position)
     with session() as cursor:
-        cursor.execute("DELETE FROM streams_cacheinvalidation WHERE stream_id > %s", [position])
+        cursor.execute(
+            "SET LOCAL streams.maintenance = on; DELETE FROM streams_cacheinvalidation WHERE stream_id > %s", [position]
+        )
         epochs.begin_epoch(cursor, "test")
 
 
@@ -57,7 +62,7 @@ class Served:
 
 
 @pytest.fixture
-def served(transactional_db):
+def served(transactional_db, positions_by_hand):
     for position in (5, 7):
         write(position)
     with session() as cursor:

@@ -9,7 +9,7 @@ import pytest
 from streams import registry
 from streams.catalog import models as catalog
 from streams.errors import UnusableFact
-from streams.homeserver import append, federation_queue, typing
+from streams.homeserver import append, federation_queue, freeing, typing
 from streams.load_generator import generator
 from streams.models import FederationAcknowledgement
 from streams.reading.rows import rows_between
@@ -302,7 +302,7 @@ def test_old_rows_of_the_queues_are_freed():
     with session() as cursor:
         cursor.execute("UPDATE streams_presencefederation SET received_at = now() - interval '6 minutes'")
     federation_queue.send_presence(["a.example"], ["@v:x"])
-    federation_queue.free_old("presence_federation")
+    freeing.free_old("presence_federation")
     assert [row for _, row in rows("presence_federation")] == [["a.example", "@v:x"]]
 
 

@@ -12,7 +12,6 @@ from streams.homeserver import append, federation_queue
 from streams.homeserver import typing as typing_users
 from streams.models import FederationAcknowledgement
 from streams.replication.protocol.commands import RData, parse_line
-from streams.testing import forget_writers
 from tests.integration.streams.test_catalog import NAMES, _sequences_as_after_migrate, rows
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, start_replication
@@ -60,31 +59,6 @@ def test_position_of_the_other_stream_of_a_pair_moves_without_rows(start_manage)
         assert client.of("RDATA account_data") == []
 
 
-def test_follower_is_told_of_a_new_beginning_before_its_rows(start_manage):
-    typing_users.set_typing("!r:x", "@a:x", True)
-    typing_users.set_typing("!r:x", "@b:x", True)
-    with positioned(start_replication(start_manage)) as client:
-        client.read_until("POSITION typing master 2 2")
-        forget_writers()
-        typing_users.set_typing("!r:x", "@c:x", True)
-        client.read_until("RDATA typing master 1")
-        seen = client.of("POSITION typing") + client.of("RDATA typing")
-        assert "POSITION typing master 0 0" in seen
-        assert [(command.token, command.row) for command in rdata(client, "typing")] == [(1, ["!r:x", ["@c:x"]])]
-
-
-def test_new_beginning_that_is_further_than_the_old_end_misses_nothing(start_manage):
-    """The broadcaster sees the generation, not only a position that fell."""
-    typing_users.set_typing("!r:x", "@a:x", True)
-    with positioned(start_replication(start_manage)) as client:
-        client.read_until("POSITION typing master 1 1")
-        forget_writers()
-        for user in "bcde":
-            typing_users.set_typing("!r:x", f"@{user}:x", True)
-        client.read_until("RDATA typing master 4")
-        assert [command.token for command in rdata(client, "typing")] == [1, 2, 3, 4]
-
-
 def test_every_server_sends_what_is_in_memory(start_manage):
     ports = [start_replication(start_manage) for _ in range(2)]
     with positioned(ports[0]) as first, positioned(ports[1]) as second:
@@ -102,7 +76,7 @@ def test_acknowledged_items_leave_the_table(start_manage):
     assert FederationAcknowledgement.objects.get().token == tokens[1]
 
 
-def test_our_follower_follows_all_streams_and_through_a_new_beginning(start_manage):
+def test_our_follower_follows_all_streams(start_manage):
     port = start_replication(start_manage, REPLSITE_SEND_FEDERATION="false")
     typing_users.set_typing("!r:x", "@a:x", True)
     follower = start_manage(
@@ -116,7 +90,6 @@ def test_our_follower_follows_all_streams_and_through_a_new_beginning(start_mana
         stderr=subprocess.DEVNULL,
     )
     wait_until(is_following)
-    forget_writers()
     typing_users.set_typing("!r:x", "@b:x", True)
     for name in NAMES:
         if name not in ("events", "backfill", "groups"):
@@ -128,7 +101,7 @@ def test_our_follower_follows_all_streams_and_through_a_new_beginning(start_mana
     output, _ = follower.communicate(timeout=DEADLINE_SECONDS)
     found = [json.loads(line) for line in output.splitlines()]
     typing = [(line["token"], line["row"]) for line in found if line["stream"] == "typing"]
-    assert typing[:1] == [(1, ["!r:x", ["@b:x"]])]
+    assert typing[:1] == [(2, ["!r:x", ["@a:x", "@b:x"]])]
     assert {line["stream"] for line in found} == set(NAMES) - {"events", "backfill"}
 
 

@@ -77,7 +77,7 @@ def test_no_number_is_taken_as_it_comes(name, value):
 
 def test_ping_timeout_below_the_interval():
     with override_settings(REPLSITE_PING_TIMEOUT_SECONDS=5.0, REPLSITE_PING_INTERVAL_SECONDS=5.0):
-        assert ids(check_settings(None)) == ["streams.E004"]
+        assert ids(check_wire_settings(None)) == ["streams.E004"]
 
 
 def with_tables(*tables: FactTable) -> list[str]:
@@ -119,9 +119,9 @@ def test_rooms_must_have_a_lifetime_to_choose():
         ("REPLSITE_LINE_LIMIT_BYTES", 20_000, "streams.W010"),
         ("REPLSITE_PLAIN_NETWORKS", ["10.1.2.3/24"], "streams.E011"),
         ("REPLSITE_WIRE_RIGHTS", {"w": {"streams": "events"}}, "streams.E034"),
-        ("REPLSITE_RETENTION_DEFAULT_SECONDS", -1.0, "streams.E014"),
-        ("REPLSITE_RETENTION_LONGEST_SECONDS", float("nan"), "streams.E014"),
-        ("REPLSITE_CENSOR_AFTER_DAYS", -1.0, "streams.E014"),
+        ("REPLSITE_RETENTION_DEFAULT_SECONDS", -1.0, "streams.E010"),
+        ("REPLSITE_RETENTION_LONGEST_SECONDS", float("nan"), "streams.E010"),
+        ("REPLSITE_CENSOR_AFTER_DAYS", -1.0, "streams.E010"),
         ("REPLSITE_TLS_SERVER_CA", "nowhere.pem", "streams.E012"),
     ],
 )

@@ -89,7 +89,7 @@ def test_dsn_is_enough_to_connect():
 
 
 def test_lock_keys_differ_by_kind_and_name_and_fit():
-    kinds = (driver.writer_key, driver.append_key, driver.start_key)
+    kinds = (driver.reader_key, driver.recorder_key, driver.trim_key)
     with connection.cursor() as cursor:
         keys = {make(cursor, name) for make in kinds for name in ("a", "b")}
     assert len(keys) == 6

@@ -299,7 +299,6 @@ WRITES = f"""
 from django.db import connection, transaction
 from streams import registry
 from streams.catalog.models import CacheInvalidation
-from streams.writing import process
 
 def append():
     return registry.get("caches").append(CacheInvalidation(cache_name="drivers", keys=["a"]))
@@ -316,7 +315,6 @@ except KeyError:
 connection.close()  # a pool keeps it, and lends it again
 ids += append()
 registry.get("caches").wait_for(ids[-1])
-process.retire_all()
 is_other_here = any(name == {OTHER!r} and module is not None for name, module in sys.modules.items())
 print("written", len(ids), is_other_here)
 """

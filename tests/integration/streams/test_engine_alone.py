@@ -14,29 +14,22 @@ from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SCHEMA = "engine_alone"
-#: A fact, and a cached value that it drops.
 APPEND = """
 from shop.models import Order
 from streams import registry
-from streams.caching import cached
-
-@cached("status_of")
-def status_of(order_id):
-    return Order.objects.filter(order_id=order_id).latest("stream_id").status
 
 orders = registry.get("orders")
-said = []
 for status in ("paid", "shipped"):
     (token,) = orders.append(Order(order_id="4711", status=status))
     orders.wait_for(token, 30.0)
-    said.append(status_of("4711"))
-print(registry.names(), said)
+print(registry.names(), [order.status for order in orders.read().facts])
 """
 INVALIDATE = """
-from streams.caching import cached
+from streams.caches import Kept, invalidate
 from streams.errors import UnknownStream
+assert Kept("plain", print, print).mark() is None
 try:
-    cached("plain")(lambda key: key).invalidate("k")
+    invalidate("plain", ["k"])
 except UnknownStream as error:
     print(error)
 """

@@ -27,6 +27,7 @@ def far_ahead(count: int) -> int:
     last = count + 1
     with connection.cursor() as cursor:
         cursor.execute(
+            "SET LOCAL streams.maintenance = on; "
             "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name, keys) "
             "SELECT n, CASE WHEN n %% 3 = 0 THEN 'north' ELSE 'south' END, 'c', ARRAY['k' || n] "
             "FROM generate_series(2, %s) AS n",

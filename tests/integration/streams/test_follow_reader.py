@@ -154,7 +154,9 @@ def test_a_fact_that_was_deleted_meanwhile_has_rows_and_no_instances():
 
     def look(chunk: Chunk) -> None:
         with session() as cursor:
-            cursor.execute("DELETE FROM streams_cacheinvalidation WHERE stream_id = %s", [gone])
+            cursor.execute(
+                "SET LOCAL streams.maintenance = on; DELETE FROM streams_cacheinvalidation WHERE stream_id = %s", [gone]
+            )
         seen.extend((len(one.rows), len(one.instances)) for one in chunk)
 
     caught_up(handler(look))

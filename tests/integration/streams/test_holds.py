@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -239,7 +240,7 @@ def test_a_cursor_that_fails_does_not_take_the_lock_along(around: None, writer: 
     assert texts_upto(reader, reader.seen().position) == ["fact -1", "one more"]
 
 
-@pytest.mark.parametrize("set_by_hand", ["1", "0", "3", "999999", "-5"])
+@pytest.mark.parametrize("set_by_hand", ["1", "0", "3", "999999", "-5", str(1000 - 2**40), str(-(2**63))])
 def test_a_memory_that_somebody_sets_never_switches_the_hold_off(
     session: Sessions, writer: Session, reader: Session, set_by_hand: str
 ):
@@ -340,7 +341,7 @@ def test_a_transaction_may_change_its_writer(writer: Session, reader: Session):
 
 
 def test_the_class_of_a_writer_is_the_same_on_both_sides(writer: Session, reader: Session):
-    for name in ("north", "søuth", "雪", "x" * 300):
+    for name in ("north", "søuth", "雪", "x" * 200):
         writer("BEGIN")
         writer("SELECT set_config('streams.writer', %s, true)", name)
         writer.append("x")
@@ -366,6 +367,20 @@ def test_what_was_not_held_is_refused(session: Sessions, writer: Session, reader
     writer("ROLLBACK")
     assert reader.one("SELECT count(*) FROM held_order") == 1
     assert reader.locks() == 0
+
+
+@pytest.mark.parametrize("name", ["two words", "line\nRDATA caches", "tab\t", "\x01", "n" * 201], ids=ascii)
+@pytest.mark.parametrize("by_setting", [False, True])
+def test_a_name_that_would_break_the_wire_or_the_index_of_positions_is_refused(
+    writer: Session, name: str, *, by_setting: bool
+):
+    if by_setting:
+        writer("SELECT set_config('streams.writer', %s, false)", name)
+        assert "cannot be the name" in refused(writer, "INSERT INTO held_order (text) VALUES ('x')")
+    else:
+        assert "cannot be the name" in refused(writer, "INSERT INTO held_order (instance_name) VALUES (%s)", name)
+    writer("SELECT set_config('streams.writer', %s, false)", "n" * 200)
+    writer.append("x")
 
 
 def test_ids_may_be_taken_first_if_the_stream_is_held_first(writer: Session, reader: Session):
@@ -447,6 +462,77 @@ def test_a_function_of_another_role_appends(role: str, writer: Session, reader: 
     writer("COMMIT; RESET ROLE; DROP FUNCTION held_for_others()")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE held_order SET text = 'y'",
+        "DELETE FROM held_order",
+        "TRUNCATE held_order",
+        "INSERT INTO held_order (stream_id, text) VALUES (1, 'below')",
+    ],
+)
+def test_a_role_that_a_session_took_over_may_not_change_facts(
+    role: str, session: Sessions, writer: Session, reader: Session, change: str
+):
+    """Such a role may not see the kind of its own session."""
+    writer.append("x")
+    reader(f"GRANT ALL ON held_order TO {role}; GRANT USAGE ON SEQUENCE orders_stream_seq, held_order_id_seq TO {role}")
+    guard = reader.one(
+        "SELECT tgfoid::regproc::text FROM pg_trigger WHERE tgrelid = 'held_order'::regclass AND tgname ~ 'guard'"
+    )
+    reader(f"GRANT SELECT ON SEQUENCE orders_stream_seq TO {role}; GRANT CREATE ON SCHEMA public TO {role}; "
+           f"ALTER FUNCTION {guard}() OWNER TO {role}")  # fmt: skip
+    try:
+        writer(f"SET ROLE {role}")
+        refused(writer, change)
+    finally:
+        reader(f"DO $$ BEGIN EXECUTE 'ALTER FUNCTION {guard}() OWNER TO ' || quote_ident(current_user); END $$")
+
+
+COLUMN = "last_value"
+#: What a role that may connect can make in its own session, and the statement that would use it.
+OWN_OBJECTS = {
+    "view that is no sequence": f"CREATE TEMP VIEW own ({COLUMN}) AS SELECT pg_temp.own(); SELECT streams_given('pg_temp.own')",
+    "catalog": "CREATE TEMP VIEW pg_sequence AS SELECT pg_temp.own()::oid AS seqrelid; SELECT * FROM streams_look()",
+    "type of a look": "CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (pg_temp.own() > 0); SELECT * FROM streams_look()",
+    "type of a hold": "CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (pg_temp.own() > 0); "
+    "INSERT INTO held_order (text) VALUES ('x')",
+}
+
+
+@pytest.mark.parametrize("own", OWN_OBJECTS)
+def test_nothing_of_another_role_is_run_with_the_rights_of_the_owner(
+    role: str, session: Sessions, reader: Session, own: str
+):
+    reader(f"GRANT INSERT (text), SELECT ON held_order TO {role}")
+    stranger = session()
+    stranger(f"SET ROLE {role}")
+    stranger("""CREATE FUNCTION pg_temp.own() RETURNS bigint LANGUAGE plpgsql AS
+             $$ BEGIN RAISE NOTICE 'run as %', current_user; RETURN 1; END $$""")
+    with suppress(driver.DatabaseError):
+        stranger(OWN_OBJECTS[own])
+    assert [one for one in driver.notices(stranger.connection) if "run as" in one and role not in one] == []
+
+
+def test_nobody_else_makes_a_table_one_of_the_streams(role: str, writer: Session, reader: Session):
+    """The looker reads the tables whose triggers call the guard, and an update of the functions their arguments."""
+    function, name = reader(
+        "SELECT tgfoid::regproc::text, tgname FROM pg_trigger WHERE tgrelid = 'held_order'::regclass AND tgname ~ 'guard'"
+    )[0]
+    writer(f"SET ROLE {role}; CREATE TEMP VIEW own AS SELECT 5 AS id, 'x' AS writer")
+    with pytest.raises(driver.DatabaseError, match="permission denied for function"):
+        writer(
+            f"CREATE TRIGGER {name} INSTEAD OF INSERT ON own FOR EACH ROW EXECUTE FUNCTION {function}('1', 's', '1', 'id', 'w')"
+        )
+
+
+def test_a_temporary_table_does_not_hide_holds(writer: Session, reader: Session):
+    writer("BEGIN")
+    writer.append("x")
+    reader("CREATE TEMP TABLE pg_locks AS SELECT * FROM pg_catalog.pg_locks WHERE false")
+    assert reader.seen() == Seen(given=2, position=1, open={0: 1})
+
+
 def test_a_role_that_may_only_read_can_look(role: str, writer: Session, reader: Session):
     writer("BEGIN")
     writer.append("x")
@@ -454,6 +540,29 @@ def test_a_role_that_may_only_read_can_look(role: str, writer: Session, reader: 
     assert reader.seen() == Seen(given=2, position=1, open={0: 1})
     (holder,) = holders(reader.cursor, ["orders"])
     assert (holder.stream, holder.statement) == ("orders", "<insufficient privilege>")
+
+
+@pytest.mark.parametrize(
+    ("state", "next_one"),
+    [
+        ("SELECT setval('orders_stream_seq', 1, false)", 1),  # as in a dump
+        ("ALTER SEQUENCE orders_stream_seq START 100; SELECT setval('orders_stream_seq', 5, false)", 5),
+        ("ALTER SEQUENCE orders_stream_seq RESTART 2", 2),
+    ],
+)
+def test_a_sequence_that_gave_out_nothing_may_go_on_below_its_start(
+    writer: Session, reader: Session, state: str, next_one: int
+):
+    writer(state)
+    before = reader.seen()
+    assert before == Seen(given=next_one - 1, position=next_one - 1, open={})
+    writer("BEGIN")
+    writer.append("first")
+    writer.append("second")
+    assert reader.seen() == Seen(given=next_one + 1, position=next_one - 1, open={0: next_one - 1})
+    assert holders(reader.cursor, ["orders"])[0].bound == next_one - 1
+    writer("COMMIT")
+    assert texts_upto(reader, reader.seen().position) == ["first", "second"]
 
 
 # --- looks --------------------------------------------------------------------------------------------------------
@@ -486,17 +595,14 @@ def test_one_look_is_for_all_streams(session: Sessions, writer: Session, reader:
             look(reader.cursor, ["right", "wrong"])
         writer("COMMIT")
     finally:
-        drop("held_left", "held_right")
-        reader("DROP SEQUENCE held_pair; DELETE FROM streams_held WHERE stream <> 'orders'")
+        drop("held_left", "held_right", sequences=["held_pair"])
 
 
 def test_a_look_does_not_wait_for_a_sequence_for_ever(writer: Session, reader: Session):
     writer("BEGIN; ALTER SEQUENCE orders_stream_seq NO CYCLE")
-    reader("ALTER FUNCTION streams_look(text[]) SET lock_timeout = '50ms'")
     with pytest.raises(driver.lock_timed_out):
         reader.seen()
     writer("ROLLBACK")
-    reader("ALTER FUNCTION streams_look(text[]) SET lock_timeout = '10s'")
     assert reader.seen().position == 1
 
 
@@ -530,9 +636,7 @@ def parts(session: Sessions) -> Iterator[Session]:
             CREATE TABLE held_part_a PARTITION OF held_part FOR VALUES IN ('a');
             SELECT streams_hold_table('held_part', 'parts', 'held_part_seq')""")
         yield own
-    drop("held_part")
-    with connection.cursor() as cursor:
-        cursor.execute("DROP SEQUENCE held_part_seq; DELETE FROM streams_held WHERE stream = 'parts'")
+    drop("held_part", sequences=["held_part_seq"])
 
 
 @pytest.mark.parametrize("table", ["held_part", "held_part_a"])
@@ -553,10 +657,15 @@ def test_a_new_partition_refuses_what_nothing_holds(parts: Session, reader: Sess
         parts, "INSERT INTO held_part_b VALUES (nextval('held_part_seq'), 'master', 'b')"
     )
     refused(parts, "UPDATE held_part_b SET kind = 'b'")
+    parts("BEGIN; SET LOCAL streams.writer = 'north'")
+    parts("INSERT INTO held_part (kind) VALUES ('a')")
+    parts("SET LOCAL streams.writer = 'south'")  # held is only what north appends
+    refused(parts, "INSERT INTO held_part_b VALUES (nextval('held_part_seq'), 'south', 'b')")
+    parts("ROLLBACK")
     parts("SELECT streams_hold_table('held_part', 'parts', 'held_part_seq')")
     parts("BEGIN")
-    assert parts.one("INSERT INTO held_part_b (kind) VALUES ('b') RETURNING stream_id") == 4
-    assert reader.seen("parts") == Seen(given=4, position=3, open={0: 3})
+    assert parts.one("INSERT INTO held_part_b (kind) VALUES ('b') RETURNING stream_id") == 6
+    assert reader.seen("parts") == Seen(given=6, position=5, open={0: 5})
     parts("COMMIT")
 
 
@@ -581,8 +690,7 @@ def test_one_table_has_a_forward_and_a_backward_stream(session: Sessions, writer
         writer("INSERT INTO held_both (ordering) VALUES (-2)")
         refused(writer, "DELETE FROM held_both")
     finally:
-        drop("held_both")
-        reader("DROP SEQUENCE held_on, held_back; DELETE FROM streams_held WHERE stream IN ('on', 'back')")
+        drop("held_both", sequences=["held_on", "held_back"])
 
 
 # --- Django -------------------------------------------------------------------------------------------------------

@@ -3,62 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg2
 import pytest
 
-from streams.holds.functions_sql import FUNCTIONS
 from streams.holds.look import Seen, holders
-from tests.support.held_tables import Session
+from tests.support.held_server import Own, held_server
 from tests.support.waiting import wait_until
 from tests.torture.own_postgres import OwnPostgres
-
-TABLE = """
-CREATE SEQUENCE orders_stream_seq START 2;
-CREATE TABLE held_order (stream_id bigint PRIMARY KEY, instance_name text NOT NULL, text text);
-SELECT streams_hold_table('held_order', 'orders', 'orders_stream_seq');
-CREATE SEQUENCE held_part_seq START 2;
-CREATE TABLE held_part (stream_id bigint, instance_name text, kind text) PARTITION BY LIST (kind);
-CREATE TABLE held_part_a PARTITION OF held_part FOR VALUES IN ('a');
-ALTER TABLE held_part_a REPLICA IDENTITY FULL;
-SELECT streams_hold_table('held_part', 'parts', 'held_part_seq')
-"""
-
-
-class Own:
-    """The server, and sessions on it."""
-
-    def __init__(self, server: OwnPostgres, stack: ExitStack) -> None:
-        self.server, self._stack = server, stack
-
-    def session(self, database: str = "postgres") -> Session:
-        own = psycopg2.connect(**{**self.server.parameters(), "dbname": database})
-        own.autocommit = True
-        return Session(self._stack.enter_context(closing(own)))
-
-    def crash(self) -> None:
-        self.server.kill_postmaster()
-        wait_until(self.server.is_up)
-
-    def install(self, database: str = "postgres") -> Session:
-        """A session in a database whose only tables are those of the test."""
-        own = self.session(database)
-        own("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        own(FUNCTIONS)
-        own(TABLE)
-        return own
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPostgres]:
-    with closing(OwnPostgres(tmp_path_factory.mktemp("holds"))) as server:
-        with server.cursor() as cursor:
-            cursor.execute("ALTER SYSTEM SET max_prepared_transactions = 5")
-            cursor.execute("ALTER SYSTEM SET wal_level = logical")
-        server.kill_postmaster()
-        wait_until(server.is_up)
+    with held_server(tmp_path_factory.mktemp("holds")) as server:
         yield server
 
 
@@ -128,6 +87,8 @@ def test_a_standby_refuses_a_look(own: Own):
 
 def test_a_subscription_applies_what_its_publisher_appended_and_changed(own: Own):
     source = own.install()
+    source.append("before")
+    source("INSERT INTO held_part (kind) VALUES ('a')")
     source("CREATE PUBLICATION facts FOR TABLE held_order, held_part")
     source("CREATE DATABASE target")
     try:
@@ -136,13 +97,16 @@ def test_a_subscription_applies_what_its_publisher_appended_and_changed(own: Own
         where: dict[str, Any] = own.server.parameters()
         dsn = f"host={where['host']} port={where['port']} user={where['user']} password={where['password']} dbname=postgres"
         target(f"CREATE SUBSCRIPTION facts CONNECTION '{dsn}' PUBLICATION facts "
-               "WITH (create_slot = false, slot_name = 'facts', copy_data = false)")  # fmt: skip
+               "WITH (create_slot = false, slot_name = 'facts')")  # fmt: skip
+        wait_until(
+            lambda: target.one("SELECT count(*) FROM held_order") == target.one("SELECT count(*) FROM held_part") == 1
+        )
         source.append("first", "second")
         source("INSERT INTO held_part (kind) VALUES ('a')")
-        source("BEGIN; SET LOCAL streams.maintenance = on; UPDATE held_order SET text = 'changed' WHERE stream_id = 2; "
-               "DELETE FROM held_order WHERE stream_id = 3; COMMIT")  # fmt: skip
-        wait_until(lambda: target("SELECT stream_id, text FROM held_order") == [(2, "changed")])
-        wait_until(lambda: target.one("SELECT count(*) FROM held_part") == 1)
+        source("BEGIN; SET LOCAL streams.maintenance = on; UPDATE held_order SET text = 'changed' WHERE stream_id = 3; "
+               "DELETE FROM held_order WHERE stream_id = 4; COMMIT")  # fmt: skip
+        wait_until(lambda: sorted(target("SELECT stream_id, text FROM held_order")) == [(2, "before"), (3, "changed")])
+        wait_until(lambda: target.one("SELECT count(*) FROM held_part") == 2)
         with pytest.raises(psycopg2.errors.RestrictViolation):
             target("DELETE FROM held_order")
         target("ALTER SUBSCRIPTION facts DISABLE")

@@ -9,7 +9,6 @@ import pytest
 from events.notifier import notifier
 from streams.errors import WaitTimedOut
 from streams.follow import Begin, Chunk, Handler, Reader
-from streams.reading import cache_feed
 from streams.replication.protocol.ordering import View
 from streams.replication.server.http_catch_up import RangeQuery, stream_updates
 from streams.waiting import wait
@@ -74,16 +73,20 @@ def test_who_asks_over_http_gets_what_there_is():
 
 
 def test_a_cache_that_is_filled_meanwhile():
-    word.store.drop_all()
+    word.values.clear()
     store_position(FAR)
-    assert cache_feed.is_hearing()
-    word.store._values["a",] = "old"
+    assert word.kept.mark() is not None
+    word.values["a",] = "old"
     token = fact_of_north()
     with session() as cursor:
-        cursor.execute("UPDATE streams_cacheinvalidation SET cache_name = 'cached_words' WHERE stream_id = %s", [token])
+        cursor.execute(
+            "SET LOCAL streams.maintenance = on; "
+            "UPDATE streams_cacheinvalidation SET cache_name = 'cached_words' WHERE stream_id = %s",
+            [token],
+        )
     store_position(token)
     assert stream().current().linear == token
-    assert word.store._values == {}
+    assert word.values == {}
 
 
 def test_hot():

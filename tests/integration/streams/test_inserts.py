@@ -6,6 +6,7 @@ import pytest
 from django.db import connection
 
 from streams.catalog.models import CacheInvalidation
+from streams.holds.maintenance import changing_facts
 from streams.writing import insert
 from streams.writing.insert import insert_facts
 
@@ -17,13 +18,15 @@ def made(number: int, **fields: object) -> CacheInvalidation:
 
 
 def test_values_come_back():
-    insert_facts(connection, CacheInvalidation, [made(5, keys=["a", "b%s"], invalidation_ts=7)])
+    with changing_facts(connection):  # the IDs are made up
+        insert_facts(connection, CacheInvalidation, [made(5, keys=["a", "b%s"], invalidation_ts=7)])
     row = CacheInvalidation.objects.get()
     assert (row.stream_id, row.keys, row.invalidation_ts) == (5, ["a", "b%s"], 7)
 
 
 def test_what_is_not_set_takes_the_default_of_the_column():
-    insert_facts(connection, CacheInvalidation, [made(5), made(6, invalidation_ts=1)])
+    with changing_facts(connection):  # the IDs are made up
+        insert_facts(connection, CacheInvalidation, [made(5), made(6, invalidation_ts=1)])
     first, second = CacheInvalidation.objects.order_by("stream_id")
     assert first.invalidation_ts > 1_500_000_000_000
     assert first.received_at is not None
@@ -31,5 +34,8 @@ def test_what_is_not_set_takes_the_default_of_the_column():
 
 
 def test_more_rows_than_one_statement_takes():
-    insert_facts(connection, CacheInvalidation, [made(number) for number in range(2, 2 + 2 * insert._MOST_ROWS + 1)])
+    with changing_facts(connection):  # the IDs are made up
+        insert_facts(
+            connection, CacheInvalidation, [made(number) for number in range(2, 2 + 2 * insert._MOST_ROWS + 1)]
+        )
     assert CacheInvalidation.objects.count() == 2 * insert._MOST_ROWS + 1

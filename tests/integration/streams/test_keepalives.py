@@ -9,7 +9,6 @@ import pytest
 from django.db import connection
 
 from streams.db import driver
-from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import append, session, sessions
 
@@ -48,22 +47,8 @@ def check_server(found: dict[str, int]) -> None:
     assert 0 < found["tcp_user_timeout"] <= LONGEST_SECONDS * 1000
 
 
-def test_our_end_of_the_lock_connection():
-    append()
-    found = of_client(current_writer().control.fileno())
-    assert found["on"] == 1
-    assert found["idle"] + found["interval"] * found["count"] <= LONGEST_SECONDS
-    assert 0 < found["user_timeout_ms"] <= LONGEST_SECONDS * 1000
-
-
-def test_the_servers_end_of_the_lock_connection():
-    append()
-    with current_writer().control_cursor() as cursor:
-        check_server(of_server(cursor))
-
-
 def test_the_servers_end_of_a_connection_that_appends():
-    """It holds the append lock of an open transaction: without a sign of life a lost host would hold the stream for hours."""
+    """Its open transaction holds the stream: without a sign of life a lost host would hold the stream for hours."""
     append()
     with connection.cursor() as cursor:
         check_server(of_server(cursor))
@@ -72,7 +57,10 @@ def test_the_servers_end_of_a_connection_that_appends():
 def test_every_direct_connection():
     with session() as cursor:
         check_server(of_server(cursor))
-        assert of_client(cursor.connection.fileno())["on"] == 1
+        found = of_client(cursor.connection.fileno())
+    assert found["on"] == 1
+    assert found["idle"] + found["interval"] * found["count"] <= LONGEST_SECONDS
+    assert 0 < found["user_timeout_ms"] <= LONGEST_SECONDS * 1000
 
 
 def test_connection_that_cannot_be_set_up_is_closed(monkeypatch):

@@ -37,7 +37,6 @@ class Plain(Fact):
     word = models.TextField()
 """
 SET_UP = "import django; django.setup()\n"
-END = "\nfrom streams.writing.process import retire_all; retire_all()"
 RULES = """
 import threading
 from django.db import connection, connections, transaction
@@ -220,19 +219,19 @@ def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
 
 
 def test_rules_of_keys(shop: Shop) -> None:
-    plan, done = shop.run("-c", SET_UP + RULES + END).rsplit("\n", 2)[:2]
+    plan, done = shop.run("-c", SET_UP + RULES).rsplit("\n", 2)[:2]
     assert done == "ok"
     assert "shop_entry_account" in plan
 
 
 def test_a_role_without_rights_cannot_hold_the_locks_of_keys(shop: Shop) -> None:
     """They were advisory locks, and appends waited for every role that may connect."""
-    assert shop.run("-c", SET_UP + STRANGER + END).split()[-1] == "ok"
+    assert shop.run("-c", SET_UP + STRANGER).split()[-1] == "ok"
 
 
 def test_one_writer_wins_whatever_eight_processes_do(shop: Shop) -> None:
     """Each append makes the next number of its key: a number that comes twice, or is left out, is a writer that lost."""
-    processes = [shop.start("-c", SET_UP + RACE + END, str(seed)) for seed in range(8)]
+    processes = [shop.start("-c", SET_UP + RACE, str(seed)) for seed in range(8)]
     lost = [process.communicate(timeout=4 * DEADLINE_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 8
     with connection.cursor() as cursor:

@@ -279,6 +279,7 @@ def test_a_table_that_was_just_filled_is_walked_along_its_index(new_tables, sql)
         with kept.cursor() as cursor:
             cursor.execute("BEGIN")  # what is inserted goes with the connection
             cursor.execute(
+                "SET LOCAL streams.maintenance = on; "
                 "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name) "
                 "SELECT n, 'w', 'c' FROM generate_series(2, 50000) AS n"
             )

@@ -54,9 +54,7 @@ application = get_asgi_application()
 APPEND = """
 import django; django.setup()
 from shop.models import Order
-from streams.writing.process import retire_all
 Order.stream.append(order_id="4711", status="paid")
-retire_all()
 """
 REQUEST = b"GET /orders/events/ HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=0123456789abcdef\r\n\r\n"
 

@@ -135,7 +135,7 @@ def test_facts_reach_followers_while_another_session_commits_its_notifications(o
 
         def flood() -> None:
             with stranger.cursor() as cursor:
-                cursor.execute(FLOOD, [EACH, CHANNELS[:1]])
+                cursor.execute(FLOOD, [2 * EACH, CHANNELS[:1]])
 
         def slow_down() -> None:
             """As a slow disk would. Never for long: while it is stopped it may hold a lock that each query needs."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from streams.core.tracker import PositionTracker, TrackerState
+from streams.core.tokens import VectorToken
 from streams.runtime import text
 from tests.support.scripts import load_script
 from tests.support.session import PROJECT
@@ -23,14 +23,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_calls_of_the_rooms_are_counted_in_order() -> None:
     def work() -> None:
-        tracker = PositionTracker(TrackerState(linear=1, positions={"main": 1}, own_name="main", own_position=1))
-        text.shown("a")
-        tracker.end_fetch(tracker.begin_fetch(), [2])
+        token = VectorToken.of(1, {"main": 2})
+        text.safe_text("a")
+        token.covers("main", 2)
 
     path = script.path_of(work)
-    assert path.files[0] == "streams/core/tracker.py" and set(path.files) >= {"streams/runtime/text.py"}
+    assert path.files[0] == "streams/core/tokens.py" and set(path.files) >= {"streams/runtime/text.py"}
     functions = [function for _, function in path.calls]
-    assert functions.index("PositionTracker.begin_fetch") < functions.index("PositionTracker.end_fetch")
+    assert functions.index("VectorToken.of") < functions.index("VectorToken.covers")
     assert path.changes >= 2
     assert sys.getprofile() is None
 
@@ -48,7 +48,7 @@ def figures() -> dict[str, dict[str, object]]:
 def test_a_path_begins_at_the_call_and_is_counted(figures, call, begin) -> None:
     found = figures[call]
     assert found["files"][0] == begin and "streams/writing/append.py" in found["files"]
-    assert 1 < len(found["files"]) < found["changes"] < found["calls"]
+    assert 1 < len(found["files"]) < min(found["changes"], found["calls"])
 
 
 def test_text_names_the_functions_of_each_file() -> None:

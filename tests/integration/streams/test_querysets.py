@@ -59,10 +59,8 @@ def test_it_writes_when_asked_to():
 def test_positions_of_a_stream_are_a_vector_and_its_minimum():
     for name, position, state in (("a", 7, "active"), ("b", 5, "active"), ("c", 1, "retired")):
         StreamPosition.objects.create(stream="x", instance_name=name, position=position, state=state)
-    StreamPosition.objects.create(stream="y", instance_name="a", position=3, pending_facts=2)
     assert StreamPosition.read.vector("x") == {"a": 7, "b": 5}
     assert (StreamPosition.read.linear("x"), StreamPosition.read.linear("none")) == (5, None)
-    assert [row.stream for row in StreamPosition.read.pending()] == ["y"]
 
 
 def test_events_of_a_room(made):

@@ -18,7 +18,6 @@ from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.errors import BadLimit, EpochChanged, ForeignFact, InTransaction, ResyncNeeded, TokenError
 from streams.maintenance.trim import Keep, TrimRequest, trim
-from streams.writing import lease
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
@@ -26,6 +25,7 @@ from tests.support.writing import (
     fact,
     ids,
     in_thread,
+    other_writer,
     server_process,
     session,
     sessions,
@@ -419,18 +419,19 @@ def test_another_writer_that_is_behind_holds_the_listener_back():
     number = append()[0]
     wait_for_linear(number)
     token = stream().read().next
-    with session() as cursor:
-        lease.take(cursor, "north", lease.Identity("far", 1, "x"), 1.0)
-        lease.store_entry(cursor, stream(), "north", number)
+    with other_writer("north") as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('x') RETURNING stream_id")
+        theirs = cursor.fetchone()[0]
         mine = append()[0]
         listener = stream().listen(after=token, beat=0.5)
         with CaptureQueriesContext(connection) as queries:
             assert next(listener) is None
         assert len(queries) < 200, "it waits, and does not read again and again"
         assert stream().read(after=token).facts == []
-        cursor.execute("UPDATE streams_streamposition SET position = %s WHERE instance_name = 'north'", [mine])
-        cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"caches north {mine}"])
-        assert next(stream().listen(after=token, beat=20)).stream_id == mine
+        cursor.execute("COMMIT")
+        listener = stream().listen(after=token, beat=20)
+        assert [next(listener).stream_id for _ in range(2)] == [theirs, mine]
 
 
 def test_token_is_empty_before_the_append():

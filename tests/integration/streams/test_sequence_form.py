@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import DatabaseError, connection
 
 from replsite.snapshot.take import take_snapshot
 from replsite.status.verdicts import HealthWord, Severity
 from streams import registry
+from streams.catalog.models import Presence
 from streams.core.sequences import read_sequences
-from streams.db import driver
 from streams.errors import SequenceUnfit
 from streams.reading.possible_positions import possible_positions
 from streams.testing import forget_writers
 from tests.integration.replsite.test_reading_sequences import Recorder
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
-from tests.support.writing import append, in_thread, session, stream, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import append, in_thread, linear, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "streams_cacheinvalidation_seq"
@@ -148,7 +149,7 @@ def test_two_writers_beside_a_cache_lose_no_fact(database_url: str):
         reader.join()
         stored = [int(one) for one in said if one.isdecimal()]
         assert set(stored) <= set(read)
-        assert all("or gave it a cache" in one for one in said if not one.isdecimal())
+        assert all("or gave it a cache" in one or "is refused" in one for one in said if not one.isdecimal())
         with asked_process(MODULE, database_url, "west") as west:
             assert "SequenceUnfit" in west.ask("append", "x")
             checked("--repair")
@@ -229,7 +230,7 @@ def test_a_missing_sequence_keeps_nobody_from_seeing_the_others():
         assert f"CREATE SEQUENCE {NAME} START WITH 2" in found["fix"] and "1 of" in error
         word, sentence, _ = health()
         assert word is HealthWord.WRONG and "is missing" in sentence
-        with pytest.raises(driver.missing, match="does not exist"):
+        with pytest.raises(DatabaseError, match="does not exist"):
             append()
     finally:
         run(f"ALTER SEQUENCE elsewhere RENAME TO {NAME}")
@@ -270,6 +271,74 @@ def test_a_sequence_that_was_set_to_its_next_value_is_behind_nothing():
     assert at.position == head
     assert append() == [head + 1]
     wait_for_linear(head + 1)
+
+
+@pytest.mark.parametrize(
+    ("left", "severity", "word"),
+    [
+        (0, Severity.WRONG, HealthWord.WRONG),
+        (2**31, Severity.WRONG, HealthWord.WRONG),
+        (2**56, Severity.WARNING, HealthWord.LOOK),
+    ],
+)
+def test_a_sequence_that_nears_its_end_is_told(left: int, severity: Severity, word: HealthWord):
+    """As after a ``setval`` with a wrong number: nobody writes that many facts."""
+    run(f"SELECT setval('{NAME}', {2**63 - 1 - left})")
+    try:
+        found, error = checked()
+        assert f"has {left:,} IDs left" in found["verdict"] and "setval" in found["fix"] and "1 of" in error
+        of_site, sentence, severity_there = health()
+        assert (of_site, severity_there) == (word, severity) and f"has {left:,} IDs left" in sentence
+        assert "has" in checked("--repair")[0]["verdict"], "no statement can mend it alone"
+        if left:
+            (token,) = append()  # nothing is lost
+            wait_for_linear(token)
+    finally:
+        forget_writers()
+        run(
+            "SET LOCAL streams.maintenance = on; DELETE FROM streams_cacheinvalidation; DELETE FROM streams_streamposition"
+        )
+        run(f"SELECT setval('{NAME}', 999)")
+    assert (checked()[0]["verdict"], health()[1]) == ("ok", "")
+
+
+@pytest.mark.parametrize(
+    ("takes", "gives"),
+    [
+        (f"SELECT setval('{NAME}', {2**63 - 1})", f"SELECT setval('{NAME}', 1000)"),
+        (f"ALTER SEQUENCE {NAME} RENAME TO elsewhere", f"ALTER SEQUENCE elsewhere RENAME TO {NAME}"),
+    ],
+    ids=["exhausted", "missing"],
+)
+def test_a_sequence_that_gives_out_no_id_keeps_no_other_stream_back(takes: str, gives: str):
+    """One query looks at all streams."""
+    append()
+    run(takes)
+    try:
+        with pytest.raises(DatabaseError):
+            append()
+        presence = registry.get("presence")
+        (fact,) = presence.append(Presence(user_id="@u:here", state="online"))
+        wait_until(lambda: linear("presence") >= fact, what="the position of the other stream")
+    finally:
+        forget_writers()
+        run(gives)
+
+
+def test_a_missing_sequence_keeps_a_writer_that_starts_from_no_other_stream():
+    """It enters all streams again that its name has written."""
+    append()
+    registry.get("presence").append(Presence(user_id="@u:here", state="online"))
+    forget_writers()
+    run(f"ALTER SEQUENCE {NAME} RENAME TO elsewhere")
+    try:
+        (fact,) = registry.get("presence").append(Presence(user_id="@u:here", state="online"))
+        wait_until(lambda: linear("presence") >= fact, what="the position of the other stream")
+        with pytest.raises(DatabaseError, match="does not exist"):
+            append()
+    finally:
+        forget_writers()
+        run(f"ALTER SEQUENCE elsewhere RENAME TO {NAME}")
 
 
 def test_one_query_reads_the_sequences_of_all_streams():

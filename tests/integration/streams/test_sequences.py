@@ -172,17 +172,6 @@ def test_jump_by_32_before_a_start_is_not_stored_as_a_position():
     assert [at.position for at in stored().values()] == [append_after_start]
 
 
-def test_sequence_that_falls_back_after_a_switch_back_does_not_stop_the_stream():
-    before = append()[0]
-    wait_for_linear(before)
-    forget_writers()
-    jump(32)
-    nobody_appends_here = linear()
-    jump(-32)
-    assert append()[0] == before + 1
-    assert nobody_appends_here == before
-
-
 def test_sequence_behind_a_stored_position_is_found_and_repaired():
     before = append(5)[-1]
     wait_for_linear(before)
@@ -225,15 +214,13 @@ def test_what_a_sequence_gives_out_again_under_a_living_writer_is_not_used(attem
     before = ids()
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER SEQUENCE {NAME} RESTART WITH 5")
-    with pytest.raises(SequenceBehind, match=f"gave out ID .* but {head} was given out before.*check_streams --repair"):
+    with pytest.raises(SequenceBehind, match=f"gave out an ID that is not above {head}, .*check_streams --repair"):
         attempt()
     assert ids() == before
     with session() as cursor:
         assert check.repair(cursor, stream()) >= head
     after = append()[0]
-    wait_until(
-        lambda: linear() >= after
-    )  # and one more, if the control loop has taken an ID to find the head of the sequence
+    assert linear() >= after
     assert after > head and [number for number in ids() if number not in before] == [after]
 
 

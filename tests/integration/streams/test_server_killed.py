@@ -26,7 +26,6 @@ from streams.errors import StreamError
 from streams.follow import Begin, Handler, Reader, View
 from streams.maintenance import check as inspection
 from streams.models import StoredCursor
-from streams.writing.process import current_writer, retire_all
 from tests.support.effects import effects, effects_table, take
 from tests.support.waiting import wait_until
 from tests.support.writing import append, ids, linear, session, stream
@@ -52,7 +51,7 @@ def writes():
     return True
 
 def reaches_head():
-    return linear() == known[-1]
+    return linear() >= known[-1]  # a crash makes the sequence jump, and positions with it
 
 def runs(work):
     def run():
@@ -62,7 +61,7 @@ def runs(work):
             errors.append(repr(error))
         finally:
             connections.close_all()
-    threads.append(threading.Thread(target=run))
+    threads.append(threading.Thread(target=run, daemon=True))
     threads[-1].start()
 
 # --- those that listen
@@ -119,7 +118,7 @@ with effects_table():
     except (DatabaseError, InterfaceError):
         pass
     when_it_is_back(writes)
-    when_it_is_back(lambda: reaches_head() and current_writer().lease >= 2)
+    when_it_is_back(reaches_head)
     they_beat()
     reader = Reader("r", [Handler("caches", "r", handle, begin=Begin.OLDEST, view=View.LINEAR, chunk_rows=10)])
     runs(reader.run)
@@ -145,11 +144,11 @@ with effects_table():
         cursor.execute("SELECT count(*) FROM streams_epoch")
         epochs_begun = cursor.fetchone()[0]
     print(json.dumps({
-        "known": known, "ids": ids(), "open": open_ids, "lease": current_writer().lease, "findings": findings,
+        "known": known, "ids": ids(), "open": open_ids, "findings": findings,
         # what a linear reader waits for, as the live page tells it
         "behind": max(writer.behind_facts for writer in take_snapshot().stream("caches").writers),
         "epochs": epochs_begun, "errors": errors, "alive": any(thread.is_alive() for thread in threads),
-        "effects": effects("caches"), "base": StoredCursor.objects.get().base, "found": found, "retired": retire_all(),
+        "effects": effects("caches"), "base": StoredCursor.objects.get().base, "found": found,
     }))
 connection.close()
 """
@@ -163,12 +162,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_writer_goes_on_and_nothing_that_was_committed_is_lost_or_passed(found):
     assert set(found["known"]) <= set(found["ids"]) <= {*found["known"], *found["open"]}
     assert len(set(found["ids"])) == len(found["ids"])
-    assert found["lease"] >= 3
     jumps = [after - before for before, after in pairwise(sorted(found["known"]))]
     assert max(jumps) > 5, "the sequence was written ahead, so a crash makes it jump"
     assert (found["findings"], found["behind"]) == ([], 0), "positions, lag and check are right over the jump"
     assert found["epochs"] == 1, "a crash loses nothing, so it begins no epoch"
-    assert found["retired"]
 
 
 def test_each_effect_is_there_once_though_the_server_died_between_effect_and_cursor(found):

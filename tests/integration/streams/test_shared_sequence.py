@@ -7,12 +7,12 @@ from django.core.checks import run_checks
 from django.db import transaction
 
 from streams import registry
+from streams.errors import WriterNotAllowed
 from streams.homeserver import append
 from streams.maintenance import check
 from streams.testing import forget_writers
-from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
-from tests.support.writing import as_instance, in_thread, linear, session, stored
+from tests.support.writing import in_thread, linear, session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -77,22 +77,11 @@ def test_writer_in_another_process_moves_both_for_all(run_manage):
     at("account_data", token + 3)
 
 
-def test_after_a_restart_both_are_where_the_sequence_was_written_last():
-    token = append.account_data_changed("@u:x", "t")
-    at("tag_account_data", token)
-    for _ in range(3):
-        token = append.account_data_changed("@u:x", "t")
-    forget_writers()  # before the other stream's position was stored, perhaps
-    with as_instance("master"):
-        current_writer().tracker(registry.get("tag_account_data"))
-        at("tag_account_data", token)
-        at("account_data", token)
-
-
-def test_writer_that_may_write_only_one_enters_only_that(settings):
+def test_writer_that_may_write_only_one_writes_only_that(settings):
     settings.REPLSITE_WRITERS = {"tag_account_data": ["someone-else"]}
     append.account_data_changed("@u:x", "t")
-    assert set(current_writer().trackers) == {"account_data"}
+    with pytest.raises(WriterNotAllowed):
+        append.set_tags("@u:x", "!r:x", {})
 
 
 def test_check_warns_of_different_writers_for_one_sequence(settings):

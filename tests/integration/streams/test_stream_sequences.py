@@ -37,8 +37,6 @@ for arguments in json.loads(sys.argv[1]):
         as_manage = {} if arguments[0] == 'check' else {'skip_checks': False}
         call_command(*arguments, **as_manage)
     sys.stdout.flush()
-from streams.writing.process import retire_all
-retire_all()
 """
 
 
@@ -80,9 +78,12 @@ class Shop:
         return done.stdout + done.stderr if status else done.stdout
 
     def append(self, model: str = "Order", **values: str) -> list[str]:
-        """The command that appends a fact and prints its ID."""
+        """The command that appends a fact, prints its ID, and stores its position."""
         given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-        return ["python", f"from shop.models import {model} as M; print('ID', M.stream.append(M({given}))[0])"]
+        return [
+            "python",
+            f"from shop.models import {model} as M; print('ID', M.stream.append(M({given}))[0]); M.stream.current()",
+        ]
 
 
 CHECK = ["makemigrations", "--check", "--dry-run"]
@@ -301,7 +302,7 @@ def test_a_sequence_that_is_not_there_is_found(shop: Shop) -> None:
     check = ["check", "--database", "default"]
     shop.run(MAKE, check, MIGRATE, check)
     with connection.cursor() as cursor:
-        cursor.execute(f"DROP SEQUENCE {SCHEMA}.orders_stream_seq")
+        cursor.execute(f"DROP SEQUENCE {SCHEMA}.orders_stream_seq CASCADE")
     said = shop.run(check, status=1)
     assert "streams.E021" in said
     assert "CREATE SEQUENCE orders_stream_seq START WITH 2" in said

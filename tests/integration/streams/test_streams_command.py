@@ -1,4 +1,4 @@
-"""``manage.py streams`` as it is run: output, exit status, retiring."""
+"""``manage.py streams`` as it is run: output and exit status."""
 
 from __future__ import annotations
 
@@ -10,34 +10,20 @@ import sys
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
 from django.utils import timezone
 
 from streams import registry
 from streams.catalog.models import CacheInvalidation
-from streams.db.sequences import move_forward
-from streams.models import Instance, Reader, StoredCursor, StreamPosition, WriterResolution
+from streams.models import Reader, StoredCursor
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS
-from tests.support.writing import ids, wait_for_linear
+from tests.support.writing import held_open, ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def append():
     return registry.get("caches").append(CacheInvalidation(cache_name="c", keys=None))
-
-
-@pytest.fixture
-def ghost():
-    """A writer whose process is gone, with facts that were committed and never announced."""
-    Instance.objects.create(name="ghost", heartbeat_at=timezone.now() - timedelta(hours=1))
-    StreamPosition.objects.create(stream="caches", instance_name="ghost", position=1, pending_facts=2)
-    CacheInvalidation._base_manager.writable().bulk_create(
-        [CacheInvalidation(stream_id=9, instance_name="ghost", cache_name="c")]
-    )
-    with connection.cursor() as cursor:
-        move_forward(cursor, registry.get("caches").declaration.sequence, 9)
 
 
 def test_plain_lines_without_a_terminal(run_manage):
@@ -48,11 +34,12 @@ def test_plain_lines_without_a_terminal(run_manage):
     assert "caches" in done.stdout
 
 
-def test_trouble_comes_first_with_exit_status_1(run_manage, ghost):
-    done = run_manage("streams")
+def test_trouble_comes_first_with_exit_status_1(run_manage):
+    with held_open():
+        done = run_manage("streams", "--now", env={"REPLSITE_BLOCKED_AFTER_SECONDS": "0.001"})
     assert done.returncode == 1
-    assert done.stdout.startswith("WRONG  Writer ghost of caches is gone with pending")
-    assert "manage.py streams retire ghost" in done.stdout
+    assert done.stdout.startswith("WRONG  Stream caches is blocked: Database session ")
+    assert "manage.py streams abort caches" in done.stdout
 
 
 def test_storage_is_shown_when_asked_for(run_manage):
@@ -65,6 +52,16 @@ def test_storage_is_shown_when_asked_for(run_manage):
 def test_json_is_one_object(run_manage):
     done = run_manage("streams", "--json")
     assert {stream["name"] for stream in json.loads(done.stdout)["streams"]} == set(registry.names())
+
+
+def test_positions_are_those_of_now_where_nobody_looks(run_manage):
+    """As on a site that serves pages alone, or that only appends."""
+    found = run_manage("append", "caches", "--count", "3")
+    assert found.returncode == 0
+    (stream,) = [
+        one for one in json.loads(run_manage("streams", "--json", "--now").stdout)["streams"] if one["name"] == "caches"
+    ]
+    assert stream["linear_position"] >= ids()[-1]
 
 
 def test_watch_repeats_until_interrupted(start_manage):
@@ -102,53 +99,10 @@ def test_a_reader_that_does_not_move_is_found_by_watching_it(run_manage):
     assert run_manage("-c", HEARD_OF_ONCE, "streams", "--now", env=patience).returncode == 0
 
 
-def test_a_writer_that_nobody_knows_is_exit_status_2(run_manage):
-    done = run_manage("streams", "retire", "nobody")
+def test_a_stream_that_nobody_knows_is_exit_status_2(run_manage):
+    done = run_manage("streams", "abort", "nobody")
     assert done.returncode == 2
-    assert done.stderr
-
-
-def test_retire_takes_a_dead_writer_out_and_leaves_a_trace(run_manage, ghost):
-    done = run_manage("streams", "retire", "ghost")
-    assert (done.returncode, done.stdout.strip()) == (0, "ghost retired on caches: 1 -> 9")
-    row = StreamPosition.objects.get(instance_name="ghost")
-    assert (row.state, row.position, row.pending_facts) == ("retired", 9, 0)
-    assert WriterResolution.objects.get().resolved_by.startswith("streams retire")
-    again = run_manage("streams", "retire", "ghost")
-    assert (again.returncode, again.stdout.strip()) == (0, "ghost is retired already.")
-
-
-def test_retire_asks_a_living_writer_to_leave_and_waits_for_it(run_manage, wait_until):
-    append()
-    done = run_manage("streams", "retire", "master")
-    assert done.returncode == 0, done.stderr
-    assert "lives (process" in done.stderr
-    assert done.stdout.startswith("master retired on caches at ")
-    assert StreamPosition.objects.get(instance_name="master").state == "retired"
-    assert WriterResolution.objects.get().action == "drained"
-
-
-def test_retire_of_a_writer_with_an_open_transaction_names_it_and_keeps_draining(run_manage, wait_until):
-    append()
-    with transaction.atomic():
-        append()
-        done = run_manage("streams", "retire", "master", "--timeout", "2")
-        assert done.returncode == 1
-        assert "1 fact pending" in done.stderr
-        assert "database session" in done.stderr
-        assert "streams abort master" in done.stderr
-        assert StreamPosition.objects.get(instance_name="master").state == "draining"
-    wait_until(lambda: StreamPosition.objects.get(instance_name="master").state == "retired")
-
-
-def test_retire_refuses_while_a_transaction_is_open(run_manage, ghost):
-    from streams.db.driver import append_key
-
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [append_key(cursor, "ghost")])
-        done = run_manage("streams", "retire", "ghost")
-    assert done.returncode == 1
-    assert "a transaction of it is still open (database session" in done.stderr
+    assert "There is no stream 'nobody'" in done.stderr
 
 
 def test_forget_removes_a_reader_once_that_is_confirmed(run_manage):

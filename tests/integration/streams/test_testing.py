@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.management.color import no_style
 from django.db import IntegrityError, connection, transaction
 from django.test import TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
@@ -15,7 +16,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.errors import InTransaction, UnknownReader, WaitTimedOut
 from streams.follow import handlers as declared
 from streams.follow import handles
-from streams.writing.process import current_writer
+from streams.reading import watcher
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append, fact, stream
 
@@ -218,25 +219,42 @@ def test_fixture_transactional_db_commits(time):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_names_are_released_before_tables_are_emptied(monkeypatch):
+def test_listeners_end_before_tables_are_emptied(monkeypatch):
     monkeypatch.delattr(TransactionTestCase, "_streams_prepared")
-    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", lambda test: SEEN.append(current_writer().has_lock))
+    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", lambda test: SEEN.append(watcher.watcher_of()))
     testing.prepare(connection)
-    append()
-    assert current_writer().has_lock
+    stream().wait_for(append()[0])
+    assert watcher.watcher_of()
     TransactionTestCase("run")._fixture_teardown()
-    assert SEEN == [False]
+    assert SEEN == [None]
     assert append()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_names_are_released_before_the_database_is_dropped(monkeypatch):
+def test_django_may_empty_the_tables_after_a_test_and_nobody_else(monkeypatch):
+    def empty(_test: object = None) -> None:
+        connection.ops.execute_sql_flush(connection.ops.sql_flush(no_style(), ["streams_cacheinvalidation"]))
+
+    monkeypatch.delattr(TransactionTestCase, "_streams_prepared")
+    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", empty)
+    testing.prepare(connection)
     append()
+    with pytest.raises(IntegrityError, match="TRUNCATE is refused"):
+        empty()
+    TransactionTestCase("run")._fixture_teardown()
+    assert not CacheInvalidation.objects.exists()
+    with pytest.raises(IntegrityError, match="TRUNCATE is refused"):
+        empty()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_listeners_end_before_the_database_is_dropped(monkeypatch):
+    stream().wait_for(append()[0])
     monkeypatch.setattr(type(connection.creation), "_destroy_test_db", lambda *given: SEEN.append(given[1:]))
     name = connection.settings_dict["NAME"]
     connection.creation.destroy_test_db(verbosity=0)
     assert [(name, 0)] == SEEN
-    assert not current_writer().has_lock
+    assert watcher.watcher_of() is None
 
 
 @pytest.mark.django_db

@@ -12,12 +12,12 @@ from django.db import connections
 
 from events.notifier import notifier
 from events.notifier.feed import NotifierFeed
-from streams import epochs, registry
-from streams.reading import cache_feed, watcher
-from streams.reading.position_notifications import PositionNotification
-from streams.reading.watcher import Found, NotifiedPosition, Rank, Subscriber, Subscriptions
+from streams import caches, epochs, registry
+from streams.reading import looker, watcher
+from streams.reading.hints import tell
+from streams.reading.rows import stored_positions
+from streams.reading.watcher import Found, Rank, Subscriber, Subscriptions
 from streams.waiting import wait
-from streams.writing import lease
 from tests.integration.streams.cached_words import store_quietly, word
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, cut, give_out, in_thread, session, sessions, stream
@@ -28,16 +28,18 @@ ALICE = "@alice:x"
 
 
 @pytest.fixture
-def north() -> Iterator[Any]:
-    """Another living writer; returns how to announce a position of it."""
+def north(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The row of a writer that nobody raises, as nobody looks; returns how to store and tell a position of it."""
+    monkeypatch.setattr(looker, "join", lambda *_: None)
     with session() as cursor:
-        lease.take(cursor, "north", lease.Identity("far", 1, "x"), 1.0)
-        lease.store_entry(cursor, stream(), "north", 1)
+        cursor.execute(
+            "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('caches', 'north', 1)"
+        )
         give_out(100)
 
         def announce(position: int) -> None:
             cursor.execute("UPDATE streams_streamposition SET position = %s WHERE instance_name = 'north'", [position])
-            cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"caches north {position}"])
+            tell(cursor, ["caches"])
 
         yield announce
 
@@ -136,7 +138,7 @@ def test_it_ends_with_the_last_one():
     wait.forget_views()
     notifier.stop_feeds()
     assert watcher.watcher_of() is not None
-    cache_feed.stop_feeds()
+    caches.stop_feeds()
     assert watcher.watcher_of() is None
     assert listeners() == []
     wait_until(lambda: not own_connections())
@@ -150,9 +152,9 @@ def test_child_of_a_fork_has_one_of_its_own():
         code = 1
         try:
             connections["default"].connection = None  # the parent's
-            empty = watcher.watcher_of() is None and not cache_feed.has_begun()
+            empty = watcher.watcher_of() is None and caches._feeds.get() is None
             everybody()
-            code = 0 if empty and cache_feed.is_hearing() and len(listeners()) == 1 else 2
+            code = 0 if empty and word.kept.mark() is not None and len(listeners()) == 1 else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -182,15 +184,15 @@ def test_nobody_is_woken_before_values_are_dropped(north, monkeypatch):
     """The feed is slow, and a caller waits: its thread comes back when the feed is done, and not before."""
     everybody()
     applies, may_end = threading.Event(), threading.Event()
-    real = cache_feed.CacheFeed.before
+    real = caches._Feed.before
 
-    def slow(self: cache_feed.CacheFeed, cursor: Any, found: Found, *, everything: bool) -> None:
+    def slow(self: caches._Feed, cursor: Any, found: Found, *, everything: bool) -> None:
         if Recorder.north(found) == 5:
             applies.set()
             may_end.wait(DEADLINE_SECONDS)
         real(self, cursor, found, everything=everything)
 
-    monkeypatch.setattr(cache_feed.CacheFeed, "before", slow)
+    monkeypatch.setattr(caches._Feed, "before", slow)
     done: list[object] = []
     thread = in_thread(lambda: done.append(stream().wait_for(5, DEADLINE_SECONDS)))
     wait_until(wait.waiting)
@@ -206,33 +208,13 @@ def test_a_position_from_elsewhere_is_applied_once(north, recorders):
     followed = _recorders[0].get().watcher
     with session() as cursor:
         cursor.execute("UPDATE streams_streamposition SET position = 7 WHERE instance_name = 'north'")
-    watcher.before_shown({"caches": {"north": NotifiedPosition(6)}})
+    with session() as cursor:
+        seven = stored_positions(cursor, ["caches"])
+    watcher.before_shown(seven)
     assert recorders == [("First", "before", 7), ("Second", "before", 7), ("Last", "before", 7)]
-    watcher.before_shown({"caches": {"north": NotifiedPosition(7)}})
+    watcher.before_shown(seven)
     assert len(recorders) == 3
     assert followed.known("caches")["north"].position == 7
-
-
-def test_a_notification_that_was_overtaken_is_no_reason_to_look(north, recorders, monkeypatch):
-    followed = _recorders[0].get().watcher
-    with session() as cursor:
-        cursor.execute("UPDATE streams_streamposition SET position = 7 WHERE instance_name = 'north'")
-    watcher.before_shown({"caches": {"north": NotifiedPosition(7)}})
-    monkeypatch.setattr(watcher, "possible_positions", lambda *given: pytest.fail("looked at the table"))
-    followed.heard([PositionNotification("caches", "north", 6)])
-    assert recorders[-1] == ("Last", "shown", 7)
-
-
-def test_a_number_of_a_stream_that_may_begin_again_is_looked_up(recorders):
-    """5 may be of the last generation or of the next one."""
-    with session() as cursor:
-        cursor.execute(
-            "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('typing', 'far', 9)"
-        )
-    watcher.before_shown({"typing": {"far": NotifiedPosition(9)}})
-    seen = len(recorders)
-    watcher.before_shown({"typing": {"far": NotifiedPosition(5)}})
-    assert len(recorders) == 2 * seen == 6
 
 
 # --- losing track ---------------------------------------------------------------------------------------------------
@@ -256,7 +238,7 @@ def test_a_position_that_fell_is_taken_for_a_restore(north, recorders):
     wait_until(lambda: ("Last", "shown", 9) in recorders)
     with session() as cursor:
         cursor.execute("UPDATE streams_streamposition SET position = 5 WHERE instance_name = 'north'")
-        cursor.execute("SELECT pg_notify('replsite_streams', 'caches north')")
+        tell(cursor, ["caches"])
     wait_until(lambda: ("Last", "shown", 5) in recorders)
     told = [name for name, what, _ in recorders if what == "restored"]
     assert told == ["First", "Second", "Last"]
@@ -280,8 +262,8 @@ def test_another_epoch_after_a_lost_connection_is_taken_for_a_restore(north, rec
 def test_what_others_did_while_a_connection_was_lost_comes_to_all(elsewhere, name):
     everybody()
     store_quietly("a", "0")
-    wait_until(cache_feed.is_hearing)
-    word.store.drop_all()
+    wait_until(lambda: word.kept.mark() is not None)
+    word.values.clear()
     assert word("a") == "0"
     before = notifier.now("caches")
     for turn in range(1, 6):
@@ -308,7 +290,7 @@ def test_nothing_waits_while_the_notifier_fills_its_memory(elsewhere, monkeypatc
     cut("replsite notifications positions")
     assert fills.wait(DEADLINE_SECONDS)
     try:
-        wait_until(cache_feed.is_hearing)
+        wait_until(lambda: word.kept.mark() is not None)
         token = int(elsewhere.ask("set", "a", "1"))
         stream().wait_for(token, DEADLINE_SECONDS)
         assert word("a") == "1"

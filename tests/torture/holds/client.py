@@ -162,7 +162,7 @@ def ids_first(c: Client) -> None:
 def isolated(c: Client) -> None:
     """A transaction that keeps one snapshot."""
     c.sql(f"BEGIN ISOLATION LEVEL {c.rng.choice(('REPEATABLE READ', 'SERIALIZABLE'))}")
-    c.sql("SELECT count(*) FROM stored")
+    c.sql("SELECT count(*) FROM streams_streamposition")
     c.pause(0.1)
     c.insert("t_plain")
     c.insert()

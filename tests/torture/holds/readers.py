@@ -11,6 +11,7 @@ from typing import Any
 import psycopg2
 
 from streams.holds.look import Seen, look
+from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
 from tests.torture.holds.tables import STREAMS, WRITERS, Stream
 
 __all__ = ["Announced", "Outside", "Reader", "Readers", "facts_sql", "linear", "vector"]
@@ -72,47 +73,64 @@ def vector(seen: Seen) -> dict[str, int]:
 
 
 class Announced:
-    """The one who looks for those outside: stores the positions, and announces them after its COMMIT is confirmed."""
+    """The looker of the program, and what it says to those outside."""
 
     def __init__(self, *, confirms: bool) -> None:
-        self.positions: dict[str, int] = {}
+        self.positions: dict[str, dict[str, int]] = {}
+        """Stream -> writer -> position."""
         self._confirms = confirms
+        self._session: tuple[Any, PositionStore] = (None, PositionStore())
 
     def step(self, cursor: Any) -> bool:
         """Look, store, announce."""
-        cursor.execute(f"SET synchronous_commit = {'on' if self._confirms else 'off'}")
-        before = dict(self.positions)
-        for stream, seen in look(cursor).items():
-            cursor.execute(
-                "UPDATE stored SET position = %s WHERE stream = %s AND position < %s",
-                [seen.position, stream, seen.position],
-            )
-            cursor.execute("SELECT position FROM stored WHERE stream = %s", [stream])
-            (self.positions[stream],) = cursor.fetchone()
-        return before != self.positions
+        if self._session[0] is not cursor.connection:
+            cursor.execute(SESSION)
+            if not self._confirms:
+                cursor.execute("SET synchronous_commit = off")
+            self._session = cursor.connection, PositionStore()
+        try:
+            told = self._session[1].store(cursor, time.monotonic())
+        except Unconfirmed:  # the server ended the session at this moment
+            return False
+        cursor.execute(
+            "SELECT stream, instance_name, abs(position) FROM streams_streamposition WHERE stream = ANY(%s)", [told]
+        )
+        found: dict[str, dict[str, int]] = {}
+        for stream, writer, position in cursor.fetchall():
+            found.setdefault(stream, {})[writer] = position
+        self.positions.update(found)
+        return bool(told)
 
 
 class Outside:
-    """A reader that outlives crashes of the server with what it read."""
+    """A reader that outlives crashes of the server with what it read, at one position for all writers or one for each."""
 
-    def __init__(self, announced: Announced) -> None:
+    def __init__(self, announced: Announced, *, by_writer: bool) -> None:
         self.facts: dict[str, list[tuple[int, str]]] = {stream: [] for stream in STREAMS}
-        self._announced = announced
-        self._at = {name: stream.start for name, stream in STREAMS.items()}
+        self._announced, self._by_writer = announced, by_writer
+        self._at: dict[str, dict[str, int]] = {stream: {} for stream in STREAMS}
 
-    def reached(self, stream: str) -> int:
-        """The position up to which it has read."""
-        return self._at[stream]
+    def reached(self, stream: str) -> int | None:
+        """The position up to which it has read; null if no writer was announced."""
+        return min(self._at[stream].values(), default=None)
 
     def step(self, cursor: Any) -> bool:
         """Read what was announced."""
         moved = False
-        for stream, upto in list(self._announced.positions.items()):
-            if upto > self._at[stream]:
-                sql = f"SELECT id, mark FROM ({facts_sql(STREAMS[stream])}) AS f WHERE id > %s AND id <= %s ORDER BY id"
-                cursor.execute(sql, [self._at[stream], upto])
-                self.facts[stream] += cursor.fetchall()
-                self._at[stream], moved = upto, True
+        for stream, positions in list(self._announced.positions.items()):
+            wanted = positions if self._by_writer else {"": min(positions.values())}
+            at = self._at[stream]
+            base = min(at.values(), default=STREAMS[stream].start)
+            for writer, upto in wanted.items():
+                # A writer that was not announced before has no facts up to the lowest position that was.
+                if upto > (after := at.get(writer, base)):
+                    mine = "AND writer = %s" if writer else ""
+                    cursor.execute(
+                        f"SELECT id, mark FROM ({facts_sql(STREAMS[stream])}) AS f WHERE id > %s AND id <= %s {mine} "
+                        "ORDER BY id", [after, upto, *([writer] if writer else [])])  # fmt: skip
+                    self.facts[stream] += cursor.fetchall()
+                    moved = True
+                at[writer] = max(upto, after)
         return moved
 
 

@@ -102,10 +102,10 @@ def run(server: OwnPostgres, options: Options) -> Report:
         cursor.execute(f"ALTER DATABASE postgres SET synchronous_commit = {'off' if options.asynchronous else 'on'}")
         report.weaknesses = [one.what for one in weaknesses(cursor) if one.loses]
     announced = Announced(confirms=options.plant != "an unconfirmed row")
-    outside = Outside(announced)
+    outside = [Outside(announced, by_writer=by_writer) for by_writer in (False, True)]
     readers = Readers(server.parameters)
     inside = [Reader("linear", linear), Reader("vector", vector)]
-    for step in (*(reader.step for reader in inside), announced.step, outside.step, _read_inside):
+    for step in (*(reader.step for reader in inside), announced.step, *(one.step for one in outside), _read_inside):
         readers.start(step)
     inside_writers = Readers(server.parameters)
     for n in range(2 * plant.stress):
@@ -186,6 +186,9 @@ class Clients:
 
     def close(self, report: Report) -> None:
         """End them, and collect what they said."""
+        ended = sum(process.poll() is not None for process in self._running)
+        if ended:
+            report.violations.append(f"{ended} processes of clients ended by themselves")
         self.kill()
         for file in self._said:
             file.seek(0)
@@ -237,7 +240,7 @@ class Clients:
         report.events["end session"] += 1
 
 
-def _finish(server: OwnPostgres, report: Report, outside: Outside) -> None:
+def _finish(server: OwnPostgres, report: Report, outside: list[Outside]) -> None:
     """Until nothing is open and all readers are at the end."""
 
     def at_the_end() -> bool:
@@ -255,7 +258,9 @@ def _finish(server: OwnPostgres, report: Report, outside: Outside) -> None:
         except psycopg2.OperationalError:
             return False
         return all(
-            one.position == one.given <= outside.reached(stream) and reached.get(stream) == (one.given, 4)
+            one.position == one.given
+            and all(there.reached(stream) in (one.given, None) for there in outside)
+            and reached.get(stream) == (one.given, 4)
             for stream, one in seen.items()
         )
 
@@ -265,7 +270,7 @@ def _finish(server: OwnPostgres, report: Report, outside: Outside) -> None:
         report.violations.append(f"readers do not come to the end: {error}")
 
 
-def _compare(cursor: Any, report: Report, outside: Outside, committed: list[str]) -> None:
+def _compare(cursor: Any, report: Report, outside: list[Outside], committed: list[str]) -> None:
     found: set[str] = set()
     for name, stream in STREAMS.items():
         cursor.execute(f"SELECT id, mark FROM ({facts_sql(stream)}) AS f")
@@ -276,10 +281,11 @@ def _compare(cursor: Any, report: Report, outside: Outside, committed: list[str]
         for reader in ("linear", "vector"):
             cursor.execute("SELECT mark FROM handled WHERE reader = %s AND stream = %s", [reader, name])
             _differ(report, f"{reader} reader, stream {name}", marks, [mark for (mark,) in cursor.fetchall()])
-        _differ(report, f"reader outside, stream {name}", facts, outside.facts[name])
-        numbers = [number for number, _ in outside.facts[name]]
+        for reader, there in zip(("linear", "vector"), outside, strict=True):
+            _differ(report, f"{reader} reader outside, stream {name}", facts, there.facts[name])
+        numbers = [number for number, _ in outside[0].facts[name]]
         if numbers != sorted(numbers):
-            report.violations.append(f"reader outside, stream {name}: not in order")
+            report.violations.append(f"linear reader outside, stream {name}: not in order")
     cursor.execute(
         "SELECT after, upto, facts, (SELECT count(*) FROM t_plain WHERE stream_id > after AND stream_id <= upto) FROM intervals"
     )

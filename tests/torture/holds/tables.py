@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streams.holds.functions_sql import FUNCTIONS
+from tests.support.positions_table import POSITIONS
 
 __all__ = ["INSERTED", "PLANTS", "STREAMS", "WRITERS", "Plant", "Stream", "install"]
 
@@ -59,7 +60,6 @@ CREATE FUNCTION append_or_fail(mark text, fails boolean) RETURNS bigint LANGUAGE
 
 CREATE TABLE cursors (reader text, stream text, writer text, position bigint NOT NULL, PRIMARY KEY (reader, stream, writer));
 CREATE TABLE handled (reader text, stream text, mark text, PRIMARY KEY (reader, stream, mark));
-CREATE TABLE stored (stream text PRIMARY KEY, position bigint NOT NULL);
 CREATE TABLE intervals (after bigint, upto bigint, facts bigint);
 
 -- Looks and reads inside of the server, where no round trip makes it slower.
@@ -130,12 +130,12 @@ def install(cursor: Any) -> None:
             more = "PARTITION BY LIST (kind)" if table == "t_parts" else ""
             cursor.execute(_TABLES.format(table=table, more=more))
     cursor.execute(_OTHERS)
+    cursor.execute(POSITIONS)
     for name, stream in STREAMS.items():
         for table in stream.tables:
             cursor.execute(
                 "SELECT streams_hold_table(%s, %s, %s, backward => %s)", [table, name, stream.sequence, stream.sign < 0]
             )
-        cursor.execute("INSERT INTO stored VALUES (%s, %s)", [name, stream.start])
         if stream.start > 1:
             cursor.execute("SELECT setval(%s, %s)", [stream.sequence, stream.start])
 

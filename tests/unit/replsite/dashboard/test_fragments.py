@@ -17,7 +17,7 @@ from replsite.dashboard.tables import TABLES
 from replsite.snapshot.types import JobsView
 from replsite.status.verdicts import Severity, Verdict
 from tests.support.effort import examples
-from tests.support.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
+from tests.support.snapshots import NOW, a_holder, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
 
 EVERYTHING = frozenset(_RIGHTS)
 TAGS = {"a", "button", "code", "dd", "div", "dl", "dt", "li", "p", "span", "strong", "td", "th", "tr", "ul"}
@@ -88,7 +88,7 @@ def test_nothing_but_the_time_is_sent_when_nothing_changed():
 
 
 def test_time_alone_changes_nothing():
-    page = live_page_data(a_snapshot(a_stream(a_writer(started_at=ago(90))), a_reader()))
+    page = live_page_data(a_snapshot(a_stream(a_writer(), holders=(a_holder(90),)), a_reader()))
     assert render(page, EVERYTHING).tables == render({**page, "as_of": "later"}, EVERYTHING).tables
 
 
@@ -140,17 +140,22 @@ def html_of(found):
 
 def test_what_others_choose_is_text_everywhere():
     status = Verdict("blocked", Severity.WRONG, f"{HOSTILE} Run: manage.py x '{HOSTILE}'.", f"manage.py x '{HOSTILE}'")
-    writer = a_writer(HOSTILE, host=HOSTILE, version=HOSTILE, started_at=ago(9), status=status, row_id=7)
+    writer = a_writer(HOSTILE, status=status, row_id=7)
+    holder = a_holder(9, prepared=HOSTILE, role=HOSTILE, application=HOSTILE, status=status)
     reader = a_reader(HOSTILE, key=HOSTILE, kind="connection", address=HOSTILE)
     jobs = JobsView((a_job(kind=HOSTILE, asked_by=HOSTILE, unit=HOSTILE, stage=HOSTILE),))
-    found = Markup(html_of(shown(a_stream(writer, name=HOSTILE), reader, jobs=jobs, now=NOW, storage=some_storage())))
+    found = Markup(
+        html_of(
+            shown(a_stream(writer, name=HOSTILE, holders=(holder,)), reader, jobs=jobs, now=NOW, storage=some_storage())
+        )
+    )
     assert found.tags <= TAGS
     assert not {name for name in found.attributes if name.startswith("on") or name in ("src", "style")}
     assert found.texts.count(HOSTILE) >= 4
 
 
 def test_ages_are_written_where_no_script_counts_them():
-    parts = a_stream(a_writer(started_at=ago(90), pending_facts=3, oldest_pending_at=ago(12))), a_reader()
+    parts = a_stream(a_writer(held_by="x", held_since=ago(12)), holders=(a_holder(90),)), a_reader()
     assert not re.search(r" ago<|for \d", html_of(shown(*parts)))
     found = html_of(shown(*parts, now=NOW))
     for age in (">5.0 s ago<", ">for 1 min 30 s<", ">for 12 s<"):
@@ -181,11 +186,10 @@ def test_words_that_say_all_stand_alone_and_others_have_their_sentence():
 
 
 def test_a_trouble_has_the_button_that_mends_it_for_those_who_may():
-    gone = Verdict("gone", Severity.WARNING, "If it does not come back: retire it.", "", ("retire",))
-    site = (a_stream(a_writer("web <1>", status=gone)),)
-    address = '/admin/actions/retire/?name=web%20%3C1%3E"'
+    site = (a_stream(a_writer(), name="web <1>", holders=(a_holder(40),)),)
+    address = '/admin/actions/end/?name=web%20%3C1%3E"'
     assert address in html_of(shown(*site))
-    assert "/admin/actions/" not in html_of(shown(*site, rights=EVERYTHING - {"streams.retire_writer"}))
+    assert "/admin/actions/" not in html_of(shown(*site, rights=EVERYTHING - {"streams.end_holder"}))
 
 
 def test_a_status_word_leads_to_its_explanation():

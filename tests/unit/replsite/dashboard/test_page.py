@@ -10,6 +10,7 @@ from replsite.dashboard.page import (
     CLOSED_READERS_SHOWN,
     EFFECTS_SHOWN,
     FINE_READERS_SHOWN,
+    HOLDERS_SHOWN,
     PROBLEMS_SHOWN,
     READERS,
     STREAMS,
@@ -17,7 +18,19 @@ from replsite.dashboard.page import (
 )
 from replsite.snapshot.types import JobsView, RightsView
 from replsite.status.verdicts import Health, HealthWord, Problem, Severity, Verdict
-from tests.support.snapshots import CURRENT, NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
+from tests.support.snapshots import BLOCKED as BLOCKED_STREAM
+from tests.support.snapshots import (
+    CURRENT,
+    STUCK,
+    a_holder,
+    a_job,
+    a_reader,
+    a_snapshot,
+    a_stream,
+    a_writer,
+    ago,
+    on_stream,
+)
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it.")
 
@@ -51,18 +64,32 @@ def test_stream_that_is_well_says_nothing_more():
     assert said(stream_group(a_writer())["head"])[-1] == ""
 
 
-def test_writer_shows_pending_facts_with_their_transaction():
-    row = stream_group(a_writer(pending_facts=3, oldest_pending_transaction=815))["rows"][0]
-    assert row["cells"][5] == {"text": "3", "sub": "transaction 815"}
+def test_who_holds_a_stream_back_has_a_row_with_the_button_that_ends_it():
+    group = stream_group(a_writer(), holders=(a_holder(12),), status=BLOCKED_STREAM)
+    assert (said(group["head"])[5], group["head"]["cells"][5]["since"]) == ("1", ago(12).isoformat())
+    assert said(group["head"])[-1] == "Held back by session 81."
+    row = group["rows"][0]
+    assert row["cells"][0] == {"text": "session 81", "sub": "app · web · 10.0.0.1 · idle in transaction"}
+    assert (said(row)[2], row["cells"][5]["since"]) == ("7", ago(12).isoformat())
+    assert (row["actions"], row["about"]) == (("end",), "events")
 
 
-def test_oldest_pending_fact_is_told_with_its_transaction_its_query_and_since_when():
-    row = stream_group(
-        a_writer(
-            pending_facts=3, oldest_pending_transaction=815, oldest_pending_at=ago(12), oldest_pending_query_at=NOW
-        )
-    )["rows"][0]
-    assert row["cells"][5] == {"text": "3", "sub": "transaction 815 · query of 04:00:00", "since": ago(12).isoformat()}
+def test_appends_that_are_open_for_a_moment_are_counted_and_not_listed():
+    group = stream_group(a_writer(), holders=(a_holder(0.5), a_holder(0.5)))
+    assert said(group["head"])[5] == "2"
+    assert [row["key"] for row in group["rows"]] == ["master"]
+
+
+def test_of_many_open_appends_the_first_are_listed():
+    group = stream_group(holders=tuple(a_holder(9, pid=number) for number in range(HOLDERS_SHOWN + 1)))
+    assert len(group["rows"]) == HOLDERS_SHOWN
+
+
+def test_writer_that_is_blocked_leads_to_the_row_of_the_append():
+    row = stream_group(a_writer(status=BLOCKED_STREAM, held_by="session 81", held_since=ago(12)))["rows"][0]
+    assert said(row)[1] == "blocked"
+    assert row["cells"][5] == {"text": "open", "since": ago(12).isoformat()}
+    assert "actions" not in row
 
 
 def test_moments_are_given_as_such_so_that_time_alone_changes_nothing():
@@ -136,17 +163,9 @@ def test_stream_shows_how_fast_it_is_written_with_its_last_minutes():
     assert [said(row)[4] for row in group["rows"]] == ["12/s", "0.5/s"]
 
 
-def test_writer_names_its_process_its_version_and_since_when_it_runs():
-    name = stream_group(a_writer(version="1.4", started_at=ago(90), row_id=5))["rows"][0]
-    assert name["cells"][0] == {"text": "master", "sub": "host, process 7 · 1.4", "since": ago(90).isoformat()}
-    assert name["id"] == "5"
-
-
 def test_command_that_mends_can_be_copied():
-    status = Verdict(
-        "gone", Severity.WARNING, "Gone. Run: manage.py streams retire master.", "manage.py streams retire master"
-    )
-    assert stream_group(a_writer(status=status))["rows"][0]["command"] == "manage.py streams retire master"
+    status = Verdict("odd", Severity.WARNING, "Odd. Run: manage.py check_streams.", "manage.py check_streams")
+    assert stream_group(a_writer(status=status))["rows"][0]["command"] == "manage.py check_streams"
     assert "command" not in stream_group(a_writer())["rows"][0]
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from replsite.dashboard.summary import summary_tiles
-from replsite.status.verdicts import Severity, Verdict
-from tests.support.snapshots import STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_storage
-
-BLOCKED = Verdict("blocked", Severity.WRONG, "End it.")
+from tests.support.snapshots import (
+    STUCK,
+    a_holder,
+    a_reader,
+    a_snapshot,
+    a_stream,
+    a_writer,
+    ago,
+    on_stream,
+    some_storage,
+)
 
 
 def tiles(*parts, **changes):
@@ -20,7 +27,7 @@ def said(tile):
 def test_quiet_site_is_all_fine():
     found = tiles(a_stream(a_writer()), a_reader())
     assert said(found["Writers"]) == ("1", "1 writing", "fine")
-    assert said(found["Pending facts"]) == ("0", "nothing waits", "fine")
+    assert said(found["Open appends"]) == ("0", "nothing waits", "fine")
     assert said(found["Readers"]) == ("1", "all are fine", "fine")
     assert said(found["Highest lag"]) == ("0 s", "everything is read", "fine")
     assert "Database" not in found
@@ -38,9 +45,9 @@ def test_facts_are_those_of_all_streams_with_their_last_minutes():
     assert (cell["text"], cell["series"]) == ("15/s", [3.0, 4.0])
 
 
-def test_pending_facts_tell_since_when_and_are_bad_when_they_block():
-    tile = tiles(a_stream(a_writer(pending_facts=3, oldest_pending_at=ago(40), status=BLOCKED)))["Pending facts"]
-    assert said(tile) == ("3", "oldest", "wrong")
+def test_open_appends_tell_since_when_and_are_bad_when_they_block():
+    tile = tiles(a_stream(a_writer(), holders=(a_holder(2), a_holder(40))))["Open appends"]
+    assert said(tile) == ("2", "oldest", "wrong")
     assert tile["cell"]["since"] == ago(40).isoformat()
 
 

@@ -7,6 +7,7 @@ from replsite.status.verdicts import Severity, Verdict
 from tests.support.snapshots import (
     CURRENT,
     STUCK,
+    a_holder,
     a_reader,
     a_snapshot,
     a_stream,
@@ -23,10 +24,9 @@ def rows(*parts):
     return {(row.stream, row.reader): row for row in samples_of(a_snapshot(*parts))}
 
 
-def test_a_stream_tells_its_position_and_what_is_pending():
-    writers = a_writer("a", pending_facts=2, oldest_pending_seconds=3.5), a_writer("b", pending_facts=1)
-    row = rows(a_stream(*writers, linear_position=77))["events", ""]
-    assert (row.position, row.waiting, row.seconds, row.word) == (77, 3, 3.5, "writing")
+def test_a_stream_tells_its_position_and_its_open_appends():
+    row = rows(a_stream(a_writer(), linear_position=77, holders=(a_holder(2.0), a_holder(3.5))))["events", ""]
+    assert (row.position, row.waiting, row.seconds, row.word) == (77, 2, 3.5, "writing")
 
 
 def test_a_reader_tells_its_lag_on_each_stream():

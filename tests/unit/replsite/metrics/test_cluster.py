@@ -35,6 +35,7 @@ from streams.waiting import wait
 from tests.support.snapshots import (
     NOW,
     STUCK,
+    a_holder,
     a_job,
     a_reader,
     a_snapshot,
@@ -72,23 +73,18 @@ def value(found, metric, /, **labels):
 
 
 def test_writers_are_exported():
-    writer = a_writer("w", pending_facts=3, oldest_pending_seconds=4.5)
-    found = scrape(a_stream(writer))
-    assert value(found, "replsite_stream_position", stream="events", writer="w") == 10
-    assert value(found, "replsite_stream_pending_facts", stream="events", writer="w") == 3
-    assert value(found, "replsite_stream_oldest_pending_seconds", stream="events", writer="w") == 4.5
-    assert (
-        value(found, "replsite_stream_facts_completed_total", stream="events", writer="w", outcome="rolled_back") == 1
-    )
-    assert value(found, "replsite_writer_heartbeat_timestamp_seconds", writer="w") == ago(1).timestamp()
-    assert (
-        value(found, "replsite_stream_last_advance_timestamp_seconds", stream="events", writer="w")
-        == ago(5).timestamp()
-    )
+    found = scrape(a_stream(a_writer("w", last_write_at=ago(9))))
+    of_w = {"stream": "events", "writer": "w"}
+    assert value(found, "replsite_stream_position", **of_w) == 10
+    assert value(found, "replsite_stream_facts_completed_total", **of_w) == 9
+    assert value(found, "replsite_stream_last_fact_timestamp_seconds", **of_w) == ago(9).timestamp()
+    assert value(found, "replsite_stream_last_advance_timestamp_seconds", **of_w) == ago(5).timestamp()
 
 
 def test_streams_are_exported():
-    found = scrape(a_stream(a_writer(), linear_position=8))
+    found = scrape(a_stream(a_writer(), linear_position=8, holders=(a_holder(2.0), a_holder(4.5))))
+    assert value(found, "replsite_stream_open_appends", stream="events") == 2
+    assert value(found, "replsite_stream_oldest_open_seconds", stream="events") == 4.5
     assert value(found, "replsite_stream_linear_position", stream="events") == 8
     assert value(found, "replsite_stream_sequence_value", stream="events") == 11
 

@@ -1,9 +1,6 @@
-"""What a scrape says of cached functions and of the notifier."""
+"""What a scrape says of this process: its metrics, and the notifier."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,45 +9,6 @@ from events.notifier import notifier
 from events.notifier.cache import NotifierFigures
 from replsite.metrics.process import ProcessCollector
 from replsite.metrics.table import PLAIN
-from streams.core import invalidation
-from streams.core.cache_store import CacheStore
-
-
-@pytest.fixture
-def store() -> Iterator[CacheStore]:
-    with patch.dict(invalidation.stores, clear=True):
-        made = CacheStore(1)
-        invalidation.register("words", made)
-        yield made
-
-
-def scrape() -> set[str]:
-    registry = CollectorRegistry()
-    registry.register(ProcessCollector())
-    return {line for line in generate_latest(registry).decode().splitlines() if line.startswith("replsite_cache")}
-
-
-def test_counts_are_exported(store):
-    store.get(("a",))
-    store.finish(store.begin(("a",)), 1)
-    store.get(("a",))
-    store.finish(store.begin(("b",)), 2)
-    ticket = store.begin(("b",))
-    store.drop(("b",))
-    store.finish(ticket, 3)
-    assert {line for line in scrape() if "_created" not in line} == {
-        'replsite_cache_lookups_total{cache="words",result="hit"} 1.0',
-        'replsite_cache_lookups_total{cache="words",result="miss"} 1.0',
-        'replsite_cache_entries{cache="words"} 0.0',
-        'replsite_cache_invalidations_total{cache="words"} 1.0',
-        'replsite_cache_evictions_total{cache="words"} 1.0',
-        'replsite_cache_spoiled_total{cache="words"} 1.0',
-    }
-
-
-def test_nothing_is_said_where_nothing_is_cached(store):
-    invalidation.stores.clear()
-    assert scrape() == set()
 
 
 def test_all_names_are_described():

@@ -13,7 +13,7 @@ from replsite.status.verdicts import Limits, RecordingSeen, Severity, judge_reco
 from tests.support.snapshots import a_snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SEEN = RecordingSeen("main", "foreign.example", "tcp://there:9092")
+SEEN = RecordingSeen("main", "foreign.example", "tcp://there:9092", "process 12 on here")
 ROW = RecordedRow(
     record="main",
     server_name="foreign.example",
@@ -51,6 +51,7 @@ def test_words_of_a_recorded_writer(changes, word, severity):
 def test_what_was_missed_and_how_to_go_on_are_told():
     verdict = judge_recording(replace(SEEN, ranges_missed=2, heartbeat_age=99.0), Limits())
     assert "2 ranges of facts missed" in verdict.sentence
+    assert "process 12 on here" in verdict.sentence
     assert "manage.py follow tcp://there:9092 --record main" in verdict.sentence
 
 
@@ -78,4 +79,4 @@ def test_metrics_of_recorded_writers_stand_beside_ours():
     assert samples["replsite_writer_status", "main/events", "master", "recorded"] == 1
     assert samples["synapse_storage_stream_current_position", "events", "foreign.example"] == 30
     assert not [key for key in samples if key[0] == "synapse_event_persisted_position"]
-    assert not [key for key in samples if key[0] == "replsite_writer_heartbeat_timestamp_seconds"]
+    assert not [key for key in samples if key[0] == "replsite_stream_open_appends"]

@@ -14,7 +14,7 @@ from tests.support.snapshots import STUCK, a_reader, a_snapshot, a_stream, a_wri
 def test_json_says_times_in_iso_and_severity_in_a_word():
     health = Health(HealthWord.WRONG, "x", (Problem("Reader r", STUCK),))
     plain = json.loads(json.dumps(as_json(a_snapshot(a_stream(a_writer()), a_reader(), health=health))))
-    assert plain["streams"][0]["writers"][0]["heartbeat_at"] == ago(1).isoformat()
+    assert plain["streams"][0]["writers"][0]["last_write_at"] == ago(5).isoformat()
     assert plain["health"]["problems"][0]["verdict"] == {
         "word": "stuck",
         "severity": "wrong",

@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 
 from replsite.status.verdicts import (
+    ExpectedSeen,
+    ExpectedWord,
     HealthWord,
+    HoldSeen,
+    HoldWord,
     JobSeen,
     Limits,
     NamedReader,
@@ -18,7 +22,9 @@ from replsite.status.verdicts import (
     Verdict,
     WriterOnStream,
     WriterWord,
+    judge_expected,
     judge_health,
+    judge_hold,
     judge_job,
     judge_missing_reader,
     judge_reader,
@@ -33,7 +39,11 @@ LIMITS = Limits()
 
 
 def writer(**seen):
-    return judge_writer(WriterOnStream("events", "web-1", **seen), LIMITS)
+    return judge_writer(WriterOnStream(**seen), LIMITS)
+
+
+def held(age=11.0, **seen):
+    return HoldSeen("events", "database session 4 'app' of role r", age, **seen)
 
 
 def reader(**seen):
@@ -41,80 +51,61 @@ def reader(**seen):
 
 
 def test_writer_with_a_young_fact_is_writing():
-    assert writer(last_write_age=9.9).word == WriterWord.WRITING
+    assert writer(last_fact_age=9.9).word == WriterWord.WRITING
 
 
-def test_writer_with_a_young_open_transaction_is_writing():
-    assert writer(last_write_age=500, pending_facts=3, oldest_pending_age=2.0).word == WriterWord.WRITING
+@pytest.mark.parametrize("age", [2.0, None], ids=["young", "of an age that the database hides"])
+def test_writer_with_an_open_append_is_writing(age):
+    assert writer(last_fact_age=500, held=held(age)).word == WriterWord.WRITING
 
 
 @pytest.mark.parametrize("age", [None, 10.1, 86_400])
-def test_living_writer_with_nothing_to_write_is_idle_and_fine(age):
-    verdict = writer(last_write_age=age)
+def test_writer_with_nothing_to_write_is_idle_and_fine(age):
+    verdict = writer(last_fact_age=age)
     assert (verdict.word, verdict.severity) == (WriterWord.IDLE, Severity.FINE)
 
 
-def test_writer_with_an_old_pending_fact_is_blocked_and_names_the_transaction():
-    verdict = writer(
-        pending_facts=2,
-        oldest_pending_age=11,
-        last_write_age=1,
-        transaction=815,
-        session="database session 4",
-        process="process 12 on far",
-    )
-    assert (verdict.word, verdict.severity) == (WriterWord.BLOCKED, Severity.WRONG)
-    assert "2 facts pending for 11 s in transaction 815" in verdict.sentence
-    assert "database session 4" in verdict.sentence
-    assert "process 12 on far" in verdict.sentence
-    assert "manage.py streams abort web-1" in verdict.sentence
+def test_writer_whose_append_is_open_for_long_is_blocked_and_names_the_session():
+    verdict = writer(last_fact_age=1, held=held(statement="INSERT INTO x"))
+    assert (verdict.word, verdict.severity, verdict.actions) == (WriterWord.BLOCKED, Severity.WRONG, ("end",))
+    assert "atabase session 4 'app' of role r has appended" in verdict.sentence
+    assert "its last statement: INSERT INTO x." in verdict.sentence
+    assert "commit or roll back" in verdict.sentence
+    assert verdict.command == "manage.py streams abort events"
 
 
-def test_blocked_writer_without_a_known_session_can_be_ended_too():
-    assert "streams abort" in writer(pending_facts=1, oldest_pending_age=11, transaction=815).sentence
+def test_append_that_waits_for_a_lock_names_the_session_that_has_it():
+    verdict = judge_hold(held(waits_for="database session 9 of role boss"), LIMITS)
+    assert "waits for a lock of database session 9 of role boss" in verdict.sentence
+    assert verdict.actions == ("end lock holder", "end")
 
 
-@pytest.mark.parametrize("seen", [{"pending_facts": 1, "oldest_pending_age": 11}, {"heartbeat_age": 999}])
-def test_a_command_for_copying_is_one_word_for_the_shell_whatever_a_writer_is_called(seen):
-    verdict = judge_writer(WriterOnStream("events", "web;reboot", **{"heartbeat_age": 1, **seen}), LIMITS)
+def test_prepared_transaction_is_ended_in_sql():
+    verdict = judge_hold(held(prepared="it's"), LIMITS)
+    assert (verdict.command, verdict.actions) == ("ROLLBACK PREPARED 'it''s'", ())
+    assert verdict.command in verdict.sentence
+
+
+def test_append_that_is_open_for_a_moment_is_fine():
+    verdict = judge_hold(held(9.9), LIMITS)
+    assert (verdict.word, verdict.severity, verdict.actions) == (HoldWord.OPEN, Severity.FINE, ())
+
+
+def test_a_command_for_copying_is_one_word_for_the_shell_whatever_a_stream_is_called():
+    verdict = judge_hold(replace(held(), stream="web;reboot"), LIMITS)
     assert verdict.command.endswith(" 'web;reboot'")
     assert verdict.command in verdict.sentence
 
 
-def test_draining_writer_is_on_its_way_out():
-    verdict = writer(draining=True, pending_facts=2, last_write_age=1)
-    assert (verdict.word, verdict.severity) == (WriterWord.DRAINING, Severity.NOTE)
-    assert "2 facts" in verdict.sentence
-    assert "nothing is pending" in writer(draining=True).sentence
-
-
-def test_draining_writer_that_is_blocked_or_gone_is_called_that():
-    assert writer(draining=True, pending_facts=1, oldest_pending_age=11).word == WriterWord.BLOCKED
-    assert writer(draining=True, heartbeat_age=9).word == WriterWord.GONE
-
-
-def test_silent_writer_with_pending_facts_is_gone_with_pending():
-    verdict = writer(heartbeat_age=3.1, pending_facts=1)
-    assert (verdict.word, verdict.severity) == (WriterWord.GONE_WITH_PENDING, Severity.WRONG)
-    assert "manage.py streams retire web-1" in verdict.sentence
-
-
-def test_silent_writer_that_holds_readers_back_is_gone_with_pending():
-    assert "holds readers back by 7 facts" in writer(heartbeat_age=4, behind_facts=7).sentence
-
-
-@pytest.mark.parametrize("age", [None, 3.1])
-def test_silent_writer_with_nothing_pending_is_gone(age):
-    verdict = writer(heartbeat_age=age)
-    assert (verdict.word, verdict.severity) == (WriterWord.GONE, Severity.WARNING)
-
-
-def test_writer_is_not_gone_before_three_periods():
-    assert writer(heartbeat_age=2.9).word == WriterWord.IDLE
-
-
 def test_retired_writer_is_retired_whatever_else():
-    assert writer(retired=True, heartbeat_age=999, pending_facts=5).word == WriterWord.RETIRED
+    assert writer(retired=True, held=held()).word == WriterWord.RETIRED
+
+
+@pytest.mark.parametrize(("age", "said"), [(None, "Its last fact: never."), (7_200, "Its last fact: 2 h ago.")])
+def test_expected_writer_that_is_not_active_is_missing_and_tells_its_last_fact(age, said):
+    verdict = judge_expected(ExpectedSeen(last_fact_age=age))
+    assert (verdict.word, verdict.severity) == (ExpectedWord.MISSING, Severity.WRONG)
+    assert said in verdict.sentence
 
 
 def test_reader_that_has_read_everything_is_current():
@@ -324,9 +315,8 @@ def test_missing_reader_is_never_seen_and_says_who():
 @pytest.mark.parametrize(
     "verdict",
     [
-        judge_writer(WriterOnStream("events", "web-1", oldest_pending_age=60, pending_facts=1), Limits()),
-        judge_writer(WriterOnStream("events", "web-1", heartbeat_age=60), Limits()),
-        judge_writer(WriterOnStream("events", "web-1", heartbeat_age=60, pending_facts=1), Limits()),
+        judge_hold(held(), LIMITS),
+        judge_hold(held(waits_for="another"), LIMITS),
         judge_sequence(SEQUENCE, 9, 0),
         judge_tables(["events_room"]),
         judge_job(JobSeen("queued", waits_seconds=100)),
@@ -386,24 +376,3 @@ def test_a_reader_that_waits_for_a_writer_is_not_stuck():
 def test_an_error_of_a_kilobyte_is_cut_in_the_sentence():
     verdict = reader(named=NamedReader("r", error="x" * 1000, runs=False), lag_facts=1)
     assert len(verdict.sentence) < 500
-
-
-def test_a_writer_that_is_gone_is_one_problem_that_causes_those_of_its_other_streams():
-    gone, pending = (Verdict(word, severity, "Retire it.") for word, severity in
-                     ((WriterWord.GONE, Severity.WARNING), (WriterWord.GONE_WITH_PENDING, Severity.WRONG)))  # fmt: skip
-    waiting = Verdict(ReaderWord.WAITING, Severity.NOTE, "It waits.")
-    found = judge_health(
-        [
-            Problem("Writer w of a", gone, "w"),
-            Problem("Writer w of b", pending, "w"),
-            Problem("Writer v of a", gone, "v"),
-            Problem("Follower r on a", waiting, "r", cause="Writer w of a"),
-        ],
-        "",
-    ).problems
-    assert {one.subject: one.cause for one in found} == {
-        "Writer w of b": "",
-        "Writer w of a": "Writer w of b",
-        "Writer v of a": "",
-        "Follower r on a": "Writer w of b",
-    }

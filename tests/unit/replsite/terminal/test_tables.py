@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replsite.dashboard.page import READERS, STREAMS, live_page_data
 from replsite.terminal.tables import lines_of
-from tests.support.snapshots import NOW, a_reader, a_snapshot, a_stream, a_writer, ago
+from tests.support.snapshots import NOW, a_holder, a_reader, a_snapshot, a_stream, a_writer
 
 
 def test_lines_are_aligned_and_members_indented():
@@ -22,8 +22,11 @@ def test_ages_are_counted_from_the_snapshot():
 
 
 def test_what_lasts_says_for_how_long():
-    page = live_page_data(a_snapshot(a_stream(a_writer(started_at=ago(90)))))
-    assert "(host, process 7 · for 1 min 30 s)" in lines_of(STREAMS, page["streams"], NOW)[2]
+    page = live_page_data(a_snapshot(a_stream(a_writer(), holders=(a_holder(90),))))
+    stream, holder = lines_of(STREAMS, page["streams"], NOW)[1:3]
+    assert "1 (for 1 min 30 s)" in stream
+    assert "session 81 (app · web · 10.0.0.1 · idle in transaction)" in holder
+    assert "manage.py streams abort events" in holder
 
 
 def test_names_cannot_steer_the_terminal():

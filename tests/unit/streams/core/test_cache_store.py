@@ -1,4 +1,4 @@
-"""Cached values: bounded, and never of before an invalidation."""
+"""Values that are kept: bounded, and never of before an invalidation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ def put(store: CacheStore, *key: str, value: object = "v") -> None:
     assert store.finish(store.begin(key), value)
 
 
-def test_value_is_kept_and_counted(store):
+def test_value_is_kept(store):
     assert store.get(("a",)) is MISSING
     put(store, "a")
     assert store.get(("a",)) == "v"
-    assert (store.counts.hits, store.counts.misses) == (1, 1)
 
 
 def test_none_is_a_value(store):
@@ -36,7 +35,7 @@ def test_least_recently_used_goes_first(store):
     store.get(("a",))
     put(store, "d")
     assert [store.get((key,)) is MISSING for key in "abcd"] == [False, True, False, False]
-    assert store.counts.evictions == 1 and len(store) == 3
+    assert len(store) == 3
 
 
 def test_value_of_before_a_drop_is_not_kept(store):
@@ -44,7 +43,6 @@ def test_value_of_before_a_drop_is_not_kept(store):
     store.drop(("a",))
     assert not store.finish(ticket, "old")
     assert store.get(("a",)) is MISSING
-    assert store.counts.spoiled == 1
 
 
 def test_value_of_before_dropping_all_is_not_kept(store):
@@ -68,32 +66,12 @@ def test_computation_that_began_after_the_drop_is_kept(store):
     assert store.get(("a",)) == "new"
 
 
-def test_own_drop_spares_what_the_owner_fills(store):
-    owner = object()
-    ticket, other = store.begin(("a",), owner), store.begin(("a",))
-    store.drop(("a",), by=owner)
-    assert store.finish(ticket, "mine")
-    assert not store.finish(other, "old")
-
-
-def test_drop_of_somebody_else_spoils_what_the_owner_fills(store):
-    ticket = store.begin(("a",), object())
-    store.drop(("a",), by=object())
-    assert not store.finish(ticket, "mine")
-
-
 def test_abandoned_and_finished_tickets_leave_nothing_behind(store):
     store.abandon(store.begin(("a",)))
     ticket = store.begin(("b",))
     store.finish(ticket, "v")
     store.abandon(ticket)
     assert store._tickets == {}
-
-
-def test_child_process_begins_empty(store):
-    put(store, "a")
-    store.after_fork()
-    assert len(store) == 0 and store.counts.hits == 0
 
 
 def test_threads_never_see_a_value_of_before_the_last_drop():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streams.conf import on_this_host
-from streams.core.names import LONGEST_NAME, check_name, is_pattern, matches_pattern, name_without_number, numbered_name
+from streams.core.names import LONGEST_NAME, check_name, is_name_of_writer, matches_pattern, name_without_number
 from streams.errors import BadInstanceName
-from streams.writing import process
+from streams.writing import name as writing_name
 
 
 @pytest.mark.parametrize("name", ["master", "web-{n}", "event_persister.1", "ñandú", "x" * LONGEST_NAME])
@@ -31,22 +31,17 @@ def test_names_are_texts(name):
 
 @pytest.mark.parametrize("name", ["a b", "", None])
 def test_a_process_refuses_such_a_name_when_it_is_given(name):
-    before = process._instance
+    before = writing_name.writer_name()
     with pytest.raises(BadInstanceName):
-        process.use_instance(name)
-    assert process._instance == before
-
-
-def test_patterns_have_a_place_for_a_number():
-    assert is_pattern("web-{n}")
-    assert not is_pattern("web-1")
-    assert numbered_name("web-{n}", 7) == "web-7"
+        writing_name.use_instance(name)
+    assert writing_name.writer_name() == before
 
 
 @pytest.mark.parametrize(
     ("name", "pattern", "matches"),
     [
         ("web-12", "web-{n}", True),
+        ("web", "web-{n}", False),
         ("web-", "web-{n}", False),
         ("web-x", "web-{n}", False),
         ("web-1-2", "web-{n}", False),
@@ -62,6 +57,11 @@ def test_patterns_have_a_place_for_a_number():
 )
 def test_matching(name, pattern, matches):
     assert matches_pattern(name, pattern) is matches
+    assert is_name_of_writer(name, pattern) is (matches or (name, pattern) in WITHOUT_NUMBER)
+
+
+#: A machine may have the name 3.
+WITHOUT_NUMBER = [("web", "web-{n}"), ("3", "{host}-{n}")]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_machine_gives_a_name_that_can_travel(host, name, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: host)
     assert on_this_host("{host}-{n}") == name
     check_name(name)
-    assert matches_pattern(numbered_name(name, 1), "{host}-{n}")
+    assert is_name_of_writer(name_without_number(name), "{host}-{n}")
     assert on_this_host("master") == "master"
 
 

@@ -7,7 +7,7 @@ import pytest
 from events.declarations import BACKFILL, EVENTS
 from streams.catalog.declarations import CACHES
 from streams.core.declaration import quoted
-from streams.core.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, read_whole, rows_sql
+from streams.core.queries import bounds_sql, cut_whole_tokens, maximum_sql, order_sql, read_whole, rows_sql
 
 
 def rows(*tokens: int) -> list[tuple[int]]:
@@ -98,7 +98,7 @@ def test_order_of_ids_is_that_of_tokens_with_the_sign_changed(declaration, newes
 
 
 def test_condition_of_a_shared_table_is_kept_everywhere():
-    for sql in (rows_sql(EVENTS, EVENTS.tables[0], of_writer=False), ids_sql(EVENTS), maximum_sql(EVENTS)):
+    for sql in (rows_sql(EVENTS, EVENTS.tables[0], of_writer=False), maximum_sql(EVENTS)):
         assert "stream_ordering > 0" in sql
 
 

@@ -28,3 +28,10 @@ def test_a_change_is_noticed():
     assert hash(one) == hash(StreamHolds(stream="orders"))
     assert one not in (StreamHolds(stream="orders", shared=True), StreamHolds(stream="others"), "orders")
     assert one.name == "orders_stream_holds"
+
+
+def test_a_second_table_of_a_stream_has_a_constraint_of_another_name():
+    second = StreamHolds(stream="orders", name="orders_more_holds")
+    _, _, given = second.deconstruct()
+    assert given == {"stream": "orders", "name": "orders_more_holds"}
+    assert StreamHolds(**given) == second != StreamHolds(stream="orders")

@@ -32,3 +32,17 @@ def test_writers_of_one_class_hold_each_other_back():
     one, other = next((a, b) for a in names for b in names if a < b and class_of(a) == class_of(b))
     seen = Seen(given=9, position=4, open={class_of(one): 4})
     assert seen.position_of(other) == 4
+
+
+def test_a_writer_that_the_caller_does_not_know_holds_all_others():
+    seen = Seen(given=9, position=5, open={SOUTH: 5})
+    assert seen.positions_of(["north", "west"]) == {"north": 5, "west": 5}
+    assert seen.position_of_others(["north", "west"]) == 5
+    assert seen.positions_of(["north", "south"]) == {"north": 9, "south": 5}
+    assert seen.position_of_others(["north", "south"]) == 9
+
+
+def test_a_session_without_a_name_holds_writers_that_nobody_knows():
+    seen = Seen(given=9, position=4, open={ANY_WRITER: 4})
+    assert seen.position_of_others(["north"]) == 4
+    assert seen.positions_of(["north"]) == {"north": 4}

@@ -6,6 +6,8 @@ import argparse
 import io
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,11 +15,19 @@ from django.core.management import call_command, get_commands, load_command_clas
 
 from streams.maintenance.subjects import subjects
 from streams.runtime.command_line import EXIT_STATUS, SiteCommand, service_begins
+from tests.support.session import PROJECT
+from tests.support.waiting import DEADLINE_SECONDS
 
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 OURS = sorted(name for name, app in get_commands().items() if app in ROOMS)
 #: Commands that report nothing, or work until they are told to stop: they have no ``--json``.
 SILENT = {"append", "migrate", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
+#: Each takes from 0.2 s to 2 s.
+SLOW = (
+    "pandas", "numpy", "pyarrow", "pyspark", "adbc_driver_manager", "daphne", "twisted.internet.reactor",
+    # Ours: all kinds of job, what appends and maintenance import.
+    "pipeline.maintenance.registration", "streams.maintenance.trim_command", "events.persist.batch",
+)  # fmt: skip
 #: Arguments that nobody can use, besides an option that is not there.
 FOLLOW = "follow tcp://127.0.0.1:1"
 UNUSABLE = [
@@ -277,3 +287,16 @@ def test_a_service_says_that_it_begins_before_it_works(asked_for):
     finally:
         service_begins.disconnect(hear)
     assert begun.began == [_Fleeting] * asked_for
+
+
+def test_commands_start_without_what_is_slow_to_import():
+    code = f"import sys, django; django.setup(); print(*(name for name in {SLOW!r} if name in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_SECONDS,
+        check=False,
+    )
+    assert (done.stdout.split(), done.returncode) == ([], 0), done.stderr

@@ -15,8 +15,10 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from streams.runtime import log_format, logs
-from streams.runtime.log_format import BLOT, LONGEST_VALUE, Cleaner, logging_config
-from streams.runtime.logs import Condition, get_logger, one_line
+from streams.runtime.log_format import LONGEST_VALUE, Cleaner, logging_config
+from streams.runtime.logs import Condition, get_logger
+from streams.runtime.masking import BLOT
+from streams.runtime.text import one_line
 
 SECRET = "hunter2hunter2"
 

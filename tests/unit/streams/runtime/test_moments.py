@@ -1,8 +1,10 @@
 """Points in time on command lines, and how they are told."""
 
+from datetime import UTC, datetime
+
 import pytest
 
-from streams.runtime.moments import moment_ms, moment_text
+from streams.runtime.moments import bounded, moment_ms, moment_text
 
 NOW = 1_795_312_800_000  # 22 Nov 2026 02:00 UTC
 
@@ -49,3 +51,16 @@ def test_what_is_no_time_is_told_with_all_forms(text):
 )
 def test_a_time_is_told_as_a_date(ms, text):
     assert moment_text(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "year"),
+    [
+        ("2026-11-22 02:00:00+00", 2026), ("0044-03-15 00:00:00+00 BC", 1000), ("-infinity", 1000), ("infinity", 9000),
+        ("0001-01-01 00:00:00+00", 1000), ("9999-12-31 23:59:59+00", 9000), ("294276-12-31 00:00:00+00", 9000),
+        ("2026-11-22 02:00:00", 9000),
+    ],
+)  # fmt: skip
+def test_a_time_of_the_database_is_one_with_which_python_computes(text, year):
+    found = bounded(text, lambda: datetime.fromisoformat(text))
+    assert (found.year == year and found.tzinfo is UTC) or found.utcoffset().total_seconds() == 0

@@ -120,8 +120,8 @@ def test_times_that_no_database_holds_are_cut(buffer, ms):
 
 def test_text_that_no_column_holds_is_replaced(buffer):
     reports = said(buffer, seen(agent="a\0\ud800"), UserSync("w\0", "@\ud800:b", True, 1))
-    assert reports.addresses.popitem()[1][1] == "a\ufffd?"
-    assert reports.starts.popitem()[0][1:3] == ("w\ufffd", "@?:b")
+    assert reports.addresses.popitem()[1][1] == "a\ufffd\\ud800"
+    assert reports.starts.popitem()[0][1:3] == ("w\ufffd", "@\\ud800:b")
 
 
 def test_a_long_agent_is_cut(buffer):

@@ -13,7 +13,7 @@ from streams.conf import StreamSettings
 from streams.replication.common.command_hooks import subscribe
 from streams.replication.common.second_total import SecondTotal
 from streams.replication.protocol.commands import LockReleased, NewActiveTask, RemoteServerUp, format_line
-from streams.replication.server.broadcaster import Broadcaster
+from streams.replication.server.broadcaster import RELAY_BYTES, Broadcaster
 from streams.replication.server.relay import (
     LONGEST_PAUSE_SECONDS,
     PART_BYTES,
@@ -31,7 +31,7 @@ class FakePeer:
 
     def __init__(self, *, knows_later_commands: bool = False) -> None:
         self.knows_later_commands = knows_later_commands
-        self.heard, self.writes = b"", 0
+        self.heard, self.writes, self.buffered_bytes = b"", 0, 0
         self.label, self.is_open, self.relayed = "other", True, SecondTotal()
 
     def write_shared(self, data: bytes, lines: int, now: float) -> None:
@@ -44,7 +44,7 @@ class FakePeer:
 
 @pytest.fixture
 def broadcaster():
-    made = Broadcaster(StreamSettings())
+    made = Broadcaster(StreamSettings(instance="master"))
     made.peers = {name: FakePeer() for name in ("sender", "other")}
     return made
 
@@ -112,7 +112,7 @@ async def test_a_write_that_takes_long_is_followed_by_a_longer_pause(relay, broa
 
 
 def test_a_process_that_stood_still_during_a_write_pauses_for_a_second(relay, broadcaster, monkeypatch):
-    monkeypatch.setattr(broadcaster, "relay", lambda lines: time.sleep(0.3))
+    monkeypatch.setattr(broadcaster, "relay", lambda lines, wants: time.sleep(0.3))
     relay.pass_on([UP], broadcaster.peers["sender"])
     assert relay._next_write <= time.monotonic() + LONGEST_PAUSE_SECONDS
 
@@ -167,6 +167,15 @@ def test_pieces_fit_a_notification_and_make_the_whole(size):
     assert base64.b64decode("".join(part.text for part in parts)) == data
     assert [part.number for part in parts] == list(range(len(parts)))
     assert all(len(part.text) <= PART_BYTES for part in parts)
+
+
+async def test_a_client_for_which_much_waits_is_left_out_and_counted(relay, broadcaster):
+    other = broadcaster.peers["other"]
+    other.buffered_bytes = RELAY_BYTES + 1
+    relay.pass_on([UP], broadcaster.peers["sender"])
+    heard_elsewhere(relay, format_line(UP))
+    relay._write_due()
+    assert (other.heard, relay.dropped) == (b"", {UP.WORD: 2})
 
 
 def test_what_other_servers_say_goes_to_all_clients_and_no_further(relay, broadcaster):

@@ -1,0 +1,15 @@
+"""Gives the settings of the site, as Django's settings have them, as one typed object."""
+
+from __future__ import annotations
+
+from django.conf import settings
+
+from replsite.site_settings import SiteSettings
+from streams.setting import from_django
+
+__all__ = ["site_settings"]
+
+
+def site_settings() -> SiteSettings:
+    """Returns the settings of the site, read from Django's settings."""
+    return from_django(SiteSettings, settings)

@@ -1,0 +1,131 @@
+"""Hints: notifications that somebody should look. They say nothing that is believed.
+
+Three kinds of payloads travel in the site's channel, besides those of ``streams.reading.position_notifications``:
+
+* a *hint* of somebody who committed facts: ``?WORD``, with a random word. It wakes the looker (``streams.reading.looker``).
+* an *answer*: `` WORD``. The looker looked after it had received this hint, and all that PostgreSQL sent before it.
+* the name of a stream, by which the looker says that it stored positions. Readers then read the table.
+
+A lost hint delays facts until the looker's next look. A forged one causes a look.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from django.db import DatabaseError
+
+from streams.db import driver, testcase
+from streams.runtime.logs import get_logger
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+__all__ = [
+    "CHANNEL",
+    "HINT_GAP_SECONDS",
+    "answer_to",
+    "answered_word",
+    "hint",
+    "hint_after_commit",
+    "hinted_word",
+    "tell",
+]
+
+log = get_logger(__name__)
+CHANNEL = "replsite_streams"
+#: A process sends at most one hint in this time. The looker goes on looking for longer after each hint.
+HINT_GAP_SECONDS = 0.025
+#: No name of a stream begins so. Readers of positions pass such payloads over, as those of unknown streams.
+_HINT, _ANSWER = "?", " "
+_WORD_BYTES = 4
+
+_TELL = "SELECT pg_notify(%(channel)s::text, payload) FROM unnest(%(payloads)s::text[]) AS told (payload)"
+#: While a session commits many notifications, all others with notifications wait for it, so they wait no longer than this. A
+#: commit with few of them takes as long as the disk.
+_HINT_WAITS = "100ms"
+_SEND_HINT = f"SELECT set_config('lock_timeout', '{_HINT_WAITS}', true), pg_notify(%(channel)s::text, %(hint)s::text)"
+#: Channel -> time of the last hint of this process.
+_hinted: dict[str, float] = {}
+_guard = threading.Lock()
+
+
+def hinted_word(payload: str) -> str | None:
+    """Returns the word of a hint, or None if the payload is none."""
+    return payload[len(_HINT) :] if payload.startswith(_HINT) else None
+
+
+def answered_word(payload: str) -> str | None:
+    """Returns the word of an answer, or None if the payload is none."""
+    return payload[len(_ANSWER) :] if payload.startswith(_ANSWER) else None
+
+
+def answer_to(word: str) -> str:
+    """Returns the payload of an answer."""
+    return _ANSWER + word
+
+
+def hint(cursor: Any) -> bool:
+    """Sends a hint, as a statement of its own. Does nothing if this process sent one within ``HINT_GAP_SECONDS``.
+
+    Must be called after the COMMIT of the facts, in autocommit mode, on the connection that appended or on another. In the
+    transaction of the facts, PostgreSQL would let all commits with notifications of the whole server wait for each other.
+    Returns true if a hint was sent. Raises the driver's error, after 0.1 s, if the server takes none at present.
+    """
+    channel = driver.channel(cursor, CHANNEL)
+    now = time.monotonic()
+    with _guard:
+        if now - _hinted.get(channel, -HINT_GAP_SECONDS) < HINT_GAP_SECONDS:
+            return False
+        _hinted[channel] = now
+    cursor.execute(_SEND_HINT, {"channel": channel, "hint": _HINT + secrets.token_hex(_WORD_BYTES)})
+    return True
+
+
+def hint_after_commit(connection: BaseDatabaseWrapper) -> None:
+    """Sends a hint when the facts that were appended on this connection are committed, before other hooks are called.
+
+    Sends none from a ``TestCase``, whose transaction is never committed, nor if Django does not manage the transaction. Then
+    the looker finds the facts by itself, within a second.
+    """
+    if testcase.is_in_test(connection):
+        return
+    if not connection.in_atomic_block:
+        if connection.get_autocommit() and driver.transaction_status(connection.connection) == driver.IDLE:
+            _Hint(connection)()
+        return
+    hooks: list[Any] = connection.run_on_commit
+    if connection.commit_on_exit and not any(type(hook) is _Hint for _, hook, _ in hooks):
+        hooks.insert(0, (set(connection.savepoint_ids), _Hint(connection), True))
+
+
+class _Hint:
+    """The hook that Django calls after COMMIT."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+
+    def __call__(self) -> None:
+        try:
+            with self._connection.cursor() as cursor:
+                hint(cursor)
+        except DatabaseError as error:  # the facts are committed, and will be found
+            log.debug("hint.not_sent", error=str(error).strip())
+
+
+def tell(cursor: Any, payloads: Iterable[str]) -> None:
+    """Sends these payloads, in one statement."""
+    cursor.execute(_TELL, {"channel": driver.channel(cursor, CHANNEL), "payloads": list(payloads)})
+
+
+def _after_fork() -> None:
+    global _guard  # noqa: PLW0603
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

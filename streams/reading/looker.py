@@ -1,0 +1,376 @@
+"""The looker of a site: one process looks at all held streams, stores their positions, and tells everybody.
+
+Each process that listens for notifications has a *candidate* for each database alias: a thread that hears the
+notifications. The candidate that holds a session lock leads. It looks when it is hinted, every few milliseconds while much
+comes, and at least once in ``SAFETY_SECONDS``. It tells the others after the COMMIT of the stored positions was confirmed
+(``streams.reading.position_store``).
+
+Nothing depends on the election. Positions in the table only rise, so two lookers do no harm, and the lock only saves work.
+So nobody has to prove that a leader is dead: **who hears a hint that nobody answers looks itself**. It takes the lock if
+that is free, which PostgreSQL makes it as soon as the session of the leader has ended. If the leader only stands still, its
+lock is not free, and the others look for it until it answers again. Nobody hints for facts of ``psql``, so each candidate also
+looks once in ``CANDIDATE_SECONDS``.
+
+Why candidates do not wait for the lock: a session that waits for an advisory lock keeps a snapshot. VACUUM could remove no row
+version that is newer than the oldest of these snapshots, and the table of positions has thousands of them a second.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from streams import epochs
+from streams.db import driver
+from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, tell
+from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
+from streams.runtime.logs import Condition, get_logger
+
+__all__ = [
+    "ANSWER_SECONDS",
+    "CANDIDATE_SECONDS",
+    "SAFETY_SECONDS",
+    "Looker",
+    "Pace",
+    "end_looks",
+    "heard",
+    "join",
+    "leave",
+    "look_now",
+    "looker_of",
+]
+
+log = get_logger(__name__)
+#: Longest time between two looks of the leader. So long may a fact wait whose writer sends no hint, such as ``psql``, or whose
+#: hint was lost. It costs the whole site one look a second, some tenths of a millisecond of the server.
+SAFETY_SECONDS = 1.0
+#: A hint that is not answered within this time, and up to twice as long by chance, makes a candidate look. A living leader
+#: answers within a few milliseconds. By chance, because otherwise all candidates would look at once.
+ANSWER_SECONDS = 0.05
+#: A candidate without a hint tries to lead this often, give or take a half, and looks once. For sites whose leader ended, or
+#: stands still, while nobody hinted.
+CANDIDATE_SECONDS = 30.0
+#: Pause after an error, such as a lost connection.
+RETRY_SECONDS = 0.2
+#: Pause before notifications are sent that the server did not take.
+TELL_AGAIN_SECONDS = 1.0
+#: Most hints of which a candidate knows that they are not answered.
+_MOST_HINTS = 1_000
+
+_CAN_LOOK = """
+SELECT NOT pg_is_in_recovery() AND EXISTS (SELECT FROM streams_held)
+   AND has_table_privilege('streams_streamposition', 'UPDATE') AND has_table_privilege('streams_streamposition', 'INSERT')
+"""
+
+
+class Pace:
+    """Says when to look next. Only one thread at a time may use it.
+
+    ``QUICK_SECONDS`` is the shortest pause between two looks. After a hint, and after each look that found news, a few more
+    looks follow at growing distance: writers send no second hint within ``HINT_GAP_SECONDS``. So there is a look every few
+    milliseconds while each of them finds news, and none from some 50 ms after the last.
+    """
+
+    QUICK_SECONDS = 0.004
+    _AFTER = (QUICK_SECONDS, 2.5 * QUICK_SECONDS, HINT_GAP_SECONDS)
+    #: A look that takes long, on a server with many locks, is made less often: it takes a fourth of the time at most.
+    _SHARE = 3.0
+
+    def __init__(self) -> None:
+        self._quiet = len(self._AFTER)
+
+    def after_look(self, took: float, *, hinted: bool, news: bool) -> float:
+        """Returns the seconds from the end of a look, which took ``took`` seconds, to the next look, unless a hint comes."""
+        if hinted or news:
+            self._quiet = 0
+        if self._quiet >= len(self._AFTER):
+            return SAFETY_SECONDS
+        self._quiet += 1
+        return max(self._AFTER[self._quiet - 1], self._SHARE * took)
+
+
+class Looker:
+    """The candidate of this process for one database.
+
+    It hears the notifications of one of the process's listeners. Notifications come in one order everywhere, so an answer to
+    a hint answers all earlier ones.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._connection = driver.KeptConnection(using, "replsite looker", reads_in_order=True)
+        self._store = PositionStore()
+        self._is_prepared = False
+        self._untold: set[str] = set()
+        self._tell_due = self._everything_due = 0.0
+        self._is_leading = self._stopping = False
+        self._news = threading.Condition()
+        self._unanswered: deque[tuple[str, float]] = deque(maxlen=_MOST_HINTS)
+        """Hints that were heard and not answered: their words, and when they were heard."""
+        self._thread: threading.Thread | None = None
+        self._interrupted = Condition(log, "looker.interrupted", "looker.goes_on", "looker.still_interrupted")
+        self._cannot_tell = Condition(log, "looker.notifications_wait", "looker.notifications_go_on")
+
+    @property
+    def is_leading(self) -> bool:
+        """True if this process holds the site's lock, so that others leave the looking to it."""
+        return self._is_leading
+
+    def start(self) -> None:
+        """Starts the thread, which tries to lead at once."""
+        self._thread = threading.Thread(target=self._run, name=f"replsite-looker-{self._using}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, waiting at most 10 s for it. Another process may lead from then on."""
+        with self._news:
+            self._stopping = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def heard(self, notifications: Sequence[tuple[int, str]]) -> None:
+        """Takes note of the hints and answers among received notifications, which are pairs (session, payload)."""
+        now = time.monotonic()
+        with self._news:
+            for _, payload in notifications:
+                if (word := hinted_word(payload)) is not None:
+                    self._unanswered.append((word, now))
+                    self._news.notify_all()
+                elif (word := answered_word(payload)) is not None and any(word == one for one, _ in self._unanswered):
+                    while self._unanswered.popleft()[0] != word:
+                        pass
+
+    def look_once(self, *, even_if_led: bool) -> bool:
+        """Looks in the caller's thread, for a candidate that was not started. Returns true if it did.
+
+        Does nothing if another process leads, unless ``even_if_led``, or if nobody can look at this database.
+        """
+        try:
+            if not self._can_look():
+                self._connection.close()
+                return False
+            leads = self._leads()
+            try:
+                if leads or even_if_led:
+                    self._look(None)
+            finally:
+                if leads:
+                    with self._connection.cursor() as cursor:
+                        cursor.execute("SELECT pg_advisory_unlock(%s)", [driver.looker_key(cursor)])
+        except (driver.DatabaseError, Unconfirmed) as error:
+            log.debug("looker.not_looked", error=str(error).strip())
+            self._give_up()
+            return False
+        return leads or even_if_led
+
+    def deaf(self) -> None:
+        """Forgets all hints: what was sent meanwhile is lost, and the answers with it."""
+        with self._news:
+            self._unanswered.clear()
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_asked = False
+        while not self._stopping:
+            try:
+                if self._can_look() and self._leads():
+                    self._lead()
+                elif self._is_prepared and is_asked:
+                    self._look(self._last_hint())
+                else:
+                    if self._is_prepared:
+                        self._store = PositionStore(writes_all=False)  # others have written what did not rise
+                        # A hint that comes from now on is answered by who leads, or makes this candidate look again.
+                        self._look(self._last_hint())
+                    else:
+                        self.deaf()
+                    self._give_up()
+                self._interrupted.ends()
+                is_asked = self._waits_to_be_asked()
+            except Exception as error:
+                if not isinstance(error, (driver.DatabaseError, Unconfirmed)):
+                    log.exception("looker.failed")
+                self._interrupted.begins(error)
+                self._give_up()
+                with self._news:
+                    self._news.wait_for(lambda: self._stopping, RETRY_SECONDS)
+        self._give_up()
+
+    def close(self) -> None:
+        """Closes the connection of a candidate that was not started."""
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Closes the connection, which ends the lead. What the store remembers is of this session only."""
+        self._is_leading = self._is_prepared = False
+        self._store = PositionStore()
+        self._connection.close()
+
+    def _can_look(self) -> bool:
+        """Prepares the session. Returns false if nobody can look at this database, or not with the role of this process."""
+        if not self._is_prepared:
+            with self._connection.cursor() as cursor:
+                try:
+                    cursor.execute(_CAN_LOOK)
+                except driver.missing:  # before `migrate`
+                    return False
+                if not cursor.fetchone()[0]:
+                    return False
+                epochs.readable_epoch(cursor)  # notices a restored database before any position of it is stored
+                cursor.execute(SESSION)
+            self._is_prepared = True
+        return True
+
+    def _leads(self) -> bool:
+        """Takes the site's lock, if it is free."""
+        with self._connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.looker_key(cursor)])
+            self._is_leading = bool(cursor.fetchone()[0])
+        return self._is_leading
+
+    def _lead(self) -> None:
+        """Looks until this candidate is stopped, or an error is raised."""
+        pace = Pace()
+        while not self._stopping:
+            began, word = time.monotonic(), self._last_hint()
+            found = self._look(word)
+            ended = time.monotonic()
+            pause = pace.after_look(ended - began, hinted=word is not None, news=found)
+            with self._news:
+                self._news.wait_for(lambda: self._stopping or bool(self._unanswered), pause)
+            # Hints that come close to each other are answered by one look.
+            time.sleep(max(0.0, ended + Pace.QUICK_SECONDS - time.monotonic()))
+
+    def _waits_to_be_asked(self) -> bool:
+        """Waits until a hint is not answered in time. Returns false if it is time to try to lead without a hint."""
+        patience = ANSWER_SECONDS * (1 + random.random())  # noqa: S311 - no secret
+        give_up_at = time.monotonic() + CANDIDATE_SECONDS * (0.5 + random.random())  # noqa: S311
+        with self._news:
+            while not self._stopping:
+                now = time.monotonic()
+                due = self._unanswered[0][1] + patience if self._unanswered else give_up_at
+                if now >= due:
+                    return bool(self._unanswered)
+                self._news.wait(due - now)
+        return False
+
+    def _last_hint(self) -> str | None:
+        """Returns the word of the last hint, and takes all hints for answered."""
+        with self._news:
+            word = self._unanswered[-1][0] if self._unanswered else None
+            self._unanswered.clear()
+        return word
+
+    def _look(self, word: str | None) -> bool:
+        """Looks, stores positions that rose, and tells everybody. Answers the hint ``word``. Returns true if positions rose."""
+        now = time.monotonic()
+        everything = now >= self._everything_due
+        with self._connection.cursor() as cursor:
+            found = self._store.store(cursor, now, everything=everything)
+            if everything:
+                self._everything_due = now + SAFETY_SECONDS
+            # Only now, as the COMMIT of the rows is confirmed.
+            self._untold.update(found)
+            self._tell(cursor, now, [] if word is None else [answer_to(word)])
+        return bool(found)
+
+    def _tell(self, cursor: Any, now: float, answers: list[str]) -> None:
+        """Names the streams whose positions were stored, unless the server takes no notification at present."""
+        if now < self._tell_due or not (self._untold or answers):
+            return
+        try:
+            tell(cursor, [*sorted(self._untold), *answers])
+        except (driver.notify_queue_full, driver.lock_timed_out) as error:
+            self._cannot_tell.begins(error)
+            self._tell_due = now + TELL_AGAIN_SECONDS
+            if isinstance(error, driver.notify_queue_full):
+                driver.notify_queue_usage(cursor)
+        else:
+            self._untold.clear()
+            self._cannot_tell.ends()
+
+
+# --- a look of the caller -----------------------------------------------------------------------------------------------
+
+_callers: dict[str, tuple[Looker, threading.Lock]] = {}
+
+
+def look_now(using: str, *, even_if_led: bool) -> bool:
+    """Looks, and stores positions, in the caller's thread. Returns false if that is impossible, or another process leads.
+
+    If ``even_if_led`` is true, looks although another process leads, as the caller needs the positions of this moment.
+    """
+    with _guard:
+        looker, busy = _callers.setdefault(using, (Looker(using), threading.Lock()))
+    with busy:
+        return looker.look_once(even_if_led=even_if_led)
+
+
+def end_looks() -> None:
+    """Closes the connections of ``look_now``."""
+    with _guard:
+        found = list(_callers.values())
+        _callers.clear()
+    for looker, busy in found:
+        with busy:
+            looker.close()
+
+
+# --- one candidate per database -----------------------------------------------------------------------------------------
+
+_lookers: dict[str, Looker] = {}
+#: Database alias -> the listeners that use the candidate. The first of them is its ear.
+_ears: dict[str, list[object]] = {}
+_guard = threading.Lock()
+
+
+def join(using: str, listener: object) -> None:
+    """Begins to use the candidate of this process, which begins to look if no other process does."""
+    with _guard:
+        _ears.setdefault(using, []).append(listener)
+        if using not in _lookers:
+            _lookers[using] = Looker(using)
+            _lookers[using].start()
+
+
+def leave(using: str, listener: object) -> None:
+    """Ends the use that ``join`` began. The candidate ends with its last user."""
+    with _guard:
+        ears = _ears.get(using, [])
+        if listener not in ears:
+            return
+        ears.remove(listener)
+        found = _lookers.pop(using, None) if not ears else None
+    if found is not None:
+        found.stop()
+
+
+def heard(using: str, listener: object, notifications: Sequence[tuple[int, str]] | None) -> None:
+    """Passes what a listener received to the candidate. None: its connection is new, so what was sent before may be lost."""
+    # With two ears, the second might hear a hint after the first has heard its answer.
+    if (ears := _ears.get(using)) and ears[0] is listener and (found := _lookers.get(using)) is not None:
+        found.deaf() if notifications is None else found.heard(notifications)
+
+
+def looker_of(using: str) -> Looker | None:
+    """Returns the candidate of this process, or None if no listener uses one."""
+    return _lookers.get(using)
+
+
+def _after_fork() -> None:
+    """Forgets the candidates of the parent, whose threads and connections the child does not have."""
+    global _guard  # noqa: PLW0603
+    _lookers.clear()
+    _ears.clear()
+    _callers.clear()
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,16 @@
+"""Stops what appends or reads in the background of this process, when a command or the process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["before_leaving", "stop_background_work"]
+
+#: Functions that each stop something that works in the background of this process.
+before_leaving: list[Callable[[], None]] = []
+
+
+def stop_background_work() -> None:
+    """Calls all functions of ``before_leaving``."""
+    for stop in before_leaving:
+        stop()

@@ -1,0 +1,432 @@
+"""One process looks for the site: it is found at once, replaced when it ends, and others look when it does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from streams.db import driver
+from streams.reading import hints, looker, position_store
+from streams.reading.hints import hint
+from streams.reading.looker import Looker
+from streams.reading.notify import NotifyListener
+from streams.reading.position_notifications import PositionListener
+from streams.reading.rows import stored_positions
+from tests.support.held_tables import Session, Sessions, held_orders, sessions
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Ear(NotifyListener[tuple[int, str]]):
+    """What a process hears, passed on to its candidate. It keeps the payloads."""
+
+    def __init__(self, candidate: Looker) -> None:
+        super().__init__(hints.CHANNEL, lambda _: None, "default", "ear")
+        self.candidate, self.payloads = candidate, list[str]()
+
+    def take(self, heard: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+        self.candidate.heard(heard)
+        self.payloads += [payload for _, payload in heard]
+        return []
+
+
+class Process:
+    """A candidate with its ear, as each process with a listener has them."""
+
+    def __init__(self) -> None:
+        self.candidate = Looker("default")
+        self.ear = Ear(self.candidate)
+        self.ear.start()
+        with connection.cursor() as cursor:
+            channel = driver.channel(cursor, hints.CHANNEL)
+            # A hint that is sent before the ear listens is lost, and the tests leave nothing else that would make it look.
+            wait_until(lambda: cursor.execute("SELECT pg_notify(%s, 'anybody')", [channel]) or self.ear.payloads)
+        self.ear.payloads.clear()
+        self.candidate.start()
+
+    def stop(self) -> None:
+        self.ear.stop()
+        self.candidate.stop()
+
+    @property
+    def is_leading(self) -> bool:
+        return self.candidate.is_leading
+
+
+@pytest.fixture
+def session() -> Iterator[Sessions]:
+    with held_orders(), sessions() as make:
+        yield make
+
+
+@pytest.fixture
+def writer(session: Sessions) -> Session:
+    return session()
+
+
+@pytest.fixture
+def process(session: Sessions) -> Iterator[Callable[[], Process]]:
+    with ExitStack() as stack:
+
+        def make() -> Process:
+            made = Process()
+            stack.callback(made.stop)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def hints_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found by the slow looks, nor by candidates that nobody asked."""
+    monkeypatch.setattr(looker, "SAFETY_SECONDS", 1_000.0)
+    monkeypatch.setattr(looker, "CANDIDATE_SECONDS", 2_000.0)
+    monkeypatch.setattr(hints, "HINT_GAP_SECONDS", 0.0)
+
+
+def position() -> int:
+    """The stored position of the only writer."""
+    with connection.cursor() as cursor:
+        return max((row.position for row in stored_positions(cursor, ["orders"]).get("orders", {}).values()), default=0)
+
+
+def append(writer: Session, *texts: str) -> int:
+    """Append, and hint. Returns the last ID."""
+    last = writer.append(*texts)[-1]
+    hint(writer.cursor)
+    return last
+
+
+def leader_pid(writer: Session) -> int | None:
+    """The session that looks for the site."""
+    rows = writer(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+        "AND (classid::bigint << 32 | objid::bigint) = %s", driver.looker_key(writer.cursor))  # fmt: skip
+    return rows[0][0] if rows else None
+
+
+def kill_leader(writer: Session) -> None:
+    pid = wait_until(lambda: leader_pid(writer))
+    writer("SELECT pg_terminate_backend(%s, 60000)", pid)
+
+
+def test_a_hint_makes_the_leader_store_and_tell(hints_only: None, writer: Session, process: Callable[[], Process]):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    last = append(writer, "a")
+    wait_until(lambda: position() == last)
+    wait_until(lambda: "orders" in one.ear.payloads)
+
+
+def test_facts_without_a_hint_are_found_by_the_slow_look(writer: Session, process: Callable[[], Process]):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    last = writer.append("a", "b")[-1]
+    wait_until(lambda: position() == last)
+    wait_until(lambda: "orders" in one.ear.payloads)
+
+
+def test_what_is_committed_soon_after_a_hint_needs_none(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    monkeypatch.setattr(hints, "HINT_GAP_SECONDS", 1_000.0)
+    hints._hinted.clear()
+    for number in range(20):
+        last = writer.append("x")[-1]
+        assert hint(writer.cursor) is (number == 0)
+    wait_until(lambda: position() == last)
+    hints._hinted.clear()
+
+
+def test_a_hint_without_news_is_answered(hints_only: None, writer: Session, process: Callable[[], Process]):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    hint(writer.cursor)
+    wait_until(lambda: any(payload.startswith(" ") for payload in one.ear.payloads))
+    wait_until(lambda: not one.candidate._unanswered)
+
+
+def test_the_positions_are_told_after_they_were_stored(
+    hints_only: None,
+    writer: Session,
+    session: Sessions,
+    process: Callable[[], Process],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """At each notification the row must be in the table already."""
+    one = process()
+    wait_until(lambda: one.is_leading)
+    told: list[int] = []
+    reader = session()
+    tell = looker.tell
+
+    def noting(cursor: Any, payloads: Any) -> None:
+        told.append(reader.one("SELECT coalesce(max(position), 0) FROM streams_streamposition WHERE stream = 'orders'"))
+        tell(cursor, payloads)
+
+    monkeypatch.setattr(looker, "tell", noting)
+    for _ in range(10):
+        last = append(writer, "x")
+        wait_until(lambda last=last: told and told[-1] == last)
+
+
+def test_only_one_of_two_leads_and_the_other_follows_it(
+    hints_only: None, writer: Session, process: Callable[[], Process]
+):
+    one, other = process(), process()
+    wait_until(lambda: one.is_leading or other.is_leading)
+    leader, second = (one, other) if one.is_leading else (other, one)
+    last = append(writer, "a")
+    wait_until(lambda: position() == last)
+    assert not second.is_leading
+    leader.stop()
+    last = append(writer, "b")
+    wait_until(lambda: position() == last)
+    wait_until(lambda: second.is_leading)
+
+
+def test_a_killed_session_is_replaced(hints_only: None, writer: Session, process: Callable[[], Process]):
+    processes = [process(), process(), process()]
+    for _ in range(5):
+        kill_leader(writer)
+        last = append(writer, "x")
+        wait_until(lambda last=last: position() == last)
+        wait_until(lambda last=last: any(one.is_leading for one in processes))
+
+
+def test_a_process_that_listens_for_positions_is_a_candidate(hints_only: None, writer: Session):
+    listeners = [PositionListener(lambda _: None, name=f"test {n}") for n in range(2)]
+    for one in listeners:
+        one.start()
+    found = looker.looker_of("default")
+    assert found is not None
+    wait_until(lambda: found.is_leading)
+    for one in listeners:  # the first is the candidate's ear, and then the second
+        last = append(writer, "x")
+        wait_until(lambda last=last: position() == last)
+        wait_until(lambda: not found._unanswered)
+        one.stop()
+    assert looker.looker_of("default") is None
+    wait_until(lambda: leader_pid(writer) is None)
+
+
+#: What the leader is about to do when its session ends.
+STEPS = {
+    "look": (position_store, "look"),
+    "write": (position_store, "_execute"),
+    "tell": (looker, "tell"),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_leader_that_is_killed_at_any_step_leaves_nothing_out(
+    hints_only: None,
+    writer: Session,
+    session: Sessions,
+    process: Callable[[], Process],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    *,
+    after: bool,
+):
+    one, other = process(), process()
+    wait_until(lambda: leader_pid(writer))
+    killer, killed = session(), threading.Event()
+    place, name = STEPS[step]
+    original = getattr(place, name)
+
+    def killing(cursor: Any, *given: Any) -> Any:
+        result = original(cursor, *given) if after else None
+        if not killed.is_set():
+            killed.set()
+            killer("SELECT pg_terminate_backend(%s, 60000)", cursor.connection.info.backend_pid)
+        return result if after else original(cursor, *given)
+
+    last = append(writer, "a")
+    wait_until(lambda: position() == last)
+    for each in (one, other):
+        each.ear.payloads.clear()
+    monkeypatch.setattr(place, name, killing)
+    last = append(writer, "b")
+    wait_until(killed.is_set)
+    wait_until(lambda: position() == last)
+    # Everybody is told, even if the row was stored by a session that could not tell.
+    wait_until(lambda: "orders" in one.ear.payloads)
+    wait_until(lambda: "orders" in other.ear.payloads)
+
+
+def test_others_look_while_the_leader_stands_still(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    one, other = process(), process()
+    wait_until(lambda: one.is_leading or other.is_leading)
+    leader, second = (one, other) if one.is_leading else (other, one)
+    frozen, look = threading.Event(), leader.candidate._look
+    monkeypatch.setattr(leader.candidate, "_look", lambda word: frozen.wait() and look(word))
+    try:
+        for text in "abc":
+            last = append(writer, text)
+            wait_until(lambda last=last: position() == last)
+        assert leader.is_leading
+        assert not second.is_leading
+    finally:
+        frozen.set()
+    last = append(writer, "d")
+    wait_until(lambda: position() == last)
+
+
+def test_a_hint_during_the_first_look_of_a_candidate_is_not_lost(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    """The leader stands still, so nobody else answers it."""
+    leader, frozen, told = process(), threading.Event(), list[int]()
+    wait_until(lambda: leader.is_leading)
+    real = Looker._look
+    monkeypatch.setattr(leader.candidate, "_look", lambda word: frozen.wait() and real(leader.candidate, word))
+
+    def looking(self: Looker, word: str | None) -> bool:
+        found = real(self, word)
+        if not told:
+            told.append(append(writer, "a"))
+            wait_until(lambda: self._unanswered, what="the hint is heard")
+        return found
+
+    monkeypatch.setattr(Looker, "_look", looking)
+    try:
+        process()
+        wait_until(lambda: told and position() == told[0])
+    finally:
+        frozen.set()
+
+
+def test_facts_without_a_hint_are_found_although_a_leader_or_a_stranger_keeps_the_lock(
+    writer: Session, session: Sessions, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(looker, "CANDIDATE_SECONDS", 0.2)
+    stranger = session()
+    stranger("SELECT pg_advisory_lock(%s)", driver.looker_key(stranger.cursor))
+    one = process()
+    last = writer.append("a")[-1]
+    wait_until(lambda: position() == last)
+    assert not one.is_leading
+    stranger.close()
+    wait_until(lambda: one.is_leading)
+
+
+def test_a_leader_that_goes_on_late_takes_no_position_back(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    """It looked, stood still, and stores what it saw only after others have stored more."""
+    one, other = process(), process()
+    wait_until(lambda: one.is_leading or other.is_leading)
+    leader = one if one.is_leading else other
+    last = append(writer, "a")
+    wait_until(lambda: position() == last)
+    frozen, stands = threading.Event(), threading.Event()
+    find, mine = position_store.PositionStore._find, leader.candidate._store
+
+    def standing(self: Any, *given: Any) -> None:
+        find(self, *given)
+        if self is mine and not frozen.is_set():
+            stands.set()
+            frozen.wait()
+
+    monkeypatch.setattr(position_store.PositionStore, "_find", standing)
+    try:
+        append(writer, "b")
+        wait_until(stands.is_set)
+        last = append(writer, "c", "d")
+        wait_until(lambda: position() == last)
+    finally:
+        frozen.set()
+    wait_until(lambda: not leader.candidate._unanswered)
+    hint(writer.cursor)
+    wait_until(lambda: leader.is_leading)
+    assert position() == last
+
+
+def test_a_site_without_holds_has_no_leader(process: Callable[[], Process], session: Sessions):
+    own = session()
+    own("CREATE TEMPORARY TABLE kept AS TABLE streams_held; DELETE FROM streams_held")
+    try:
+        one = process()
+        hint(own.cursor)
+        wait_until(lambda: one.ear.payloads)
+        wait_until(lambda: not one.candidate._unanswered)
+        assert not one.is_leading
+        assert leader_pid(own) is None
+    finally:
+        own("INSERT INTO streams_held SELECT * FROM kept")
+
+
+def test_a_role_that_may_not_store_does_not_lead(session: Sessions):
+    own = session()
+    own("CREATE ROLE watcher")
+    try:
+        own("GRANT SELECT ON streams_held, streams_streamposition TO watcher")
+        own("SET ROLE watcher")
+        assert own.one(looker._CAN_LOOK) is False
+    finally:
+        own("RESET ROLE; DROP OWNED BY watcher; DROP ROLE watcher")
+    assert own.one(looker._CAN_LOOK) is True
+
+
+def test_an_idle_leader_asks_once_in_a_while(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    looks: list[float] = []
+    look = one.candidate._look
+    monkeypatch.setattr(one.candidate, "_look", lambda word: looks.append(time.monotonic()) or look(word))
+    last = append(writer, "a")
+    wait_until(lambda: position() == last)
+    wait_until(lambda: not one.candidate._unanswered)
+    count = settled(looks)
+    assert count <= 2 * (1 + len(looker.Pace._AFTER))
+
+
+def settled(looks: list[float]) -> int:
+    """How many looks there were when no more came for a while."""
+    wait_until(lambda: looks and time.monotonic() - looks[-1] > 20 * looker.Pace.QUICK_SECONDS)
+    return len(looks)
+
+
+@contextmanager
+def full_queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The server takes no notifications."""
+    refused: list[int] = []
+
+    def refuse(cursor: Any, payloads: Any) -> None:
+        refused.append(1)
+        raise driver.notify_queue_full("queue is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(looker, "tell", refuse)
+        yield refused
+
+
+def test_what_could_not_be_told_is_told_later(
+    writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    wait_until(lambda: not one.candidate._untold)
+    one.ear.payloads.clear()
+    with full_queue(monkeypatch) as refused:
+        last = writer.append("a")[-1]
+        wait_until(lambda: position() == last)
+        wait_until(lambda: refused)
+        assert one.is_leading
+    wait_until(lambda: "orders" in one.ear.payloads)

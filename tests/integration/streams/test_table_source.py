@@ -1,0 +1,107 @@
+"""What a handler loop reads depends on the database alone: facts that are committed, and nothing above an open one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection, transaction
+
+from streams.core.tokens import VectorToken
+from streams.errors import ResyncNeeded
+from streams.follow import Begin, Handler, View
+from streams.follow.table_source import TableSource
+from tests.support.writing import append, as_instance, other_writer, store_positions, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=[View.WRITER, View.LINEAR])
+def source(request) -> Iterator[TableSource]:
+    """A source that has read the first fact, with the positions by the table."""
+    wait_for_linear(append(1)[0])
+    handler = Handler("caches", "r", print, begin=Begin.OLDEST, view=request.param)
+    source = TableSource(handler, "default")
+    try:
+        source.begin()
+        source.next(source.next(VectorToken(0)).cursor)
+        yield source
+    finally:
+        source.close()
+
+
+@pytest.fixture
+def cursor(source) -> VectorToken:
+    return source.next(VectorToken(0)).cursor
+
+
+def tokens(batch) -> list[int]:
+    return [row.token for row in batch.rows]
+
+
+def test_facts_come_as_soon_as_they_are_committed_and_not_before(source, cursor):
+    with transaction.atomic():
+        held = append(1)[0]
+        batch = source.next(cursor)
+        assert tokens(batch) == [] and not batch.cursor.covers("master", held)
+    assert tokens(source.next(batch.cursor)) == [held]  # nobody has stored a position since
+
+
+def test_facts_that_were_found_are_read_before_the_next_look(source, cursor, monkeypatch):
+    monkeypatch.setattr(source._pace, "_rows", 2)
+    monkeypatch.setattr(source._pace, "learn", lambda rows: None)
+    looks, look = [], source._look
+    monkeypatch.setattr(source, "_look", lambda *arguments: looks.append(1) or look(*arguments))
+    numbers = append(6)
+    found = []
+    while len(found) < 6:
+        batch = source.next(cursor)
+        found += tokens(batch)
+        cursor = batch.cursor
+    assert (found, batch.is_last, len(looks)) == (numbers, True, 1)
+
+
+def test_an_open_fact_of_a_writer_that_nobody_knows_holds_the_others(source, cursor):
+    with other_writer("north") as north:
+        north.execute("BEGIN")
+        north.execute(
+            "INSERT INTO streams_cacheinvalidation (cache_name, keys) VALUES ('c', '{k}') RETURNING stream_id"
+        )
+        held = north.fetchone()[0]
+        later = append(1)[0]
+        batch = source.next(cursor)
+        assert batch.target.highest < held and tokens(batch) == []
+        north.execute("COMMIT")
+    store_positions()  # north is known from now on
+    assert tokens(source.next(batch.cursor)) == [held, later]
+
+
+def test_facts_of_two_writers_come_once_each_and_in_order(source, cursor):
+    found, expected = [], []
+    with as_instance("north"):
+        expected += append(2)
+    expected += append(2)
+    wait_for_linear(expected[-1])
+    while batch := source.next(cursor):
+        found += tokens(batch)
+        cursor = batch.cursor
+        if not batch.rows:
+            break
+    assert found == expected
+
+
+def test_trimmed_facts_are_missed_with_an_error(source, cursor):
+    numbers = append(3)
+    wait_for_linear(numbers[-1])
+    with connection.cursor() as writing, transaction.atomic():
+        writing.execute(
+            "SET LOCAL streams.maintenance = on; DELETE FROM streams_cacheinvalidation WHERE stream_id = %s",
+            [numbers[0]],
+        )
+        writing.execute(
+            "INSERT INTO streams_lowwatermark (stream, position, writers, rows_deleted, trimmed_at) "
+            "VALUES ('caches', %s, jsonb_build_object('master', %s), 1, now())",
+            [numbers[0], numbers[0]],
+        )
+    with pytest.raises(ResyncNeeded, match=f"up to {numbers[0]} were trimmed"):
+        source.next(cursor)
