@@ -37,6 +37,7 @@ from tests.support.persisted_rooms import (
     ranges,
     replayed_state,
 )
+from tests.support.queries import sent
 from tests.support.room_results import room_history
 from tests.support.room_talker import talkers
 
@@ -232,7 +233,7 @@ def test_nothing_of_a_failed_batch_is_built_on(monkeypatch):
 def messages_to_the_server(work):
     with CaptureQueriesContext(connection) as queries:
         work()
-    return [query["sql"] for query in queries if query["sql"] not in ("BEGIN", "COMMIT")]
+    return [sql for sql in sent(queries) if sql not in ("BEGIN", "COMMIT")]
 
 
 def test_message_takes_one_question_and_one_answer():

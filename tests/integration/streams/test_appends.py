@@ -19,6 +19,7 @@ from streams.holds.look import holders
 from streams.models import Reader
 from streams.writing import append as appends
 from tests.support.cutting_proxy import Cut, CuttingProxy
+from tests.support.queries import sent
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
     append,
@@ -142,8 +143,8 @@ def test_an_append_is_one_round_trip(inside, trips):
                 append()
         else:
             append()
-    sent = [query["sql"] for query in queries.captured_queries if query["sql"] not in ("BEGIN", "COMMIT")]
-    assert len(sent) == trips, sent
+    messages = [sql for sql in sent(queries) if sql not in ("BEGIN", "COMMIT")]
+    assert len(messages) == trips, messages
 
 
 def test_an_append_that_failed_can_be_repeated_with_the_same_object():
