@@ -1,6 +1,7 @@
 """A process of clients that append: ``python -m tests.torture.holds.client OPTIONS`` (JSON). Killed at any time.
 
-Knows nothing of holds. Writes a line for each transaction whose COMMIT was confirmed, and one for each refusal.
+Knows nothing of holds. Speaks by psycopg2, psycopg 3 or psql, to the server or by way of a pooler in transaction mode. Writes a
+line for each transaction whose COMMIT was confirmed, and one for each refusal.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from typing import Any
-
-import psycopg2
 
 from tests.torture.holds.tables import INSERTED, WRITERS
 
@@ -27,6 +27,8 @@ __all__ = ["KINDS", "Options", "main"]
 
 #: Errors that are refusals of the guard, or of changes. No client here does what they refuse.
 _REFUSED = ("23514", "23001")
+#: A serialization failure, and a deadlock.
+_GIVES_WAY = ("40001", "40P01")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,18 @@ class Options:
     name: str
     threads: int
     kinds: tuple[str, ...]
+    driver: str
     psql: str
+    is_pooled: bool
 
 
 class Client:
     """One connection, and the marks of the transaction that is open on it."""
 
-    def __init__(self, connection: Any, rng: random.Random, tag: str) -> None:
-        self.connection, self.rng = connection, rng
+    def __init__(self, driver: Any, connection: Any, rng: random.Random, tag: str) -> None:
+        self.connection, self.errors, self.rng = connection, driver.errors, rng
         self.cursor = connection.cursor()
+        self._inserts = driver.Cursor(connection) if driver.__name__ == "psycopg" else self.cursor
         self.marks: list[str] = []
         self._tag, self._count = tag, 0
 
@@ -63,7 +68,15 @@ class Client:
         """One INSERT of some facts."""
         marks = [self.mark() for _ in range(facts or self.rng.choice((1, 1, 1, 2, 20)))]
         places = ", ".join(["(%s)"] * len(marks))
-        self.sql(f"INSERT INTO {table or self.rng.choice(INSERTED)} (mark) VALUES {places}", marks)
+        self._inserts.execute(f"INSERT INTO {table or self.rng.choice(INSERTED)} (mark) VALUES {places}", marks)
+
+    def copy(self, statement: str, lines: str) -> None:
+        """COPY … FROM STDIN."""
+        if hasattr(self.cursor, "copy_expert"):
+            self.cursor.copy_expert(statement, io.StringIO(lines))
+        else:
+            with self.cursor.copy(statement) as copying:
+                copying.write(lines)
 
     def pause(self, longest: float = 0.02) -> None:
         time.sleep(self.rng.random() ** 3 * longest)
@@ -102,14 +115,14 @@ def slow(c: Client) -> None:
 def copy(c: Client) -> None:
     """COPY."""
     lines = "".join(f"{c.mark()}\n" for _ in range(c.rng.randint(1, 100)))
-    c.cursor.copy_expert(f"COPY {c.rng.choice(INSERTED)} (mark) FROM STDIN", io.StringIO(lines))
+    c.copy(f"COPY {c.rng.choice(INSERTED)} (mark) FROM STDIN", lines)
 
 
 def select(c: Client) -> None:
     """INSERT … SELECT, in an order of its own, with a CTE."""
     marks = [c.mark() for _ in range(c.rng.randint(1, 30))]
-    c.sql(f"WITH m AS MATERIALIZED (SELECT m FROM unnest(%s) m) INSERT INTO {c.rng.choice(INSERTED)} (mark) SELECT m FROM m "
-          "ORDER BY m DESC", [marks])  # fmt: skip
+    c.sql("WITH m AS MATERIALIZED (SELECT m FROM unnest(%s::text[]) m) "
+          f"INSERT INTO {c.rng.choice(INSERTED)} (mark) SELECT m FROM m ORDER BY m DESC", [marks])  # fmt: skip
 
 
 def fed(c: Client) -> None:
@@ -179,7 +192,7 @@ def prepared(c: Client) -> None:
     c.pause(0.1)
     c.sql("SELECT gid FROM pg_prepared_xacts ORDER BY random() LIMIT 1")
     if found := c.cursor.fetchone():
-        with suppress(psycopg2.errors.UndefinedObject, psycopg2.errors.ObjectNotInPrerequisiteState):  # another ends it
+        with suppress(c.errors.UndefinedObject, c.errors.ObjectNotInPrerequisiteState):  # another ends it
             c.sql(f"{c.rng.choice(('COMMIT', 'COMMIT', 'ROLLBACK'))} PREPARED %s", found)
 
 
@@ -197,10 +210,10 @@ def failing_cursor(c: Client) -> None:
     """A cursor that appends, and then fails in a savepoint."""
     c.sql("BEGIN")
     good, bad = c.mark(), c.mark()
-    c.sql("DECLARE c CURSOR FOR SELECT append_or_fail(m, m = %s) FROM unnest(%s) m", [bad, [good, bad]])
+    c.sql("DECLARE c CURSOR FOR SELECT append_or_fail(m, m = %s) FROM unnest(%s::text[]) m", [bad, [good, bad]])
     c.sql("FETCH 1 FROM c")
     c.sql("SAVEPOINT s")
-    with suppress(psycopg2.errors.RaiseException):
+    with suppress(c.errors.RaiseException):
         c.sql("FETCH 1 FROM c")
     c.sql("ROLLBACK TO s")
     c.forget(1)
@@ -261,32 +274,35 @@ def _say(what: str, said: Any) -> None:
 
 def _work(options: Options, thread: int) -> None:
     rng = random.Random(f"{options.seed} {options.name} {thread}")
+    driver = import_module(options.driver)
+    parameters = {**options.parameters, "application_name": "client"}
+    if options.driver == "psycopg":
+        # Values are put into the text, as by psycopg2, since DECLARE and PREPARE TRANSACTION take none; but for INSERTs,
+        # which are prepared after some executions.
+        parameters |= {"cursor_factory": driver.ClientCursor, "prepare_threshold": None if options.is_pooled else 3}
     for life in count():
         try:
-            with closing(psycopg2.connect(**options.parameters, application_name="client")) as connection:
+            with closing(driver.connect(**parameters)) as connection:
                 connection.autocommit = True
-                client = Client(connection, rng, f"{options.name}-{thread}-{life}")
+                client = Client(driver, connection, rng, f"{options.name}-{thread}-{life}")
                 while True:
-                    _transact(client, KINDS[rng.choice(options.kinds)])
-        except (
-            psycopg2.OperationalError,
-            psycopg2.InterfaceError,
-            SystemError,
-        ):  # the last one by a COPY that is cut off
+                    _transact(driver, client, KINDS[rng.choice(options.kinds)])
+        except (driver.OperationalError, driver.InterfaceError, SystemError):  # the last one by a COPY that is cut off
             time.sleep(0.05)  # the server is down, or this session was ended
 
 
-def _transact(client: Client, kind: Callable[[Client], None]) -> None:
+def _transact(driver: Any, client: Client, kind: Callable[[Client], None]) -> None:
     client.marks = []
     try:
         kind(client)
-    except (psycopg2.OperationalError, psycopg2.InterfaceError):
-        raise
-    except psycopg2.Error as error:
-        if error.pgcode in _REFUSED:
+    except driver.Error as error:
+        code = error.sqlstate if driver.__name__ == "psycopg" else error.pgcode
+        if code not in (*_REFUSED, *_GIVES_WAY) and isinstance(error, driver.OperationalError | driver.InterfaceError):
+            raise
+        if code in _REFUSED:
             _say("refused", f"{kind.__name__}: {error}")
-        elif error.pgcode not in ("40001", "40P01"):
-            _say("error", f"{kind.__name__}: {error.pgcode} {error}")
+        elif code not in _GIVES_WAY:
+            _say("error", f"{kind.__name__}: {code} {error}")
         client.sql("ROLLBACK")
         return
     if client.marks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import IO, Any
 
 import psycopg2
@@ -20,6 +23,8 @@ import psycopg2
 from replsite.postgres.server import find_programs
 from streams.holds.look import look
 from streams.holds.weaknesses import weaknesses
+from tests.deployment.places import program
+from tests.support.ports import free_ports
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
 from tests.torture.holds.client import KINDS
@@ -29,6 +34,7 @@ from tests.torture.holds.tables import PLANTS, STREAMS, Plant, install
 from tests.torture.own_postgres import OwnPostgres
 
 __all__ = ["Options", "Report", "run", "set_up", "with_plant"]
+PGBOUNCER = program("pgbouncer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +164,14 @@ class Clients:
         self._running: list[subprocess.Popen[bytes]] = []
         self._said: list[IO[bytes]] = []
         self._count = 0
+        self._pooler: Pooler | None = None
         self.committed: list[str] = []
 
     def work(self, report: Report, is_over: Callable[[], bool]) -> None:
         """Let them work, kill some, crash the server."""
         options, rng = self._options, self._rng
+        if PGBOUNCER is not None and not options.plant:
+            self._pooler = Pooler(PGBOUNCER, self._server)
         for _ in range(options.processes):
             self._start()
         wait_until(self._have_begun)
@@ -183,6 +192,8 @@ class Clients:
         for process in self._running:
             process.kill()
             process.wait()
+        if self._pooler is not None:
+            self._pooler.close()
 
     def close(self, report: Report) -> None:
         """End them, and collect what they said."""
@@ -206,11 +217,13 @@ class Clients:
             return bool(cursor.fetchone()[0])
 
     def _start(self) -> None:
+        # Each second process speaks psycopg 3, if it is here; each third one by way of the pooler.
         self._count += 1
+        pooler = self._pooler if self._count % 3 == 2 else None
         options = ClientOptions(
-            parameters=self._server.parameters(), seed=self._options.seed, name=f"p{self._count}", threads=self._options.threads,
-            kinds=self._plant.kinds,
-            psql=self._psql(),
+            parameters=self._server.parameters() if pooler is None else pooler.parameters(), is_pooled=pooler is not None,
+            seed=self._options.seed, name=f"p{self._count}", threads=self._options.threads, kinds=self._plant.kinds,
+            driver="psycopg" if self._count % 2 and find_spec("psycopg") else "psycopg2", psql=self._psql(),
         )  # fmt: skip
         self._said.append(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the others
         self._running.append(
@@ -238,6 +251,33 @@ class Clients:
                 "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE "
                 "backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) AS one")  # fmt: skip
         report.events["end session"] += 1
+
+
+class Pooler:
+    """A PgBouncer in transaction mode, with fewer sessions than clients."""
+
+    def __init__(self, program: str, server: OwnPostgres) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="replsite-pooler-")
+        self._server, (self._port,) = server, free_ports(1)
+        Path(self._folder.name).chmod(0o755)
+        there = {key: value for key, value in server.parameters().items() if key != "connect_timeout"}
+        configuration = Path(self._folder.name, "pgbouncer.ini")
+        configuration.write_text(
+            "[databases]\n" + f"{server.database} = {' '.join(f'{key}={value}' for key, value in there.items())}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self._port}\nunix_socket_dir =\nauth_type = any\n"
+            "pool_mode = transaction\ndefault_pool_size = 3\nserver_round_robin = 1\nserver_login_retry = 1\n"
+        )
+        other = ["-u", "nobody"] if os.geteuid() == 0 else []  # it does not run as root
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen([program, *other, str(configuration)], stdin=quiet, stdout=quiet, stderr=quiet)
+
+    def parameters(self) -> dict[str, Any]:
+        return {**self._server.parameters(), "host": "127.0.0.1", "port": self._port}
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
 
 
 def _finish(server: OwnPostgres, report: Report, outside: list[Outside]) -> None:
