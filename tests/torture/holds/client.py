@@ -297,6 +297,8 @@ def _transact(driver: Any, client: Client, kind: Callable[[Client], None]) -> No
         kind(client)
     except driver.Error as error:
         code = error.sqlstate if driver.__name__ == "psycopg" else error.pgcode
+        if code is None:  # not the server's: the connection was lost, at COPY also in the midst of it
+            raise driver.OperationalError from error
         if code not in (*_REFUSED, *_GIVES_WAY) and isinstance(error, driver.OperationalError | driver.InterfaceError):
             raise
         if code in _REFUSED:
