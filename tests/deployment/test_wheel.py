@@ -21,7 +21,7 @@ NEED_AN_EXTRA = {
     "streams.replication.server.consumer",
     "streams.replication.transport.descriptors",
     "streams.replication.transport.http_limits",
-    "streams.replication.transport.tcp_scope",
+    "streams.replication.transport.http_server",
     "streams.replication.redis.connection",
     "streams.replication.redis.subscriber",
 }
