@@ -145,8 +145,8 @@ class StreamSettings:
     """The service manager ends a process without a sign of life for this long; 0: it does not check. systemd sets the
     variable, in microseconds."""
     proxy_networks: Sequence[str] = setting((), unit="networks")
-    """Reverse proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted, such as ``127.0.0.1/32``
-    ([run in production](../how-to/run-in-production.md))."""
+    """Reverse proxies on other machines whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted, as those of this
+    machine are ([run in production](../how-to/run-in-production.md))."""
     plain_networks: Sequence[str] = setting((), unit="networks")
     """Networks besides loopback whose clients may speak plain text to the replication port, such as
     ``10.1.2.0/24,10.9.0.0/16``."""

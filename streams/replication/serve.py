@@ -27,7 +27,14 @@ from streams.replication.protocol.access import Access, networks_of
 from streams.replication.protocol.rights import RightsTable
 from streams.replication.server.broadcaster import process_broadcaster
 from streams.replication.server.worker_reports import process_reports
-from streams.replication.transport.addresses import Address, bind, refuse_open_network
+from streams.replication.transport.addresses import (
+    Address,
+    SocketFile,
+    bind,
+    bind_file,
+    refuse_open_network,
+    refuse_strangers,
+)
 from streams.replication.transport.descriptors import raise_descriptor_limit
 from streams.replication.transport.http_limits import HttpBounds
 from streams.replication.transport.http_server import HttpServer
@@ -55,7 +62,9 @@ class Endpoints:
     """
 
     replication: Address
-    http: Address | None = None
+    http: Address | SocketFile | None = None
+    is_behind_proxy: bool = False
+    """Nobody but a reverse proxy reaches ``http``. Otherwise it must be an address of this machine alone."""
 
     @property
     def ready_line(self) -> str:
@@ -84,9 +93,15 @@ def serve(
     RightsTable(given.wire_rights)  # raises before anything is bound
     if tls is None:
         refuse_open_network(wanted.replication, given.plain_networks)
+    if isinstance(wanted.http, Address) and not wanted.is_behind_proxy:
+        refuse_strangers(wanted.http)
     _check_database()
     replication_socket, replication = bind(wanted.replication)
-    http_socket, http = bind(wanted.http) if wanted.http else (None, None)
+    http, http_socket = wanted.http, None
+    if isinstance(http, SocketFile):
+        http_socket = bind_file(http)
+    elif http is not None:
+        http_socket, http = bind(http)
     tcp_limits, http_bounds = raise_descriptor_limit(_tcp_limits(given), _http_bounds(given))
     server = _Server(
         TcpListener(application, [replication_socket], tcp_limits, access, certificates),

@@ -35,7 +35,7 @@ class Site:
         self.nginx = Nginx(folder, self.http)
         self.env = {
             "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_ALLOWED_HOSTS": f"{NAME},127.0.0.1",
-            "REPLSITE_HTTPS_ONLY": "true", "REPLSITE_PROXY_NETWORKS": "127.0.0.1/32",
+            "REPLSITE_HTTPS_ONLY": "true",
             "REPLSITE_STATIC_ROOT": str(folder / "static"), "REPLSITE_INSTANCE": "serve-{n}",
             "DJANGO_SUPERUSER_PASSWORD": PASSWORD,
         }  # fmt: skip

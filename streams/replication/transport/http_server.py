@@ -49,17 +49,19 @@ class HttpServer(DaphneServer):
     ) -> None:
         super().__init__(
             application,
-            endpoints=[f"fd:fileno={listener.fileno()}"],
+            endpoints=["none"],  # daphne wants one; its own cannot be a socket file that listens already
             http_timeout=None,
             server_name="replsite",
             websocket_handshake_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
             websocket_connect_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
         )
+        self.endpoints: list[str] = []
         self.connections: dict[Any, dict[str, Any]] = {}
+        self._listener = listener
         self.http_limits = HttpLimits(bounds or HttpBounds())
         self._begin_all, self._end_all = begin, end
         self._failure: BaseException | None = None
-        self._ports: list[Any] = []
+        self._port: Any = None
 
     def run(self) -> None:
         """Serves until SIGINT or SIGTERM. Returns when everything is closed. Raises the error that made the start fail."""
@@ -70,6 +72,9 @@ class HttpServer(DaphneServer):
 
     def _begin(self) -> None:
         self.http_limits.apply(self.http_factory)
+        clock: Any = reactor
+        self._port = clock.adoptStreamPort(self._listener.fileno(), self._listener.family, self.http_factory)
+        self._listener.close()  # the reactor has a copy
         self._beginning = asyncio.ensure_future(self._start(), loop=twisted_loop)
 
     async def _start(self) -> None:
@@ -79,11 +84,6 @@ class HttpServer(DaphneServer):
             self._failure = error
             self.stop()
 
-    def listen_success(self, port: Any) -> None:
-        """Records a port that accepts connections. Called by daphne."""
-        super().listen_success(port)
-        self._ports.append(port)
-
     def kill_all_applications(self) -> defer.Deferred[Any]:
         """Ends everything in an orderly way. Called by daphne before the reactor stops."""
         return defer.Deferred.fromFuture(asyncio.ensure_future(self._end_all(), loop=twisted_loop))
@@ -91,16 +91,13 @@ class HttpServer(DaphneServer):
     async def finish_requests(self) -> None:
         """Accepts connections that wait at the port, closes the port, and waits until open requests are answered."""
         started = time.monotonic()
-        for port in self._ports:
-            drop_handshakes(port.socket)
-        if self._ports:
-            await asyncio.sleep(ACCEPT_SECONDS)
-        for port in self._ports:
-            # One call of `doRead` accepts only as many connections as earlier calls found, so it is repeated. The
-            # deadline is for a process without free descriptors, which accepts none.
-            while is_queued(port.socket) and time.monotonic() < started + SETTLE_SECONDS:
-                port.doRead()
-            await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)
+        drop_handshakes(self._port.socket)
+        await asyncio.sleep(ACCEPT_SECONDS)
+        # One call of `doRead` accepts only as many connections as earlier calls found, so it is repeated. The deadline is
+        # for a process without free descriptors, which accepts none.
+        while is_queued(self._port.socket) and time.monotonic() < started + SETTLE_SECONDS:
+            self._port.doRead()
+        await defer.maybeDeferred(self._port.stopListening).asFuture(twisted_loop)
         while self._requests_at_hand() or (
             self.http_limits.has_unfinished and time.monotonic() < started + SETTLE_SECONDS
         ):
