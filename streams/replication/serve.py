@@ -1,4 +1,4 @@
-"""Runs a server in this process until it is stopped: replication alone, or together with HTTP and WebSocket.
+"""Runs a server in this process until it is stopped: replication alone, or together with HTTP.
 
 Used by management commands. The server runs Twisted's reactor, and handles the signals of the process.
 """
@@ -107,7 +107,6 @@ def _limits(given: StreamSettings) -> ListenerLimits:
             of_address=given.http_address_limit,
             body_bytes=given.http_body_limit_bytes,
             buffer_bytes=given.http_buffer_limit_bytes,
-            websocket_buffer_bytes=given.websocket_buffer_limit_bytes,
             head_seconds=given.http_head_limit_seconds,
             body_seconds=given.http_body_limit_seconds,
             stall_seconds=given.send_stall_limit_seconds,

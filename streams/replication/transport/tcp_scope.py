@@ -1,4 +1,4 @@
-"""Raw TCP connections as ASGI: the scope ``tcp`` beside ``http`` and ``websocket``, on daphne's reactor.
+"""Raw TCP connections as ASGI: the scope ``tcp`` beside ``http``, on daphne's reactor.
 
 This module does not know the replication protocol. ``docs/reference/tcp-scope.md`` describes the scope for other
 applications. Connections run on the reactor's asyncio loop, because asyncio's transports report the number of unsent
@@ -54,9 +54,6 @@ ACCEPT_SECONDS = 0.01
 SETTLE_SECONDS = 2.0
 #: The least time between two log lines about refusals for the same reason. All refusals are counted.
 REFUSAL_LOG_SECONDS = 1.0
-#: A WebSocket is accepted only after its session was read. After a restart all viewers of a server reconnect at once, so
-#: reading the sessions may take long.
-WEBSOCKET_HANDSHAKE_SECONDS = 30
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
 
@@ -256,7 +253,7 @@ class ListenerLimits:
 
 
 class AsgiServer(DaphneServer):
-    """daphne with raw TCP connections. Serves HTTP and WebSocket only on ``http_sockets``.
+    """daphne with raw TCP connections. Serves HTTP only on ``http_sockets``.
 
     Sockets must be bound and listening. So the caller handles errors of binding. If it asked for port 0, it knows the
     chosen port before the start. ``when_ready`` is awaited on the event loop before TCP connections are accepted. An
@@ -284,8 +281,6 @@ class AsgiServer(DaphneServer):
             endpoints=endpoints or ["none"],
             http_timeout=None,
             server_name="replsite",
-            websocket_handshake_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
-            websocket_connect_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
         )
         self.endpoints = endpoints
         self.connections: dict[Any, dict[str, Any]] = {}
