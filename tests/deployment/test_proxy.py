@@ -114,7 +114,9 @@ def test_a_viewer_stays_with_one_server(browser, proxied):
     def answers(port: int) -> float:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_SECONDS) as answer:
             found = re.findall(
-                rb'^django_http_requests_total_by_view_\S+view="live-data"} (\S+)$', answer.read(), re.MULTILINE
+                rb'^django_http_requests_total_by_view_\w+_total{[^}]*view="live-data"} (\S+)$',
+                answer.read(),
+                re.MULTILINE,
             )
         return sum(map(float, found))
 
