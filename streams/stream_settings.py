@@ -62,7 +62,7 @@ class StreamSettings:
     close_limit_seconds: float = setting(25.0, above=0)
     """A replication connection that is still open this long after its close was requested is aborted."""
     http_connection_limit: int = setting(2_500, above=0)
-    """Most HTTP and WebSocket connections that one server takes. For one more, those that have waited for their client
+    """Most HTTP connections that one server takes. For one more, those that have waited for their client
     longest give way. If none waits for its client, the new one gets 503."""
     http_address_limit: int = setting(500, least=0)
     """Most HTTP connections from one address (IPv6: one /64). For a proxy that ``REPLSITE_PROXY_NETWORKS`` names, the limit
@@ -77,8 +77,6 @@ class StreamSettings:
     http_buffer_limit_bytes: int = setting(256 * _MEGABYTE, above=0)
     """Most bytes of all HTTP clients together, in request bodies and in answers that they did not take yet. With more, those
     that have waited for their client longest are cut."""
-    websocket_buffer_limit_bytes: int = setting(4 * _MEGABYTE, above=0)
-    """A WebSocket client with more unsent bytes than this is disconnected."""
     handshake_limit_seconds: float = setting(10.0, above=0)
     """Longest time for a client to finish its TLS handshake."""
     tls_certificate: str = setting("", unit="PEM file")

@@ -27,7 +27,6 @@ Application = Callable[..., Awaitable[Any]]
 log = get_logger(__name__)
 #: Programs of this machine may be proxies; they reach the site's other ports as well.
 _THIS_MACHINE = ("127.0.0.0/8", "::1/128")
-_SECURE = {"http": "https", "websocket": "wss"}
 #: Limit on the addresses that are logged, since any client can claim to be a proxy.
 _MOST_TOLD = 10
 #: Limit on the addresses that are read. A header has room for a thousand, and reading those takes longer than the page.
@@ -68,7 +67,7 @@ class Forwarded:
         client = client_of(peer, said.get(b"x-forwarded-for", ""), self._networks)
         more: dict[str, Any] = {} if client == peer else {"client": [client, 0]}
         if _claims_https(scope):
-            more["scheme"] = _SECURE[scope["type"]]
+            more["scheme"] = "https"
         return more
 
 

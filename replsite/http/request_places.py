@@ -2,8 +2,8 @@
 
 Django handles each request in a thread, and each thread that queries the database has a connection. Without a limit, a
 crowd of clients takes all connections of the server, and writers are refused. So a request needs a *place*: a permanent
-thread with its connection. There are separate places for pages, logins, scrapes, probes, catch-up, waiting syncs, and requests
-without a database, so that none of these blocks another.
+thread with its connection. There are separate places for pages, questions of the live page, logins, scrapes, probes, catch-up,
+waiting syncs, and requests without a database, so that none of these blocks another.
 
 A request without a free place waits. A place that becomes free goes to the waiting client that has the fewest places. A
 request that waited too long gets 503 with ``Retry-After``. If too many requests wait, the client with the most waiting
@@ -42,10 +42,8 @@ __all__ = [
     "Busy",
     "ClientLimit",
     "PlacePool",
-    "Refusals",
     "RequestPlaces",
     "request_threads_end",
-    "show_in_metrics",
     "when_idle",
 ]
 
@@ -199,9 +197,10 @@ class RequestPlaces:
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = PlacePool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._refusals = Refusals()
-        show_in_metrics(
-            [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
-        )
+        # Viewers ask each second. While the database is slow, they must not hold the places of other pages.
+        self._live = PlacePool("live page", 4, 1_000)
+        LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
+        LANES.append(self._live)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
@@ -242,7 +241,8 @@ class RequestPlaces:
             return self._health
         if path.endswith("/sync") and _is_waiting_sync(path):
             return self._waits
-        return self._catch_up if path.startswith("/_synapse/") else self._pages
+        pages = self._live if path.endswith("/live/data/") else self._pages
+        return self._catch_up if path.startswith("/_synapse/") else pages
 
 
 class Refusals:
@@ -292,7 +292,7 @@ def when_idle(place: _Place, call: Callable[[], None]) -> None:
 
 
 class ClientLimit:
-    """ASGI middleware that limits the requests and WebSockets that one client has open at a time.
+    """ASGI middleware that limits the requests that one client has open at a time.
 
     Each client behind a configured proxy has a limit of its own.
     """
@@ -309,10 +309,7 @@ class ClientLimit:
         # they may come from many clients.
         client = "" if is_among(host, self._proxies) else address_key(host)
         if client and 0 < self._most <= self._number_of[client]:
-            if scope["type"] == "http":
-                await _answer_busy(scope, send)
-            else:
-                await send({"type": "websocket.close"})
+            await _answer_busy(scope, send)
             return
         self._number_of[client] += 1
         try:
@@ -348,9 +345,3 @@ async def request_threads_end() -> None:
 
 #: All pools of this process, for the metrics.
 LANES: list[PlacePool] = []
-
-
-def show_in_metrics(pools: list[PlacePool]) -> None:
-    """Makes ``pools`` the pools of their names that the metrics show."""
-    names = {pool.name for pool in pools}
-    LANES[:] = [pool for pool in LANES if pool.name not in names] + pools

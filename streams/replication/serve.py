@@ -1,4 +1,4 @@
-"""Runs a server in this process until it is stopped: replication alone, or together with HTTP and WebSocket.
+"""Runs a server in this process until it is stopped: replication alone, or together with HTTP.
 
 Used by management commands. With HTTP, daphne's reactor runs the event loop, else asyncio does. Either handles the signals
 of the process.

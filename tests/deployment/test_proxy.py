@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import gzip
+import re
 import socket
 import subprocess
 import threading
@@ -88,21 +89,42 @@ def test_nginx_takes_the_configuration(tmp_path):
     assert "warn" not in checked.stderr
 
 
-def test_the_live_page_comes_through_with_its_websocket(browser):
+def test_the_live_page_is_asked_for_again_and_again_and_stays_out_of_the_log(browser, proxied):
     browser.log_in("boss", PASSWORD)
     answer, body = browser.ask("/admin/live/")
     assert answer.status == 200 and b"/static/" in body
-    live = browser.websocket("/ws/live/")
-    assert live.status == 101
-    assert "caches" in json.dumps(live.ask('{"have": 0}'))
-    live.close()
+
+    def is_known() -> bool:
+        found, page = browser.ask("/admin/live/data/", Accept_Encoding="gzip")
+        assert found.headers["Content-Encoding"] == "gzip" and b"caches" in gzip.decompress(page)
+        again, nothing = browser.ask("/admin/live/data/", If_None_Match=found.headers["ETag"])
+        assert again.headers["As-Of"] >= found.headers["As-Of"]
+        return (again.status, nothing) == (304, b"")
+
+    wait_until(is_known, what="nothing changed between two questions")
+    log = proxied.nginx.folder / "access.log"
+    browser.ask("/client?last")
+    wait_until(lambda: "/client?last" in log.read_text(), what="nginx has logged the request")
+    assert "/admin/live/ " in log.read_text() and "/admin/live/data/" not in log.read_text()
 
 
-def test_a_websocket_of_a_foreign_page_is_refused(browser):
+def test_a_viewer_stays_with_one_server(browser, proxied):
+    """Each server judges by what it saw itself: the page would show one and the other in turn."""
+
+    def answers(port: int) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_SECONDS) as answer:
+            found = re.findall(
+                rb'^django_http_requests_total_by_view_\w+_total{[^}]*view="live-data"} (\S+)$',
+                answer.read(),
+                re.MULTILINE,
+            )
+        return sum(map(float, found))
+
     browser.log_in("boss", PASSWORD)
-    live = browser.websocket("/ws/live/", "https://elsewhere.example.org")
-    assert live.status == 403
-    live.close()
+    before = [answers(port) for port in proxied.http]
+    for _ in range(10):
+        assert browser.ask("/admin/live/data/")[0].status == 200
+    assert sorted(answers(port) - had for port, had in zip(proxied.http, before, strict=True)) == [0, 10]
 
 
 def test_cookies_are_for_https_only_and_browsers_are_told(browser):

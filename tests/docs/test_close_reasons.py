@@ -25,5 +25,5 @@ def test_every_close_reason_is_explained() -> None:
 
 
 def test_every_refusal_is_explained() -> None:
-    assert {http_limits.CONNECTION_LIMIT, http_limits.BODY_LIMIT, http_limits.TOO_SLOW} < HTTP_REASONS
+    assert {http_limits.CONNECTION_LIMIT, http_limits.BODY_LIMIT, http_limits.NOT_TAKEN} < HTTP_REASONS
     assert reasons("Connections that were refused") == {reason.value for reason in Refusal} | HTTP_REASONS

@@ -30,7 +30,7 @@ class Command(SiteCommand):
     Exit status 1 means that the server cannot start, and 2 that the arguments are unusable.
     """
 
-    help = "Serve admin, WebSocket, metrics, health and the replication protocol in one process."
+    help = "Serve admin, metrics, health and the replication protocol in one process."
 
     examples = (
         ("serve", "pages on port 8000, replication on 9092; an empty embedded database gets its tables"),
@@ -40,7 +40,7 @@ class Command(SiteCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         for option, default, what in (
-            ("--http", "127.0.0.1:8000", "pages, metrics, health and WebSocket; or unix:PATH"),
+            ("--http", "127.0.0.1:8000", "pages, metrics and health; or unix:PATH"),
             ("--replication", "127.0.0.1:9092", "the replication protocol"),
         ):
             parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)")

@@ -1,9 +1,9 @@
-"""Limits for HTTP and WebSocket connections, because daphne sets no limits: numbers, times, and memory for clients.
+"""Limits for HTTP connections, because daphne sets no limits: numbers, times, and memory for clients.
 
-A connection counts from its beginning to its end, even after it became a WebSocket. At a limit, connections that wait
-for their client are closed to make room. A client has no cost if it is silent, sends half a request, or does not read
-an answer. So connections of such clients must not keep other clients out. Pipelined requests are processed one by one,
-each after the transport has accepted the previous answer. All code of this module runs in the reactor's thread.
+At a limit, connections that wait for their client are closed to make room. A client has no cost if it is silent, sends
+half a request, or does not read an answer. So connections of such clients must not keep other clients out. Pipelined
+requests are processed one by one, each after the transport has accepted the previous answer. All code of this module runs
+in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import daphne.server  # noqa: F401 - first: it installs the reactor, and what follows would install another
 from daphne.http_protocol import WebRequest
-from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet import reactor
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.policies import ProtocolWrapper
@@ -27,7 +26,6 @@ from twisted.web import http
 
 from streams.replication.protocol.access import Network, address_key, is_among
 from streams.replication.transport.kernel_buffers import kernel_bytes
-from streams.replication.transport.websocket_output import PreparedTexts, SharedOutput
 from streams.runtime.logs import get_logger
 from streams.stream_settings import StreamSettings
 
@@ -37,14 +35,6 @@ log = get_logger(__name__)
 CONNECTION_LIMIT, ADDRESS_LIMIT, GAVE_WAY = "HTTP connection limit", "HTTP address limit", "HTTP connection gave way"
 BODY_LIMIT, REQUEST_TIMEOUT, NOT_TAKEN = "HTTP body too long", "HTTP request too slow", "HTTP client too slow"
 MEMORY_LIMIT = "HTTP memory limit"
-TOO_SLOW, TOO_FAST = "WebSocket client too slow", "WebSocket client too fast"
-#: The longest message of a WebSocket client. A longer message closes the connection with code 1009.
-WEBSOCKET_MESSAGE_BYTES = 64 * 1024
-#: The most frames of a client within a second, PINGs included. A frame costs the event loop as much time as a short line.
-#: A viewer of the live page sends a frame occasionally.
-WEBSOCKET_FRAMES_A_SECOND = 100
-#: Messages of at least this length are framed once and shared between clients.
-_SHARED_FROM = 1_024
 #: The connection of a client that takes its answer more slowly is aborted. No modem is so slow.
 SLOWEST_BYTES_PER_SECOND = 1_024
 #: The size of the kernel's send buffer for a client. By default the kernel lets each buffer grow to some megabytes.
@@ -72,7 +62,7 @@ _DEFAULT = StreamSettings()
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """The limits of HTTP and WebSocket connections of one process."""
+    """The limits of HTTP connections of one process."""
 
     connections: int = _DEFAULT.http_connection_limit
     of_address: int = _DEFAULT.http_address_limit
@@ -80,7 +70,6 @@ class HttpBounds:
     body_bytes: int = _DEFAULT.http_body_limit_bytes
     buffer_bytes: int = _DEFAULT.http_buffer_limit_bytes
     """Request bodies received and answers not yet taken, of all clients together."""
-    websocket_buffer_bytes: int = _DEFAULT.websocket_buffer_limit_bytes
     head_seconds: float = _DEFAULT.http_head_limit_seconds
     """From the first byte of a request's head to its last."""
     body_seconds: float = _DEFAULT.http_body_limit_seconds
@@ -138,7 +127,6 @@ class HttpLimits:
             return _Counted(self, protocol, self._key(host))
 
         factory.buildProtocol = build_within_limits
-        factory.server.ws_factory.protocol = _BoundedWebSocket
         self._check_again()
 
     def count(self, reason: str, client: str = "") -> None:
@@ -250,7 +238,7 @@ class _NoFactory:
 
 
 class _Counted(ProtocolWrapper):
-    """A wrapper of one connection, for HTTP as well as WebSocket, that applies the limits."""
+    """A wrapper of one connection that applies the limits."""
 
     def __init__(self, limits: HttpLimits, protocol: Any, address: str = "") -> None:
         factory: Any = _NoFactory()
@@ -263,7 +251,6 @@ class _Counted(ProtocolWrapper):
         self._is_ending = False
         self._is_new = True
         self._body_bytes = self._written = self._taken = 0
-        self._output: SharedOutput | None = None
 
     def makeConnection(self, transport: Any) -> None:
         self._limits.enter(self)
@@ -286,29 +273,21 @@ class _Counted(ProtocolWrapper):
 
     @property
     def is_unfinished(self) -> bool:
-        """Returns true if the first request has not been answered, or a byte of a further request has arrived.
-
-        Always returns false for a WebSocket.
-        """
-        return (self._is_new or self._phase is not _Phase.IDLE) and not self._is_websocket
+        """Returns true if the first request has not been answered, or a byte of a further request has arrived."""
+        return self._is_new or self._phase is not _Phase.IDLE
 
     @property
     def waits_for_client(self) -> bool:
-        """Returns true if the connection waits for its client to send or to receive bytes. Returns false for a WebSocket."""
-        return self._phase is not _Phase.WORK and not self._is_websocket
+        """Returns true if the connection waits for its client to send or to receive bytes."""
+        return self._phase is not _Phase.WORK
 
     @property
     def held_bytes(self) -> int:
         """Returns the number of bytes held for this connection.
 
         These are the received bytes of a request's body, and bytes of answers that the kernel has not accepted yet.
-        Output of a WebSocket is not included, because ``websocket_buffer_bytes`` limits it.
         """
-        return self._body_bytes + (0 if self._is_websocket else _waiting_bytes(self.transport))
-
-    @property
-    def _is_websocket(self) -> bool:
-        return isinstance(self.wrappedProtocol, WebSocketProtocol)
+        return self._body_bytes + _waiting_bytes(self.transport)
 
     def holds(self, more: int) -> None:
         """Adds ``more`` to the counted bytes of the request's body, which is received piece by piece."""
@@ -316,29 +295,15 @@ class _Counted(ProtocolWrapper):
         self._limits.wrote(more)
 
     def write(self, data: bytes) -> None:
-        if not self._is_websocket:
-            super().write(data)
-            self._written += len(data)
-            self._limits.wrote(len(data))
-            return
-        if self._output is None:
-            self._output = SharedOutput(self.transport)
-        if not self._is_cut:
-            self._output.write(data)
-            # New messages arrive whether or not the client reads. Without this check, unread messages would fill the
-            # memory.
-            self._cut_when_slow(self._output)
+        super().write(data)
+        self._written += len(data)
+        self._limits.wrote(len(data))
 
     def writeSequence(self, data: Any) -> None:
         self.write(b"".join(data))
 
     def look(self, now: float) -> None:
-        """Ends the connection if its client exceeds a time limit. Called every `LOOK_SECONDS`.
-
-        Does nothing for a WebSocket. `_cut_when_slow` bounds the output of a WebSocket.
-        """
-        if self._is_websocket:
-            return
+        """Ends the connection if its client exceeds a time limit. Called every `LOOK_SECONDS`."""
         bounds, waiting = self._limits.bounds, _waiting_bytes(self.transport)
         allowed = {_Phase.HEAD: bounds.head_seconds, _Phase.BODY: bounds.body_seconds}.get(self._phase)
         if self._is_ending:  # since the last call the client had time to take the answer 408
@@ -383,16 +348,6 @@ class _Counted(ProtocolWrapper):
         self._is_cut = True
         self._limits.leave(self)
         transport.abortConnection()
-
-    def _cut_when_slow(self, output: SharedOutput) -> None:
-        """Aborts a WebSocket if more than ``websocket_buffer_bytes`` wait for its client."""
-        transport: Any = self.transport
-        waiting = output.waiting_bytes + _waiting_bytes(transport)
-        if waiting > self._limits.bounds.websocket_buffer_bytes:
-            self._is_cut = True
-            self._limits.refused[TOO_SLOW] += 1
-            log.warning("listener.websocket_too_slow", client=_host(transport), waiting_bytes=waiting)
-            transport.abortConnection()
 
     def connectionLost(self, reason: Any = connectionDone) -> None:
         self._limits.leave(self)
@@ -476,62 +431,6 @@ class _Refusal(Protocol):
         transport.loseConnection()
 
 
-class _BoundedWebSocket(WebSocketProtocol):
-    """daphne's WebSocket with limits on message length and frame rate.
-
-    A message from a client that is too long is refused before it is read. A long message to many clients is framed
-    once.
-    """
-
-    texts = PreparedTexts()
-    _second, _frames = 0.0, 0
-
-    def _dataReceived(self, data: bytes) -> None:
-        """Passes bytes to the base class. Aborts if the client sends over `WEBSOCKET_MESSAGE_BYTES` before the handshake ends."""
-        # The library keeps all bytes that arrive before the handshake is done: without this they could fill the memory.
-        if self.state == self.STATE_CONNECTING and len(self.data) + len(data) > WEBSOCKET_MESSAGE_BYTES:
-            self._cut()
-        else:
-            super()._dataReceived(data)
-
-    def onFrameBegin(self) -> None:
-        """Counts a received frame. Aborts if the client sends more frames than `WEBSOCKET_FRAMES_A_SECOND`."""
-        now = time.monotonic()
-        if now >= self._second + 1.0:
-            self._second, self._frames = now, 0
-        self._frames += 1
-        if self._frames > WEBSOCKET_FRAMES_A_SECOND:
-            # The connection is aborted, because the client could go on sending during a closing handshake.
-            self._cut()
-        else:
-            super().onFrameBegin()
-
-    def _cut(self) -> None:
-        self.data = b""
-        self.wasNotCleanReason = TOO_FAST
-        self.transport.cut(TOO_FAST)
-        self.dropConnection(abort=True)
-
-    def onConnect(self, request: Any) -> Any:
-        self.maxFramePayloadSize = self.maxMessagePayloadSize = WEBSOCKET_MESSAGE_BYTES
-        return super().onConnect(request)
-
-    def serverSend(self, content: Any, binary: bool = False) -> None:
-        if self.state != self.STATE_OPEN or len(content) < _SHARED_FROM:
-            super().serverSend(content, binary)
-        else:
-            self.sendPreparedMessage(self.texts.of(content, self.factory.prepareMessage))
-
-    def sendMessage(self, *arguments: Any, **options: Any) -> None:
-        """Sends a message of any length. The limit on message length applies only to messages from clients."""
-        # The library applies one limit in both directions. It is lifted (0) while this server's own message is sent.
-        self.maxFramePayloadSize = self.maxMessagePayloadSize = 0
-        try:
-            super().sendMessage(*arguments, **options)
-        finally:
-            self.maxFramePayloadSize = self.maxMessagePayloadSize = WEBSOCKET_MESSAGE_BYTES
-
-
 class _BoundedRequest(WebRequest):
     """daphne's request with a limit on its body, enforced while the body arrives, and without unsafe headers."""
 
@@ -586,11 +485,11 @@ class _BoundedRequest(WebRequest):
         # Suppose that a proxy refuses requests for ``/metrics`` from outside. A client requests ``/x/metrics``, and this
         # header says that the site's root is ``/x``. Daphne would trust the header, and Django would serve ``/metrics``.
         self.requestHeaders.removeHeader(b"daphne-root-path")
-        # Daphne decodes this header as ASCII, and logs a traceback if it is not ASCII.
-        if not all(value.isascii() for value in self.requestHeaders.getRawHeaders(b"sec-websocket-protocol", ())):
-            self.requestHeaders.removeHeader(b"sec-websocket-protocol")
+        # Without this header daphne never makes a WebSocket, which would have none of the limits. The request is an
+        # ordinary one.
+        self.requestHeaders.removeHeader(b"upgrade")
         # ``http.cookies`` of Python before 3.11.10 and 3.12.6 searches the rest of a value again for each backslash. To
-        # decode a cookie of 16 kB takes almost a second, and the cookie of a WebSocket is decoded on the event loop.
+        # decode a cookie of 16 kB takes almost a second.
         if _cookie_steps(self.requestHeaders.getRawHeaders(b"cookie", ())) > _COOKIE_STEPS:
             self.requestHeaders.removeHeader(b"cookie")
 
