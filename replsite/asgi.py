@@ -21,7 +21,7 @@ from django.conf import settings  # noqa: E402
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler  # noqa: E402
 
 from replsite.http.proxy import Forwarded  # noqa: E402
-from replsite.http.request_places import ClientLimit, RequestPlaces  # noqa: E402
+from replsite.http.request_places import RequestPlaces  # noqa: E402
 from replsite.metrics.process import listen  # noqa: E402
 from streams.replication.server.consumer import ReplicationConsumer  # noqa: E402
 
@@ -30,7 +30,7 @@ if settings.DEBUG and apps.is_installed("django.contrib.staticfiles"):  # as Dja
 
 application = ProtocolTypeRouter(
     {
-        "http": Forwarded(ClientLimit(RequestPlaces(_http))),
+        "http": Forwarded(RequestPlaces(_http)),
         "websocket": WebsocketDenier.as_asgi(),  # without it, plain daphne logs a traceback for each request to open one
         "tcp": ReplicationConsumer.as_asgi(),
     }

@@ -13,17 +13,18 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
 from streams import epochs
 from streams.browsers import clients
-from streams.conf import StreamSettings, stream_settings
+from streams.conf import stream_settings
 from streams.core.names import name_without_number
 from streams.db import driver
 from streams.replication.errors import ReplicationError
-from streams.replication.protocol.access import Access, networks_of
+from streams.replication.protocol.access import Access
 from streams.replication.protocol.rights import RightsTable
 from streams.replication.server.broadcaster import process_broadcaster
 from streams.replication.server.worker_reports import process_reports
@@ -36,12 +37,13 @@ from streams.replication.transport.addresses import (
     refuse_strangers,
 )
 from streams.replication.transport.descriptors import raise_descriptor_limit
-from streams.replication.transport.http_limits import HttpBounds
-from streams.replication.transport.http_server import HttpServer
 from streams.replication.transport.tcp_scope import Application, ListenerLimits, TcpListener
 from streams.replication.transport.tls import Certificates, TlsFiles
 from streams.runtime import systemd
 from streams.runtime.logs import get_logger
+
+if TYPE_CHECKING:
+    from streams.replication.transport.http_server import HttpServer
 
 __all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
 
@@ -102,9 +104,9 @@ def serve(
         http_socket = bind_file(http)
     elif http is not None:
         http_socket, http = bind(http)
-    tcp_limits, http_bounds = raise_descriptor_limit(_tcp_limits(given), _http_bounds(given))
+    limits = ListenerLimits(given.connection_limit, given.connection_address_limit, given.handshake_limit_seconds)
     server = _Server(
-        TcpListener(application, [replication_socket], tcp_limits, access, certificates),
+        TcpListener(application, [replication_socket], raise_descriptor_limit(limits), access, certificates),
         f"{name_without_number(given.instance)} {replication}",
         lambda: when_ready(Endpoints(replication, http)),
         when_cancelled,
@@ -113,27 +115,9 @@ def serve(
         if http_socket is None:
             asyncio.run(server.run_alone())
         else:
-            server.run_with_http(application, http_socket, http_bounds)
+            server.run_with_http(application, http_socket)
     except driver.DatabaseError as error:  # it was lost between the check and the start
         raise _not_usable(error) from error
-
-
-def _tcp_limits(given: StreamSettings) -> ListenerLimits:
-    return ListenerLimits(given.connection_limit, given.connection_address_limit, given.handshake_limit_seconds)
-
-
-def _http_bounds(given: StreamSettings) -> HttpBounds:
-    return HttpBounds(
-        connections=given.http_connection_limit,
-        of_address=given.http_address_limit,
-        body_bytes=given.http_body_limit_bytes,
-        buffer_bytes=given.http_buffer_limit_bytes,
-        websocket_buffer_bytes=given.websocket_buffer_limit_bytes,
-        head_seconds=given.http_head_limit_seconds,
-        body_seconds=given.http_body_limit_seconds,
-        stall_seconds=given.send_stall_limit_seconds,
-        proxies=networks_of(given.proxy_networks, "REPLSITE_PROXY_NETWORKS"),
-    )
 
 
 class _Server:
@@ -154,11 +138,14 @@ class _Server:
         self._reports.more_counts = lambda: {"refused": self._refusals()}
 
     def _refusals(self) -> Counter[str]:
-        return self._listener.refusals + (self._http.http_limits.refused if self._http else Counter())
+        return self._listener.refusals + (self._http.refused if self._http else Counter())
 
-    def run_with_http(self, application: Application, listener: socket.socket, bounds: HttpBounds) -> None:
+    def run_with_http(self, application: Application, listener: socket.socket) -> None:
         """Serves until SIGINT or SIGTERM."""
-        self._http = HttpServer(application, listener, self._begin, self._end, bounds)
+        from streams.replication.transport.http_server import HttpServer  # noqa: PLC0415 - loads the reactor
+
+        body_limit = stream_settings().http_body_limit_bytes
+        self._http = HttpServer(application, listener, self._begin, self._end, body_limit)
         self._http.run()
 
     async def run_alone(self) -> None:

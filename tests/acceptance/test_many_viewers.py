@@ -27,8 +27,7 @@ SECONDS = float(os.environ.get("REPLSITE_TEST_SECONDS", "4"))
 
 def test_many_viewers_share_one_look_a_second_and_memory_is_bounded(start_manage, capsys):
     cookie = session_cookie(User.objects.create_superuser("boss"))
-    env = {"REPLSITE_HTTP_ADDRESS_LIMIT": "0"}  # all of them are on this machine
-    process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env=env)
+    process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
     ports = ready_ports(process)
     server = Server(psutil.Process(process.pid), ports["http"], ports["replication"], cookie)
     found = asyncio.run(watch(server, NUMBER, NUMBER, SECONDS))

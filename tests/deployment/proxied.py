@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ http {{
 class Nginx:
     """The page's configuration with our ports, certificate and folder of static files."""
 
-    def __init__(self, folder: Path, servers: list[int]) -> None:
+    def __init__(self, folder: Path, servers: list[int], times: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.authority = Authority(folder)
         certificate, key = self.authority.sign("proxy", server=True)
@@ -53,6 +54,7 @@ class Nginx:
             (r"/etc/ssl/replsite/fullchain.pem", certificate),
             (r"/etc/ssl/replsite/privkey.pem", key),
             (r"/var/www/replsite/", f"{folder}/static/"),
+            *((rf"({name}) +\w+;", rf"\1 {time};") for name, time in (times or {}).items()),
         ):
             page, found = re.subn(old, new, page)
             assert found, f"the page's configuration has no {old}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import socket
-import subprocess
 import threading
 import urllib.request
 from collections import Counter
@@ -15,62 +14,18 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.conftest import end_processes
 from tests.deployment.followed import Followed
 from tests.deployment.proxied import NAME, NGINX, Browser, Nginx
-from tests.support.ports import free_ports
+from tests.deployment.proxied_site import PASSWORD, ProxiedSite
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx here: Debian's package nginx")
-PASSWORD = "correct-horse-battery"
-
-
-class Site:
-    """Two servers with a page that appends, behind nginx."""
-
-    def __init__(self, production, folder: Path) -> None:
-        self.production = production
-        self.http, self.replication = free_ports(2), free_ports(2)
-        self.servers: list[subprocess.Popen[str]] = []
-        self.nginx = Nginx(folder, self.http)
-        self.env = {
-            "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_ALLOWED_HOSTS": f"{NAME},127.0.0.1",
-            "REPLSITE_HTTPS_ONLY": "true",
-            "REPLSITE_STATIC_ROOT": str(folder / "static"), "REPLSITE_INSTANCE": "serve-{n}",
-            "DJANGO_SUPERUSER_PASSWORD": PASSWORD,
-        }  # fmt: skip
-
-    def serve(self, number: int) -> subprocess.Popen[str]:
-        address, wire = (f"127.0.0.1:{ports[number]}" for ports in (self.http, self.replication))
-        return self.production.start("serve", "--http", address, "--replication", wire, **self.env)
-
-    def start(self) -> None:
-        self.production.manage("collectstatic", "--no-input", "-v", "0", **self.env)
-        superuser = ["createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.org"]
-        self.production.manage(*superuser, **self.env)
-        self.servers = [self.serve(0), self.serve(1)]
-        for server in self.servers:
-            ready_ports(server)
-        self.nginx.start()
-
-    def restart(self, number: int) -> None:
-        """As ``systemctl restart`` does it."""
-        self.servers[number].terminate()
-        assert self.servers[number].wait(2 * DEADLINE_SECONDS) == 0
-        end_processes([self.servers[number]])
-        self.servers[number] = self.serve(number)
-        ready_ports(self.servers[number])
-
-    def stop(self) -> None:
-        self.nginx.stop()
-        end_processes(self.servers)
 
 
 @pytest.fixture(scope="module")
-def proxied(production) -> Iterator[Site]:
+def proxied(production) -> Iterator[ProxiedSite]:
     with TemporaryDirectory() as name:
-        site = Site(production, Path(name))
+        site = ProxiedSite(production, Path(name))
         try:
             site.start()
             yield site
@@ -79,7 +34,7 @@ def proxied(production) -> Iterator[Site]:
 
 
 @pytest.fixture
-def browser(proxied: Site) -> Browser:
+def browser(proxied: ProxiedSite) -> Browser:
     return Browser(proxied.nginx)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from django.contrib.auth.models import User
 from django.db import connection, transaction
 
 from streams import registry
@@ -24,7 +23,6 @@ from streams.models import Reader, WireCount
 from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LOST, TELL_OTHERS_SECONDS
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
-from tests.support.cookies import session_cookie
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports
@@ -68,128 +66,7 @@ def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
 # --- what waits for a client ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.memory
-def test_requests_that_are_sent_ahead_wait_for_the_client_to_take_the_answers(start_site):
-    """A thousand answers of a third of a megabyte waited for a client that read none of them."""
-    site = start_site()
-    assert status_of(site.port, STATIC) == 200
-    before, said = site.memory(), head(STATIC)
-    with Probe(site.port, site.id) as seen:
-        deaf = [connect(site.port, said * (63_000 // len(said)), takes=4096) for _ in range(2)]
-        time.sleep(4)  # an absence: what it works off in that time would be there
-    for one in deaf:
-        one.close()
-    assert set(seen.statuses) == {200}
-    assert seen.memory - before < 40_000_000
-
-
-def test_requests_that_were_sent_ahead_are_all_answered_in_their_order(start_site):
-    site = start_site()
-    paths = [STATIC, "/health/live", "/static/nothing", STATIC, "/health/live"] * 4
-    with connect(site.port, takes=8192) as client:
-        client.sendall(b"".join(map(head, paths)))
-        data, done = b"", []
-        while len(done) < len(paths):
-            found, _, rest = data.partition(b"\r\n\r\n")
-            length = [
-                int(line.split(b":")[1]) for line in found.split(b"\r\n") if line.lower().startswith(b"content-length")
-            ]
-            if length and len(rest) >= length[0]:
-                done.append((int(found.split(b" ")[1]), length[0]))
-                data = rest[length[0] :]
-            else:
-                received = client.recv(65_536)
-                assert received, done
-                data += received
-    assert [status for status, _ in done] == [404 if path == "/static/nothing" else 200 for path in paths]
-    assert len({length for status, length in done if status == 200}) == 2
-
-
-def test_who_takes_no_answer_is_cut(start_site):
-    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="2")
-    deaf = connect(site.port, head(STATIC), takes=4096)
-    ours = deaf.getsockname()[1]
-    process = psutil.Process(site.id)
-    counted("HTTP client too slow")
-    wait_until(lambda: ours not in {one.raddr.port for one in process.net_connections("tcp") if one.raddr})
-    deaf.close()
-
-
-def test_a_client_on_a_slow_line_gets_everything(start_site):
-    """The kernel takes more when a third of what it keeps has gone; meanwhile the client seemed to take nothing."""
-    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="2")
-    with connect(site.port, head(STATIC, "Connection: close\r\n"), takes=4096) as slow:
-        total = 0
-        while data := slow.recv(2_000):
-            total += len(data)
-            time.sleep(0.1)
-    assert total > 300_000
-
-
-def test_what_all_clients_together_do_not_take_has_a_bound(start_site):
-    site = start_site(REPLSITE_HTTP_BUFFER_LIMIT_BYTES="4000000")
-    deaf = [connect(site.port, head(STATIC), takes=4096) for _ in range(150)]
-    counted("HTTP memory limit")
-    assert status_of(site.port) == 200
-    process, ours = psutil.Process(site.id), {one.getsockname()[1] for one in deaf}
-    wait_until(lambda: len(ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr}) <= 30)
-    for one in deaf:
-        one.close()
-
-
 # --- requests that do not come --------------------------------------------------------------------------------------
-
-
-def test_half_a_request_gives_way_to_others(start_site):
-    site = start_site(REPLSITE_HTTP_CONNECTION_LIMIT="40", REPLSITE_HTTP_ADDRESS_LIMIT="0")
-    half = [connect(site.port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", address=f"127.0.{n}.1") for n in range(60)]
-    assert [status_of(site.port) for _ in range(5)] == [200] * 5
-    counted("HTTP connection gave way")
-    for one in half:
-        one.close()
-
-
-def test_one_address_has_its_part_of_the_connections_and_no_more(start_site):
-    site = start_site(REPLSITE_HTTP_ADDRESS_LIMIT="10")
-    silent = [connect(site.port) for _ in range(30)]
-    assert status_of(site.port) == 200
-    counted("HTTP connection gave way")
-    ours = {one.getsockname()[1] for one in silent}
-    process = psutil.Process(site.id)
-    there = {one.raddr.port for one in process.net_connections("tcp") if one.raddr}
-    assert len(ours & there) <= 10
-    for one in silent:
-        one.close()
-
-
-def test_what_is_at_work_does_not_give_way(start_site):
-    site = start_site(REPLSITE_HTTP_ADDRESS_LIMIT="2")
-    cookie = session_cookie(User.objects.create_superuser("boss"))
-
-    said = head("/admin/live/data/", f"Cookie: {cookie}\r\nConnection: close\r\n")
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("LOCK TABLE django_session")
-        viewers = [connect(site.port, said) for _ in range(2)]
-        wait_until(lambda: len(session_readers()) == 2, what="both are at work")
-        assert status_of(site.port) == 503
-    for viewer in viewers:
-        assert viewer.recv(100).startswith(b"HTTP/1.1 200 ")
-        viewer.close()
-    counted("HTTP address limit")
-    wait_until(lambda: status_of(site.port) == 200)
-
-
-def test_a_proxy_speaks_for_many(start_site):
-    site = start_site(REPLSITE_HTTP_ADDRESS_LIMIT="5", REPLSITE_PROXY_NETWORKS="127.0.0.1/32")
-    held = [connect(site.port, head()) for _ in range(20)]
-    answers = [b""] * len(held)
-    for turn in (1, 2):  # none of them was ended
-        for number, one in enumerate(held):
-            while answers[number].count(b"HTTP/1.1 200 ") < turn:
-                answers[number] += one.recv(4_000) or pytest.fail(f"ended after {answers[number]!r}")
-            one.sendall(head())
-    for one in held:
-        one.close()
 
 
 PARTS = {
@@ -198,35 +75,6 @@ PARTS = {
     "chunks": (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
     "expected": (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n", b""),
 }
-
-
-def test_a_request_has_a_time_to_come_as_a_whole(start_site):
-    """A byte now and then kept it alive for ever."""
-    site = start_site(REPLSITE_HTTP_HEAD_LIMIT_SECONDS="1.5", REPLSITE_HTTP_BODY_LIMIT_SECONDS="1.5")
-    with ThreadPoolExecutor(len(PARTS)) as pool:
-        said = dict(zip(PARTS, pool.map(lambda part: trickle(site.port, *part), PARTS.values()), strict=True))
-    assert [part for part, answer in said.items() if b" 408 " not in answer] == []
-    counted("HTTP request too slow", least=len(PARTS))
-
-
-def trickle(port: int, begin: bytes, more: bytes) -> bytes:
-    """What the server says until it closes."""
-    said = b""
-    with connect(port, begin) as client:
-        client.settimeout(0.2)
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                data = client.recv(1000)
-                said += data
-                if not data:
-                    return said
-            except TimeoutError:
-                with contextlib.suppress(OSError):
-                    client.sendall(more)
-            except ConnectionError:
-                return said
-    return pytest.fail(f"still open after {begin!r}")
 
 
 BODIES = {
@@ -252,35 +100,6 @@ def test_a_body_without_end_is_refused_and_counted(start_site):
 
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;" + b"a" * 900 + b"\r\nx\r\n"], ids=["bytes", "extensions"])
-@pytest.mark.speed
-def test_a_body_of_tiny_chunks_costs_little(start_site, chunk):
-    """Sixty thousand chunks of a byte were taken apart one by one, on the loop that everybody is answered on."""
-    site = start_site()
-
-    def send(begin: bytes, body: bytes) -> None:
-        for _ in range(30):
-            with connect(site.port, begin) as client, contextlib.suppress(OSError):
-                client.sendall(body)
-                client.recv(100)
-
-    send(head("/", "Content-Length: 350000\r\n", "POST"), b"x" * 350_000)  # the first ones load what they need
-    plain = cpu_of(site, lambda: send(head("/", "Content-Length: 350000\r\n", "POST"), b"x" * 350_000))
-    tiny = cpu_of(site, lambda: send(CHUNKED, chunk * (350_000 // len(chunk))))
-    assert status_of(site.port) == 200
-    assert tiny < 5 * plain + 0.5, "little more than a body of the same length"
-    counted("HTTP body too long", least=30)
-
-
-def test_a_body_of_short_chunks_is_taken(start_site):
-    """A client that streams what it writes line by line."""
-    site = start_site()
-    with connect(site.port, CHUNKED) as client:
-        client.sendall(b"28\r\n" + b"x" * 40 + b"\r\n")
-        client.sendall((b"28\r\n" + b"x" * 40 + b"\r\n") * 2_000 + b"0\r\n\r\n")
-        assert int(client.recv(100).split(b" ")[1]) in {302, 403, 404}
 
 
 @pytest.mark.speed
@@ -446,26 +265,6 @@ def test_a_port_of_metrics_answers_other_methods(start_site, free_port):
                 found += data
         assert found.startswith(answer)
         assert found.endswith(b"\r\n\r\n"), "no body"
-
-
-@pytest.mark.memory
-def test_bodies_that_wait_have_a_bound(start_site):
-    site = start_site(REPLSITE_HTTP_BUFFER_LIMIT_BYTES="20000000")
-    before = site.memory()
-    begin = b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4000000\r\n\r\n"
-    held = []
-    with Probe(site.port, site.id) as seen:
-        for _ in range(40):
-            made = connect(site.port, begin)
-            with contextlib.suppress(OSError):
-                made.sendall(b"x" * 3_900_000)
-            held.append(made)
-        wait_until(lambda: len(seen.statuses) > 3, what="others are answered meanwhile")
-    counted("HTTP memory limit")
-    assert set(seen.statuses) == {200}
-    assert seen.memory - before < 100_000_000
-    for one in held:
-        one.close()
 
 
 # --- the replication port -----------------------------------------------------------------------------------------------
