@@ -31,7 +31,7 @@ class ReplsiteConfig(AppConfig):
         from streams.runtime import log_format  # noqa: PLC0415
         from streams.runtime.command_line import SITE_CHECKS  # noqa: PLC0415
 
-        for check in (checks.check_databases, checks.check_settings, checks.check_https):
+        for check in (checks.check_databases, checks.check_settings):
             register(check, SITE_CHECKS)
         if _others_read_metrics() and find_spec(
             "prometheus_client"

@@ -2,7 +2,6 @@
 
     replsite.E001   a database that is not PostgreSQL
     replsite.E002   a setting of the site that cannot be used
-    replsite.W001   pages need HTTPS, and no proxy is configured that says which requests came by HTTPS
 
 The checks open no connection.
 """
@@ -12,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import CheckMessage, Error
 from django.db import connections
 
 from replsite import rooms
@@ -25,7 +23,7 @@ from streams.replication.errors import BadAddress
 from streams.replication.protocol.access import networks_of
 from streams.setting import out_of_bounds
 
-__all__ = ["check_databases", "check_https", "check_settings"]
+__all__ = ["check_databases", "check_settings"]
 
 
 def check_databases(**_: Any) -> list[CheckMessage]:
@@ -51,25 +49,6 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     """
     told = [(text, "See docs/reference/settings.md for its default.") for text in _wrong()]
     return [Error(text, hint=hint, id="replsite.E002") for text, hint in [*told, *out_of_bounds(site_settings())]]
-
-
-def check_https(**_: Any) -> list[CheckMessage]:
-    """Returns a warning if every request would be redirected to HTTPS in an endless loop.
-
-    The site's own servers speak plain HTTP. So if ``REPLSITE_HTTPS_ONLY`` is set, a proxy must be configured that says
-    which requests came by HTTPS.
-    """
-    is_told = stream_settings().proxy_networks or settings.SECURE_PROXY_SSL_HEADER
-    if is_told or not settings.SECURE_SSL_REDIRECT:
-        return []
-    hint = (
-        "Name the proxy that speaks HTTPS, for instance REPLSITE_PROXY_NETWORKS=127.0.0.1/32, and let it set X-Forwarded-Proto"
-        " (docs/how-to/run-in-production.md). Where the server itself speaks HTTPS, silence this by SILENCED_SYSTEM_CHECKS."
-    )
-    text = (
-        "REPLSITE_HTTPS_ONLY is set and REPLSITE_PROXY_NETWORKS is empty: browsers are sent to HTTPS again and again."
-    )
-    return [Warning(text, hint=hint, id="replsite.W001")]
 
 
 def _wrong() -> Iterator[str]:

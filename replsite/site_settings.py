@@ -37,10 +37,10 @@ class StartSettings:
     debug: bool = False
     """Django's debug pages."""
     allowed_hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")
-    """Host names that the site answers to; also the origins of its WebSocket."""
+    """Host names that the site answers to."""
     trusted_origins: Sequence[str] = ()
-    """More origins, with scheme, that may open the live page's WebSocket and pass cross-site checks. Needed behind an HTTPS
-    proxy that ``REPLSITE_PROXY_NETWORKS`` does not name."""
+    """More origins, with scheme, that pass cross-site checks. Needed behind an HTTPS proxy that ``REPLSITE_PROXY_NETWORKS``
+    does not name."""
     https_only: bool = False
     """Redirects pages to HTTPS, with HTTPS-only cookies and HSTS for a year. ``/metrics``, ``/health`` and catch-up stay.
     [A redirect loop](../how-to/run-in-production.md#3-settings): the proxy is not named."""

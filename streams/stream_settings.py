@@ -52,8 +52,7 @@ class StreamSettings:
     send_buffer_limit_bytes: int = setting(16 * _MEGABYTE, above=0)
     """A client with more unsent bytes than this is closed as slow."""
     send_stall_limit_seconds: float = setting(30.0, above=0)
-    """A client that takes no byte for this long, while bytes wait for it, is closed as slow. So is an HTTP client that takes
-    less than 1 kB a second over this time."""
+    """A client that takes no byte for this long, while bytes wait for it, is closed as slow."""
     connection_limit: int = setting(5_000, above=0)
     """Most replication connections of one server. One more replaces the oldest without NAME and REPLICATE, or is refused. With
     few open files allowed, all such limits shrink (``listener.few_descriptors``)."""
@@ -61,24 +60,8 @@ class StreamSettings:
     """Most replication connections from one address (IPv6: one /64; this machine counts as one). 0: no such limit."""
     close_limit_seconds: float = setting(25.0, above=0)
     """A replication connection that is still open this long after its close was requested is aborted."""
-    http_connection_limit: int = setting(2_500, above=0)
-    """Most HTTP and WebSocket connections that one server takes. For one more, those that have waited for their client
-    longest give way. If none waits for its client, the new one gets 503."""
-    http_address_limit: int = setting(500, least=0)
-    """Most HTTP connections from one address (IPv6: one /64). For a proxy that ``REPLSITE_PROXY_NETWORKS`` names, the limit
-    is for each of its clients. 0: no such limit."""
-    http_head_limit_seconds: float = setting(10.0, above=0)
-    """Longest time for the head of an HTTP request to arrive, from its first byte to its last; then 408."""
     http_body_limit_bytes: int = setting(4 * _MEGABYTE, above=0)
-    """Longest body of an HTTP request; a longer one gets 413. A chunk counts 64 bytes at least, and more than 64 chunks must
-    have 32 bytes on average."""
-    http_body_limit_seconds: float = setting(60.0, above=0)
-    """Longest time for the body of an HTTP request to arrive; then 408."""
-    http_buffer_limit_bytes: int = setting(256 * _MEGABYTE, above=0)
-    """Most bytes of all HTTP clients together, in request bodies and in answers that they did not take yet. With more, those
-    that have waited for their client longest are cut."""
-    websocket_buffer_limit_bytes: int = setting(4 * _MEGABYTE, above=0)
-    """A WebSocket client with more unsent bytes than this is disconnected."""
+    """Longest body of an HTTP request; a longer one gets 413. A piece counts 64 bytes at least. A proxy may allow less."""
     handshake_limit_seconds: float = setting(10.0, above=0)
     """Longest time for a client to finish its TLS handshake."""
     tls_certificate: str = setting("", unit="PEM file")
@@ -145,8 +128,8 @@ class StreamSettings:
     """The service manager ends a process without a sign of life for this long; 0: it does not check. systemd sets the
     variable, in microseconds."""
     proxy_networks: Sequence[str] = setting((), unit="networks")
-    """Reverse proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted, such as ``127.0.0.1/32``
-    ([run in production](../how-to/run-in-production.md))."""
+    """Reverse proxies on other machines whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted, as those of this
+    machine are ([run in production](../how-to/run-in-production.md))."""
     plain_networks: Sequence[str] = setting((), unit="networks")
     """Networks besides loopback whose clients may speak plain text to the replication port, such as
     ``10.1.2.0/24,10.9.0.0/16``."""

@@ -1,1 +1,1 @@
-"""The live page of the admin: its figures, their HTML, the updates over a WebSocket, and the actions of operators."""
+"""The live page of the admin: its figures, their HTML, the answers to open pages, and the actions of operators."""

@@ -1,9 +1,9 @@
 """Renders the live page as fragments of HTML, once per page for all viewers with the same rights.
 
-A table is ``[(group key, [(row key, row), …]), …]``. A row is a list of its opening tag and its cells. The page as it is
-loaded and the messages over the WebSocket are made of the same rows, so they cannot disagree. A fragment has moments, and
-the browser computes their ages. So a fragment changes when something happens, and not merely because time passes. Without
-JavaScript, the page shows the ages at the time of loading.
+A table is ``[(group key, [(row key, row), …]), …]``. The page as it is loaded and the answers to the browser's questions
+(``shared_answers``) are made of the same rows, so they cannot disagree. A fragment has moments, and the browser computes
+their ages. So a fragment changes when something happens, and not merely because time passes. Without JavaScript, the page
+shows the ages at the time of loading.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from replsite.dashboard.words_page import word_addresses
 from streams.runtime.amounts import duration
 from streams.runtime.text import safe_text
 
-__all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of", "tables_of_site"]
+__all__ = ["SEE_ROOMS", "Fragments", "render", "rights_of", "tables_of_site"]
 
-Table = list[tuple[str, list[tuple[str, list[str]]]]]
+Table = list[tuple[str, list[tuple[str, str]]]]
 """Groups in order, each with its key and its rows. The rows are in order, each with its key."""
 
 #: Status words that need no sentence beside them, if the severity is fine.
 _WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
 _QUIET_WORDS = ("idle", "retired", "gone", "done", "")
 _PICTURE_HEIGHT = 32
-_SINGLE = ("storage_at", "state", "summary")
 
 
 #: App and model of the objects that rows are about, by table. Viewers who may view them get links to their pages.
@@ -130,40 +129,6 @@ class _Links:
     """The addresses of the explanations of status words, by (kind, word)."""
 
 
-def changes(old: Fragments | None, new: Fragments) -> dict[str, Any]:
-    """Returns the changes that turn page ``old`` into ``new``, or the whole page if ``old`` is None.
-
-    The result always has ``as_of``. It has ``storage_at``, ``state``, ``summary`` and each table, under its
-    name, only if they differ. A table lists all of its groups in order; an unchanged group is null. A changed group
-    lists all of its rows; an unchanged row is null. A changed row is its whole HTML, or ``{number: cell}`` with the
-    changed cells, numbered from 0.
-    """
-    if old is None:
-        old = Fragments("", "", "", "", {})
-    found: dict[str, Any] = {"as_of": new.as_of}
-    found |= {name: html for name in _SINGLE if (html := getattr(new, name)) != getattr(old, name)}
-    for name, table in new.tables.items():
-        if table != (before := old.tables.get(name)):
-            known = dict(before or ())
-            found[name] = [(key, _changed_rows(known.get(key), rows)) for key, rows in table]
-    return found
-
-
-def _changed_rows(old: list[tuple[str, list[str]]] | None, new: list[tuple[str, list[str]]]) -> Any:
-    if old == new:
-        return None
-    known = dict(old or ())
-    return [(key, _changed_row(known.get(key), row)) for key, row in new]
-
-
-def _changed_row(old: list[str] | None, new: list[str]) -> Any:
-    if old == new:
-        return None
-    if old is None or old[0] != new[0] or len(old) != len(new):
-        return "".join(new)
-    return {number: cell for number, cell in enumerate(new[1:]) if cell != old[number + 1]}
-
-
 def _state(health: dict[str, Any], actions: Mapping[str, str], words: Mapping[tuple[str, str], str]) -> str:
     first, effects = health["first"], _effects(health["first"])
     problems = "".join(f"<li>{_problem(one, actions)}{_effects(one)}</li>" for one in health["problems"])
@@ -203,30 +168,25 @@ def _summary(tiles: Sequence[Tile], now: datetime | None) -> str:
     return f'<dl class="live-tiles" id="live-summary" aria-label="The whole at a glance">{figures}</dl>'
 
 
-def _group(name: str, group: Group, links: _Links, now: datetime | None) -> tuple[str, list[tuple[str, list[str]]]]:
-    head = _row(name, group["head"], links, now, folds=bool(group["rows"]), is_head=True)
-    if TABLES[name].has_menu and group["key"].startswith("\n"):  # this group stands for the readers that were left out
-        head[-1] = '<td class="live-more-cell"></td>'
-    rows = [("", head)]
-    return group["key"], rows + [(row["key"], _row(name, row, links, now)) for row in group["rows"]]
+def _group(name: str, group: Group, links: _Links, now: datetime | None) -> tuple[str, list[tuple[str, str]]]:
+    head = _row(name, group["head"], links, now, head_of=group)
+    return group["key"], [("", head), *((row["key"], _row(name, row, links, now)) for row in group["rows"])]
 
 
-def _row(
-    name: str, row: Row, links: _Links, now: datetime | None, *, folds: bool = False, is_head: bool = False
-) -> list[str]:
+def _row(name: str, row: Row, links: _Links, now: datetime | None, *, head_of: Group | None = None) -> str:
     table = TABLES[name]
     who, word, *figures, why = row["cells"]
     is_fine = row["severity"] == "fine"
     tag = f'<tr data-key="{escape(row["key"])}" data-severity="{row["severity"]}"'
-    tag += ' class="live-head"' * is_head
+    tag += ' class="live-head"' * (head_of is not None)
     tag += f' data-id="{escape(row["id"])}"' if "id" in row else ""
     tag += " data-quiet" * (table.has_words and is_fine and word["text"] in _QUIET_WORDS)
     sentence = _sentence(why["text"], row.get("command", ""))
     sentence += _buttons(row.get("actions", ()), row.get("about", ""), links.actions)
     name_cell = _inside(who, now, links.page.replace("~", quote(row["id"], safe="!")) if "id" in row else "")
-    label = escape(who["text"])
+    label, has_lines = escape(who["text"]), head_of is not None and bool(head_of["rows"])
     toggle = f'<button type="button" class="live-toggle" aria-expanded="true" aria-label="Lines of {label}"></button>'
-    cells = [f'<th scope="row">{toggle * folds}{name_cell}{"" if table.has_words else sentence}</th>']
+    cells = [f'<th scope="row">{toggle * has_lines}{name_cell}{"" if table.has_words else sentence}</th>']
     if table.has_words:
         why_here = "" if is_fine and word["text"] in _WORDS_THAT_SAY_ALL else sentence
         cells.append(f'<td class="live-status">{_word(name, word["text"], links.words)}{why_here}</td>')
@@ -234,11 +194,13 @@ def _row(
         number = ' class="live-number"' * column.number
         cells.append(f'<td{number} data-label="{column.title}">{_inside(cell, now)}</td>')
     if table.has_menu:
-        cells.append(
-            '<td class="live-more-cell"><button type="button" class="live-more" aria-haspopup="true" '
-            f'aria-label="More about {label}">⋯</button></td>'
+        # The key of the group that stands for the readers that were left out begins with a line break.
+        is_one = head_of is None or not head_of["key"].startswith("\n")
+        more = (
+            f'<button type="button" class="live-more" aria-haspopup="true" aria-label="More about {label}">⋯</button>'
         )
-    return [tag + ">", *cells]
+        cells.append(f'<td class="live-more-cell">{more * is_one}</td>')
+    return f"{tag}>{''.join(cells)}"
 
 
 def _word(name: str, word: str, words: Mapping[tuple[str, str], str]) -> str:

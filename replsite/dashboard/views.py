@@ -1,27 +1,28 @@
 """Serves the live page over HTTP, to staff only.
 
-The page is served as HTML, and its data also as JSON, for use without a WebSocket.
+The page is served as HTML. It then asks each second for its parts as JSON, with the tag of those that it shows.
 """
 
 from __future__ import annotations
 
+import gzip
 from datetime import datetime
 from typing import Any
 
-from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import Error as DatabaseError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.views.decorators.gzip import gzip_page
+from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_safe
 
 from replsite.dashboard.action_links import action_addresses
 from replsite.dashboard.cells import NOTHING, Cell, Group, Row
-from replsite.dashboard.fragments import SEE_ROOMS, changes, render, rights_of, tables_of_site
+from replsite.dashboard.fragments import SEE_ROOMS, render, rights_of, tables_of_site
 from replsite.dashboard.page import live_page_data
+from replsite.dashboard.shared_answers import SharedAnswers
 from replsite.dashboard.tables import TABLES
 from replsite.http.database_down import away_response
 from replsite.snapshot.shared import SHARED
@@ -30,8 +31,7 @@ from streams.runtime.csv_text import csv_text
 
 __all__ = ["live_csv", "live_data", "live_page"]
 
-#: Address of the WebSocket. A site that is served without ASGI has none, and its page is live by polling.
-_SOCKET = "/ws/live/"
+_ANSWERS = SharedAnswers()
 
 
 @require_safe
@@ -52,7 +52,6 @@ def _live_page(request: HttpRequest) -> HttpResponse:
             for name, groups in shown.tables.items()
             if name != "rooms" or SEE_ROOMS in rights
         ],
-        "socket": _SOCKET if getattr(settings, "ASGI_APPLICATION", None) else "",
         "addresses": _addresses(rights),
     }
     return TemplateResponse(request, "dashboard/live.html", context)
@@ -107,19 +106,26 @@ def _value(cell: Cell) -> str:
     return " · ".join(part for part in (text, cell.get("sub", ""), cell.get("since", "")) if part)
 
 
-@gzip_page
 @require_safe
 def live_data(request: HttpRequest) -> HttpResponse:
-    """Returns the whole page as JSON, in the form of the WebSocket's first message.
+    """Returns the parts of the page as JSON, or 304 if the viewer has them. The header ``As-Of`` has their time.
 
-    Viewers who are not staff get 403 instead of the login page. If the database cannot be read, the status is 503.
+    Viewers who are not staff, or not any more, get 403 instead of the login page. If the database cannot be read, the
+    status is 503.
     """
     try:
         if not admin.site.has_permission(request):
             return JsonResponse({"error": "Log in as staff."}, status=403)
-        found = changes(None, render(live_page_data(SHARED.get()), rights_of(request.user)))
+        answer = _ANSWERS.of(rights_of(request.user))
     except DatabaseError as error:
         return away_response(request, error)
-    response = JsonResponse({"number": 0, **found})
-    response["Cache-Control"] = "no-store"
+    is_packed = "gzip" in request.headers.get("Accept-Encoding", "")
+    content = answer.packed if is_packed else gzip.decompress(answer.packed)
+    whole = HttpResponse(content, content_type="application/json", headers={"ETag": answer.etag})
+    if is_packed:
+        whole["Content-Encoding"] = "gzip"
+    response = get_conditional_response(request, etag=answer.etag, response=whole) or whole
+    # Django leaves other headers of ``whole`` out of a 304. The browser keeps no copy: the page itself has the tag.
+    response["As-Of"], response["Cache-Control"] = answer.as_of, "no-store"
+    response["Vary"] = "Accept-Encoding"
     return response

@@ -7,8 +7,7 @@ the database goes away, and is never sent to the client. A missing table is name
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 from django.db import InterfaceError, OperationalError, connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -22,7 +21,6 @@ from streams.runtime.text import one_line
 __all__ = [
     "AWAY",
     "DatabaseDownMiddleware",
-    "DenyWhileDatabaseAway",
     "away_response",
     "handler500",
     "reason_for_viewers",
@@ -109,27 +107,3 @@ def handler500(request: HttpRequest) -> HttpResponse:
     """
     error = sys.exc_info()[1]
     return away_response(request, error) if error is not None and _is_unusable(error) else server_error(request)
-
-
-class DenyWhileDatabaseAway:
-    """ASGI middleware that refuses a WebSocket whose session cannot be read, without a traceback in the log."""
-
-    def __init__(self, application: Callable[..., Awaitable[Any]]) -> None:
-        self._application = application
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
-        is_open = False
-
-        async def send_and_note(message: dict[str, Any]) -> None:
-            nonlocal is_open
-            is_open = is_open or message["type"] == "websocket.accept"
-            await send(message)
-
-        try:
-            return await self._application(scope, receive, send_and_note)
-        except _GONE as error:
-            _Said.note(error)
-            if is_open:
-                raise
-            await send({"type": "websocket.close"})
-            return None

@@ -1,8 +1,8 @@
 """Determines the client's address and scheme for requests that a reverse proxy passed on.
 
-``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed only from the networks of ``REPLSITE_PROXY_NETWORKS``. Other
-clients could write anything into them. The client is the last address in the header that is not a proxy's. The
-addresses before it were written by the client itself.
+``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed from this machine, also through a socket file, and from the
+networks of ``REPLSITE_PROXY_NETWORKS``. Other clients could write anything into them. The client is the last address in
+the header that is not a proxy's. The addresses before it were written by the client itself.
 
 If a request from any other address claims HTTPS, that address may be a proxy that is not configured. This is logged
 once for each address. With ``REPLSITE_HTTPS_ONLY``, requests through such a proxy are redirected to HTTPS in an endless
@@ -25,7 +25,8 @@ __all__ = ["Forwarded", "client_of"]
 
 Application = Callable[..., Awaitable[Any]]
 log = get_logger(__name__)
-_SECURE = {"http": "https", "websocket": "wss"}
+#: Programs of this machine may be proxies; they reach the site's other ports as well.
+_THIS_MACHINE = ("127.0.0.0/8", "::1/128")
 #: Limit on the addresses that are logged, since any client can claim to be a proxy.
 _MOST_TOLD = 10
 #: Limit on the addresses that are read. A header has room for a thousand, and reading those takes longer than the page.
@@ -40,12 +41,13 @@ class Forwarded:
 
     def __init__(self, application: Application) -> None:
         self._application = application
-        self._networks = networks_of(stream_settings().proxy_networks, "REPLSITE_PROXY_NETWORKS")
+        named = stream_settings().proxy_networks
+        self._networks = networks_of([*_THIS_MACHINE, *named], "REPLSITE_PROXY_NETWORKS")
         self._told: set[str] = set()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
-        peer = (scope.get("client") or [""])[0]
-        if self._networks and is_among(peer, self._networks):
+        peer = (scope.get("client") or ["127.0.0.1"])[0]  # a client of a socket file has no address
+        if is_among(peer, self._networks):
             scope = scope | self._forwarded(scope, peer)
         elif _claims_https(scope):
             self._warn(peer)
@@ -65,7 +67,7 @@ class Forwarded:
         client = client_of(peer, said.get(b"x-forwarded-for", ""), self._networks)
         more: dict[str, Any] = {} if client == peer else {"client": [client, 0]}
         if _claims_https(scope):
-            more["scheme"] = _SECURE[scope["type"]]
+            more["scheme"] = "https"
         return more
 
 

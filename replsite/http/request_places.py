@@ -1,16 +1,12 @@
-"""Limits the number of HTTP requests in progress, and shares the places fairly between clients.
+"""Limits the number of HTTP requests in progress.
 
 Django handles each request in a thread, and each thread that queries the database has a connection. Without a limit, a
 crowd of clients takes all connections of the server, and writers are refused. So a request needs a *place*: a permanent
-thread with its connection. There are separate places for pages, logins, scrapes, probes, catch-up, waiting syncs, and requests
-without a database, so that none of these blocks another.
+thread with its connection. There are separate places for pages, questions of the live page, logins, scrapes, probes, catch-up,
+waiting syncs, and requests without a database, so that none of these blocks another.
 
-A request without a free place waits. A place that becomes free goes to the waiting client that has the fewest places. A
-request that waited too long gets 503 with ``Retry-After``. If too many requests wait, the client with the most waiting
-requests loses its oldest one in the same way. An answer of server-sent events gives its place back when it begins.
-
-Assumes one event loop. A client is known by the address in the ASGI scope. ``Forwarded`` has replaced the address of a
-proxy there.
+A request without a free place waits. If it waits too long, or too many wait, it gets 503 with ``Retry-After``. The proxy
+bounds how many requests one client has open. An answer of server-sent events gives its place back when it begins.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import json
 import os
 import re
 import time
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,22 +27,9 @@ from django.db import connections
 from django.urls import NoReverseMatch, reverse
 
 from replsite.conf import site_settings
-from streams.conf import stream_settings
-from streams.replication.protocol.access import address_key, is_among, networks_of
 from streams.runtime.logs import get_logger
 
-__all__ = [
-    "CAME",
-    "LANES",
-    "Busy",
-    "ClientLimit",
-    "PlacePool",
-    "Refusals",
-    "RequestPlaces",
-    "request_threads_end",
-    "show_in_metrics",
-    "when_idle",
-]
+__all__ = ["CAME", "LANES", "Busy", "Lane", "RequestPlaces", "request_threads_end", "when_idle"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
@@ -68,119 +50,50 @@ class _Place:
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="replsite-request")
-        self._idle: asyncio.TimerHandle | None = None
-
-    def taken(self) -> None:
-        """Marks the place as used, so that its connection stays open."""
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-
-    def rests(self) -> None:
-        """Marks the place as unused. Its connection is closed after ``IDLE_SECONDS``."""
-        loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(IDLE_SECONDS, self.executor.submit, connections.close_all)
+        self.idle: asyncio.TimerHandle | None = None
 
 
-class PlacePool:
-    """A pool of places for one kind of request. A place is a thread with its database connection."""
+class Lane:
+    """The places for one kind of request."""
 
     def __init__(self, name: str, places: int, most_waiting: int, wait_seconds: float = WAIT_SECONDS) -> None:
         self.name = name
-        self.refused = 0
+        self.refused = self.at_work = 0
         self._wait_seconds = wait_seconds
-        self._most_waiting = most_waiting
-        self._unused = places
-        self._free: list[_Place] = []
-        self._at_work: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[_Place]]] = {}
+        self._waiting, self._most_waiting = 0, most_waiting
+        # The place that was used last is taken first, so that the other places stay unused and close their connections.
+        self._free: asyncio.LifoQueue[_Place] = asyncio.LifoQueue()
+        for _ in range(places):
+            self._free.put_nowait(_Place())
 
-    @property
-    def at_work(self) -> int:
-        """The number of requests that have a place."""
-        return self._at_work.total()
-
-    async def enter(self, client: str) -> _Place:
-        """Returns a place for a request of this client. If no place is free, waits until one is.
+    async def enter(self) -> _Place:
+        """Returns a place for a request. If no place is free, waits until one is.
 
         Raises `Busy` if the request has to wait too long, or too many requests wait.
         """
-        place = self._free_place()
-        if place is None:
-            place = await self._wait(client)
-        self._at_work[client] += 1
-        place.taken()
+        try:
+            if self._waiting >= self._most_waiting:
+                raise TimeoutError
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(self._wait_seconds):
+                    place = await self._free.get()
+            finally:
+                self._waiting -= 1
+        except TimeoutError as error:
+            self.refused += 1
+            raise Busy(f"all places for {self.name} are taken") from error
+        self.at_work += 1
+        if place.idle is not None:
+            place.idle.cancel()
         return place
 
-    def leave(self, place: _Place, client: str) -> None:
-        """Ends a request. Its place goes to the waiting client that has the fewest places, or becomes free if no client waits."""
-        self._at_work[client] -= 1
-        if not self._at_work[client]:
-            del self._at_work[client]
-        self._hand_on(place)
-
-    def _free_place(self) -> _Place | None:
-        """Returns a free place, or None if all places are taken.
-
-        Prefers the place that was used last, so that the other places stay unused and close their connections.
-        """
-        if self._free:
-            return self._free.pop()
-        if self._unused:
-            self._unused -= 1
-            return _Place()
-        return None
-
-    def _hand_on(self, place: _Place) -> None:
-        while self._waiting:
-            client = min(self._waiting, key=lambda one: self._at_work[one])
-            future = self._next_of(client)
-            # A request that was refused or cancelled leaves the queue only when its task runs again. Skip it.
-            if not future.done():
-                future.set_result(place)
-                return
-        self._free.append(place)
-        place.rests()
-
-    async def _wait(self, client: str) -> _Place:
-        # The queue is full: the client with the most waiting requests loses its oldest one.
-        if sum(map(len, self._waiting.values())) >= self._most_waiting:
-            most = max(self._waiting, key=lambda one: len(self._waiting[one]))
-            self._send_away(self._next_of(most))
-        future: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(future)
-        timer = asyncio.get_running_loop().call_later(self._wait_seconds, self._send_away, future)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            # ``_hand_on`` gave this request a place, and before it ran again its client closed the connection. Without this
-            # the place would be lost: the request is neither waiting nor at work.
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._hand_on(future.result())
-            raise
-        finally:
-            timer.cancel()
-            self._forget(client, future)
-
-    def _send_away(self, future: asyncio.Future[_Place]) -> None:
-        if not future.done():
-            self.refused += 1
-            future.set_exception(Busy(f"all places for {self.name} are taken"))
-
-    def _next_of(self, client: str) -> asyncio.Future[_Place]:
-        """Removes and returns the oldest waiting request of a client. Its others then come behind those of equal clients."""
-        waiting = self._waiting.pop(client)
-        found = waiting.popleft()
-        if waiting:
-            self._waiting[client] = waiting
-        return found
-
-    def _forget(self, client: str, future: asyncio.Future[_Place]) -> None:
-        waiting = self._waiting.get(client)
-        if waiting is not None and future in waiting:
-            waiting.remove(future)
-            if not waiting:
-                del self._waiting[client]
+    def leave(self, place: _Place) -> None:
+        """Ends a request. Its place goes to the request that has waited longest, or becomes free."""
+        self.at_work -= 1
+        loop = asyncio.get_running_loop()
+        place.idle = loop.call_later(IDLE_SECONDS, place.executor.submit, connections.close_all)
+        self._free.put_nowait(place)
 
 
 class RequestPlaces:
@@ -189,27 +102,29 @@ class RequestPlaces:
     def __init__(self, application: Application, pages: int | None = None) -> None:
         self._application = application
         self._static = f"/{settings.STATIC_URL.lstrip('/')}"
-        self._pages = PlacePool("pages", pages or site_settings().request_limit, 200)
-        self._metrics = PlacePool("metrics", 4, 1_000)
-        self._health = PlacePool("health", 2, 1_000)
-        self._catch_up = PlacePool("catch-up", 8, 200)
-        self._plain = PlacePool("files", 8, 1_000)
+        self._pages = Lane("pages", pages or site_settings().request_limit, 200)
+        # Viewers ask each second. While the database is slow, they must not hold the places of other pages.
+        self._live = Lane("live page", 4, 1_000)
+        self._metrics = Lane("metrics", 4, 1_000)
+        self._health = Lane("health", 2, 1_000)
+        self._catch_up = Lane("catch-up", 8, 200)
+        self._plain = Lane("files", 8, 1_000)
         # A waiting call keeps its place, but no database connection (``replsite.api.access.in_turn``).
-        self._waits = PlacePool("waiting syncs", 100, 200)
+        self._waits = Lane("waiting syncs", 100, 200)
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
-        self._logins = PlacePool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
-        self._refusals = Refusals()
-        show_in_metrics(
-            [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
-        )
+        self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
+        LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
+        LANES.append(self._live)
+        self._log_at = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
-        client = address_key((scope.get("client") or [""])[0])
         try:
-            place = await lane.enter(client)
+            place = await lane.enter()
         except Busy as busy:
-            self._refusals.log(scope, busy)
+            if came >= self._log_at:
+                self._log_at = came + WAIT_SECONDS
+                log.warning("site.busy", reason=str(busy), path=scope["path"][:200])
             await _answer_busy(scope, send)
             return
         ended = False
@@ -218,7 +133,7 @@ class RequestPlaces:
             nonlocal ended
             if not ended:
                 ended = True
-                when_idle(place, lambda: lane.leave(place, client))
+                when_idle(place, lambda: lane.leave(place))
 
         async def send_on(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start" and _is_endless(message):
@@ -231,7 +146,7 @@ class RequestPlaces:
         finally:
             end()
 
-    def _lane(self, path: str, method: str) -> PlacePool:
+    def _lane(self, path: str, method: str) -> Lane:
         if method == "POST" and path.endswith("/login/"):
             return self._logins
         if path == "/health/live" or path.startswith(self._static):
@@ -242,19 +157,8 @@ class RequestPlaces:
             return self._health
         if path.endswith("/sync") and _is_waiting_sync(path):
             return self._waits
-        return self._catch_up if path.startswith("/_synapse/") else self._pages
-
-
-class Refusals:
-    """Logs refused requests: at most one line per ``WAIT_SECONDS``."""
-
-    def __init__(self) -> None:
-        self._log_at = 0.0
-
-    def log(self, scope: dict[str, Any], busy: Busy) -> None:
-        if time.monotonic() >= self._log_at:
-            self._log_at = time.monotonic() + WAIT_SECONDS
-            log.warning("site.busy", reason=str(busy), path=scope["path"][:200])
+        pages = self._live if path.endswith("/live/data/") else self._pages
+        return self._catch_up if path.startswith("/_synapse/") else pages
 
 
 def _is_waiting_sync(path: str) -> bool:
@@ -291,38 +195,6 @@ def when_idle(place: _Place, call: Callable[[], None]) -> None:
     place.executor.submit(int).add_done_callback(tell)
 
 
-class ClientLimit:
-    """ASGI middleware that limits the requests and WebSockets that one client has open at a time.
-
-    Each client behind a configured proxy has a limit of its own.
-    """
-
-    def __init__(self, application: Application, most: int | None = None) -> None:
-        self._application = application
-        self._most = stream_settings().http_address_limit if most is None else most
-        self._proxies = networks_of(stream_settings().proxy_networks, "REPLSITE_PROXY_NETWORKS")
-        self._number_of: Counter[str] = Counter()
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        host = (scope.get("client") or [""])[0]
-        # The scope has the address of a proxy only if the proxy did not name its client. Such requests are not limited:
-        # they may come from many clients.
-        client = "" if is_among(host, self._proxies) else address_key(host)
-        if client and 0 < self._most <= self._number_of[client]:
-            if scope["type"] == "http":
-                await _answer_busy(scope, send)
-            else:
-                await send({"type": "websocket.close"})
-            return
-        self._number_of[client] += 1
-        try:
-            await self._application(scope, receive, send)
-        finally:
-            self._number_of[client] -= 1
-            if not self._number_of[client]:
-                del self._number_of[client]
-
-
 async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
     body, kind = b"Too many requests at once. Try again in a few seconds.\n", b"text/plain; charset=utf-8"
     if scope["path"].startswith("/_synapse/") or "/api/v1/" in scope["path"]:
@@ -347,10 +219,4 @@ async def request_threads_end() -> None:
 
 
 #: All pools of this process, for the metrics.
-LANES: list[PlacePool] = []
-
-
-def show_in_metrics(pools: list[PlacePool]) -> None:
-    """Makes ``pools`` the pools of their names that the metrics show."""
-    names = {pool.name for pool in pools}
-    LANES[:] = [pool for pool in LANES if pool.name not in names] + pools
+LANES: list[Lane] = []

@@ -15,7 +15,6 @@ from replsite import rooms
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
 from replsite.http.request_places import LANES
-from replsite.metrics.live_page import closed
 from replsite.metrics.measure import Row
 from replsite.snapshot.types import ReaderStreamView, ReaderView, Snapshot
 from replsite.status.verdicts import JobWord, ReaderWord, Severity, WriterWord
@@ -242,6 +241,6 @@ class ProcessScrape:
         figures = notifier.figures() if rooms.has("events") else None
         #: Empty while the notifier has not been used in this process, else one element.
         self.hot: list[NotifierFigures] = [] if figures is None else [figures]
-        self.timed_out, self.closed = sorted(wait.timed_out.items()), sorted(closed.items())
+        self.timed_out = sorted(wait.timed_out.items())
         self.lanes = LANES
         self.browsers, self.browser_counts = clients.open_clients(), clients.counts

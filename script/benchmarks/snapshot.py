@@ -1,26 +1,23 @@
 """What the live page and a scrape of metrics cost at a large site with 2,000 readers, against the limits.
 
 Everybody goes on by one step before each round. *snapshot* is the wall time of all queries and of working out what they say;
-*snapshot_cpu* and *scrape_cpu* are the CPU of this process. *message* is what an open page gets of one step, compressed.
+*snapshot_cpu* and *scrape_cpu* are the CPU of this process. *message* is what an open page gets then, compressed.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-import zlib
 
 from django.db import connection
 
-from replsite.dashboard.fragments import changes, render
-from replsite.dashboard.page import live_page_data
+from replsite.dashboard.shared_answers import SharedAnswers
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
 from replsite.snapshot import take
+from replsite.snapshot.shared import SharedSnapshot
 from replsite.snapshot.types import Snapshot
-from replsite.status.trends import History
 from script.benchmarks.report import Report
 from tests.support.large_site import READERS, Site, move
 
@@ -37,17 +34,17 @@ def scrape(snapshot: Snapshot) -> int:
 def measure(site: Site) -> dict[str, float]:
     """Returns the medians of the rounds, in milliseconds and bytes."""
     site.fill()
-    history, old = History(), None
+    shared = SharedSnapshot(take.take_snapshot)
+    answers = SharedAnswers(shared)
     found: dict[str, list[float]] = {"snapshot_ms": [], "snapshot_cpu_ms": [], "scrape_cpu_ms": [], "message_bytes": []}
     for _ in range(ROUNDS):
         move()
         wall, cpu = time.perf_counter(), time.thread_time()
-        snapshot = take.take_snapshot(history)
+        snapshot = shared.get(fresh_seconds=0)
         found["snapshot_ms"].append(1_000 * (time.perf_counter() - wall))
         found["snapshot_cpu_ms"].append(1_000 * (time.thread_time() - cpu))
-        new = render(live_page_data(snapshot), frozenset())
-        found["message_bytes"].append(len(zlib.compress(json.dumps(changes(old, new)).encode(), 1)))
-        old, cpu = new, time.thread_time()
+        found["message_bytes"].append(len(answers.of(frozenset()).packed))
+        cpu = time.thread_time()
         scrape(snapshot)
         found["scrape_cpu_ms"].append(1_000 * (time.thread_time() - cpu))
     return {name: statistics.median(values) for name, values in found.items()}

@@ -1,38 +1,55 @@
-"""Runs a server in this process until it is stopped: replication alone, or together with HTTP and WebSocket.
+"""Runs a server in this process until it is stopped: replication alone, or together with HTTP.
 
-Used by management commands. The server runs Twisted's reactor, and handles the signals of the process.
+Used by management commands. With HTTP, daphne's reactor runs the event loop, else asyncio does. Either handles the signals
+of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
+import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
 from streams import epochs
 from streams.browsers import clients
-from streams.conf import StreamSettings, stream_settings
+from streams.conf import stream_settings
 from streams.core.names import name_without_number
 from streams.db import driver
 from streams.replication.errors import ReplicationError
-from streams.replication.protocol.access import Access, networks_of
+from streams.replication.protocol.access import Access
 from streams.replication.protocol.rights import RightsTable
 from streams.replication.server.broadcaster import process_broadcaster
 from streams.replication.server.worker_reports import process_reports
-from streams.replication.transport.addresses import Address, bind, refuse_open_network
+from streams.replication.transport.addresses import (
+    Address,
+    SocketFile,
+    bind,
+    bind_file,
+    refuse_open_network,
+    refuse_strangers,
+)
 from streams.replication.transport.descriptors import raise_descriptor_limit
-from streams.replication.transport.http_limits import HttpBounds
-from streams.replication.transport.tcp_scope import AsgiServer, ListenerLimits
+from streams.replication.transport.tcp_scope import Application, ListenerLimits, TcpListener
 from streams.replication.transport.tls import Certificates, TlsFiles
 from streams.runtime import systemd
 from streams.runtime.logs import get_logger
 
+if TYPE_CHECKING:
+    from streams.replication.transport.http_server import HttpServer
+
 __all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
 
 log = get_logger(__name__)
+#: The time, at an orderly end, for followers to take what they were sent.
+STOP_SECONDS = 1.5
 
 
 class DatabaseNotUsable(ReplicationError):
@@ -47,7 +64,9 @@ class Endpoints:
     """
 
     replication: Address
-    http: Address | None = None
+    http: Address | SocketFile | None = None
+    is_behind_proxy: bool = False
+    """Nobody but a reverse proxy reaches ``http``. Otherwise it must be an address of this machine alone."""
 
     @property
     def ready_line(self) -> str:
@@ -76,72 +95,97 @@ def serve(
     RightsTable(given.wire_rights)  # raises before anything is bound
     if tls is None:
         refuse_open_network(wanted.replication, given.plain_networks)
+    if isinstance(wanted.http, Address) and not wanted.is_behind_proxy:
+        refuse_strangers(wanted.http)
     _check_database()
     replication_socket, replication = bind(wanted.replication)
-    http_socket, http = bind(wanted.http) if wanted.http else (None, None)
-    endpoints = Endpoints(replication, http)
+    http, http_socket = wanted.http, None
+    if isinstance(http, SocketFile):
+        http_socket = bind_file(http)
+    elif http is not None:
+        http_socket, http = bind(http)
+    limits = ListenerLimits(given.connection_limit, given.connection_address_limit, given.handshake_limit_seconds)
     server = _Server(
-        application,
-        http_sockets=[http_socket] if http_socket else [],
-        tcp_sockets=[replication_socket],
-        limits=raise_descriptor_limit(_limits(given)),
-        access=access,
-        certificates=certificates,
+        TcpListener(application, [replication_socket], raise_descriptor_limit(limits), access, certificates),
+        f"{name_without_number(given.instance)} {replication}",
+        lambda: when_ready(Endpoints(replication, http)),
+        when_cancelled,
     )
-    _attend(server, f"{name_without_number(given.instance)} {replication}")
-    server.announce_ready = lambda: when_ready(endpoints)
-    server.when_cancelled = when_cancelled
     try:
-        server.run()
+        if http_socket is None:
+            asyncio.run(server.run_alone())
+        else:
+            server.run_with_http(application, http_socket)
     except driver.DatabaseError as error:  # it was lost between the check and the start
         raise _not_usable(error) from error
 
 
-def _limits(given: StreamSettings) -> ListenerLimits:
-    return ListenerLimits(
-        tcp_connections=given.connection_limit,
-        tcp_of_address=given.connection_address_limit,
-        handshake_seconds=given.handshake_limit_seconds,
-        http=HttpBounds(
-            connections=given.http_connection_limit,
-            of_address=given.http_address_limit,
-            body_bytes=given.http_body_limit_bytes,
-            buffer_bytes=given.http_buffer_limit_bytes,
-            websocket_buffer_bytes=given.websocket_buffer_limit_bytes,
-            head_seconds=given.http_head_limit_seconds,
-            body_seconds=given.http_body_limit_seconds,
-            stall_seconds=given.send_stall_limit_seconds,
-            proxies=networks_of(given.proxy_networks, "REPLSITE_PROXY_NETWORKS"),
-        ),
-    )
+class _Server:
+    """What begins and ends with a server, whichever event loop runs it."""
 
+    def __init__(
+        self,
+        listener: TcpListener,
+        served_by: str,
+        announce: Callable[[], None],
+        when_cancelled: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self._listener = listener
+        self._http: HttpServer | None = None
+        self._announce = announce
+        self._when_cancelled = when_cancelled
+        self._broadcaster, self._reports = process_broadcaster(served_by), process_reports(served_by)
+        self._reports.more_counts = lambda: {"refused": self._refusals()}
 
-def _attend(server: AsgiServer, served_by: str) -> None:
-    """Makes the server start and stop the broadcaster and worker reports of the process."""
-    broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
-    reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
+    def _refusals(self) -> Counter[str]:
+        return self._listener.refusals + (self._http.refused if self._http else Counter())
 
-    signs: list[asyncio.Future[None]] = []  # referenced, so that the task is not garbage-collected
+    def run_with_http(self, application: Application, listener: socket.socket) -> None:
+        """Serves until SIGINT or SIGTERM."""
+        from streams.replication.transport.http_server import HttpServer  # noqa: PLC0415 - loads the reactor
 
-    async def start() -> None:
-        signs.append(asyncio.ensure_future(systemd.notify_watchdog()))
-        await broadcaster.start()
-        await reports.start()
+        body_limit = stream_settings().http_body_limit_bytes
+        self._http = HttpServer(application, listener, self._begin, self._end, body_limit)
+        self._http.run()
 
-    async def stop() -> None:
-        systemd.notify(systemd.STOPPING)
-        clients.end_all()
-        await broadcaster.stop()
-        await reports.stop()
+    async def run_alone(self) -> None:
+        """Serves until SIGINT or SIGTERM."""
+        is_over = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, is_over.set)
+        try:
+            await self._begin()
+            await is_over.wait()
+        finally:
+            await self._end()
 
-    server.when_ready, server.when_stopping = start, stop
+    async def _begin(self) -> None:
+        self._signs = asyncio.ensure_future(
+            systemd.notify_watchdog()
+        )  # referenced, so that it is not garbage-collected
+        await self._broadcaster.start()
+        await self._reports.start()
+        self._listener.start()
+        self._announce()
 
+    async def _end(self) -> None:
+        # TCP connections are not accepted any more. Meanwhile the last HTTP requests are answered, so that a reverse proxy
+        # uses another server.
+        await self._listener.stop()
+        await asyncio.gather(self._leave(), *([self._http.finish_requests()] if self._http else []))
+        await self._listener.end()
+        if self._http is not None:
+            await self._http.cancel_requests()
+        if self._when_cancelled is not None:
+            await self._when_cancelled()
 
-class _Server(AsgiServer):
-    announce_ready: Callable[[], None]
-
-    def announce(self) -> None:
-        self.announce_ready()
+    async def _leave(self) -> None:
+        with contextlib.suppress(TimeoutError):  # connections that are still open then are aborted
+            async with asyncio.timeout(STOP_SECONDS):
+                systemd.notify(systemd.STOPPING)
+                clients.end_all()
+                await self._broadcaster.stop()
+                await self._reports.stop()
 
 
 def _not_usable(error: Exception) -> DatabaseNotUsable:

@@ -1,54 +1,49 @@
 """An hour of the live page in moments: as many ticks as an hour has, in the browser, and nothing grows.
 
-The suite takes sixty ticks, with limits for as many; ``python -m tests.support.large hour`` takes 3,600.
+The suite takes 64 ticks, with limits for as many; ``python -m tests.support.large hour`` takes 3,600.
 """
 
 from __future__ import annotations
 
-import base64
-import json
+import gzip
 import os
 import sys
-import zlib
 
 import pytest
 
-from replsite.dashboard.fragments import changes, render
-from replsite.dashboard.page import live_page_data
+from replsite.dashboard.shared_answers import SharedAnswers
+from replsite.snapshot.shared import SharedSnapshot
 from replsite.snapshot.take import take_snapshot
-from replsite.status.trends import History
 from tests.support import crowd
 from tests.support.browsing import BROWSER, log_in
 
-TICKS = int(os.environ.get("REPLSITE_TEST_TICKS", "60"))
+TICKS = int(os.environ.get("REPLSITE_TEST_TICKS", "64"))
 WARM = 40
+#: Divides both, so that the same page is shown at both looks.
 STEPS = 8
-#: A link that answers each question with the next of the messages that the test has put there.
-_LINK = """
+#: A server that answers each question with the next of the pages that the test has put there, at once.
+_SERVER = """
 window.shown = 0;
-window.WebSocket = class extends EventTarget {
-    static OPEN = 1;
-    readyState = 1;
-    constructor() { super(); setTimeout(() => this.dispatchEvent(new Event("open"))); }
-    send() {
-        const answer = () => {
-            if (!window.messages || window.shown >= window.until) return setTimeout(answer, 20);
-            const packed = window.messages[window.shown++ % window.messages.length];
-            const data = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0)).buffer;
-            this.dispatchEvent(new MessageEvent("message", { data }));
-        };
-        setTimeout(answer);
-    }
-    close() {}
-};
+const pause = window.setTimeout;
+window.setTimeout = (call, milliseconds) => pause(call, milliseconds === 1000 ? 0 : milliseconds);
+window.fetch = () => new Promise((done) => {
+    const answer = () => {
+        if (!window.pages || window.shown >= window.until) return pause(answer, 20);
+        const headers = { "As-Of": new Date().toISOString(), "ETag": String(window.shown) };
+        done(new Response(window.pages[window.shown++ % window.pages.length], { headers }));
+    };
+    pause(answer);
+});
 """
 
 
-def pages(steps: int = STEPS) -> list:
+def pages(steps: int = STEPS) -> list[str]:
     """The page of a crowd that moves on."""
-    history, found = History(), []
+    shared, found = SharedSnapshot(take_snapshot), []
+    answers = SharedAnswers(shared)
     for _ in range(steps):
-        found.append(render(live_page_data(take_snapshot(history)), frozenset()))
+        shared.get(fresh_seconds=0)
+        found.append(gzip.decompress(answers.of(frozenset()).packed).decode())
         crowd.move()
     return found
 
@@ -63,20 +58,16 @@ class TestInTheBrowser:
     pytestmark = BROWSER
 
     def test_an_hour_of_ticks_leaves_no_memory_nodes_or_listeners_behind(self, a_crowd, boss, new_page, capsys):
-        seen = pages()
-        told = [changes(before, now) for before, now in zip([seen[-1], *seen[:-1]], seen, strict=True)]  # in a circle
+        told = pages()
         page = new_page()
-        page.add_init_script(_LINK)
+        page.add_init_script(_SERVER)
         log_in(page)
         wire = page.context.new_cdp_session(page)
         wire.send("Performance.enable")
-        page.evaluate(
-            "(messages) => { window.until = 1; window.messages = messages; }", [packed(changes(None, seen[-1]))]
-        )
+        page.evaluate("(pages) => { window.until = 1; window.pages = pages; }", told)
         page.wait_for_function("window.shown >= 1")
         # Style, layout and paint of 65,000 nodes take nine tenths of a tick's time. They hold no node and no listener.
         page.evaluate("() => { document.documentElement.style.display = 'none'; }")
-        page.evaluate("(messages) => { window.messages = messages; }", [packed(one) for one in told])
         before, after = after_ticks(page, wire, WARM), after_ticks(page, wire, WARM + TICKS)
         grown = {name: after[name] - before[name] for name in before}
         with capsys.disabled():
@@ -84,10 +75,6 @@ class TestInTheBrowser:
         assert grown["Nodes"] <= 30, grown  # a node left by every second tick is noticed, whatever the number of ticks
         assert grown["JSEventListeners"] <= 2, grown
         assert grown["JSHeapUsedSize"] < 1_500_000, grown
-
-
-def packed(message) -> str:
-    return base64.b64encode(zlib.compress(json.dumps({"number": 1, **message}).encode())).decode()
 
 
 def after_ticks(page, wire, number: int) -> dict[str, float]:

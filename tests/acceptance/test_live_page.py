@@ -6,6 +6,9 @@ With ``REPLSITE_SCREENSHOTS`` set to a folder, what the tests see is kept there 
 from __future__ import annotations
 
 import subprocess
+import time
+from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 from django.contrib.auth.models import User
@@ -15,6 +18,7 @@ from tests.support.browsing import BROWSER, keep, log_in, luminance
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
 pytestmark = BROWSER
+DATA = "**/live/data/"
 HOSTILE = "<b>bold</b><img src=x onerror=document.title='owned'>"
 
 
@@ -52,27 +56,6 @@ def test_append_of_another_process_shows_without_reload(live, run_manage):
     assert page.evaluate("window.notReloaded")
 
 
-def asked_by(page, site) -> str:
-    """What becomes of a WebSocket that this page asks for, with the cookies that the browser has."""
-    return page.evaluate(
-        """(address) => new Promise((done) => {
-            const socket = new WebSocket(address);
-            socket.onopen = () => done("open");
-            socket.onclose = () => done("refused");
-        })""",
-        site.address.replace("http", "ws") + "/ws/live/",
-    )
-
-
-def test_a_page_of_a_foreign_origin_is_refused_though_the_operator_is_logged_in(live, site):
-    page = live()
-    assert asked_by(page, site) == "open"
-    page.context.route("http://127.0.0.1:9/**", lambda route: route.fulfill(body="<p>evil", content_type="text/html"))
-    page.goto("http://127.0.0.1:9/evil")
-    assert page.evaluate("location.origin") == "http://127.0.0.1:9"
-    assert asked_by(page, site) == "refused"
-
-
 def test_lost_link_greys_the_numbers_with_their_age_and_comes_back(live, site):
     page = live()
     site.kill()
@@ -85,49 +68,59 @@ def test_lost_link_greys_the_numbers_with_their_age_and_comes_back(live, site):
     playwright_api.expect(page.locator("#live.live-stale")).to_have_count(0)
 
 
-def test_a_link_that_swallows_everything_is_given_up_and_made_anew(new_page, boss):
+def test_a_link_that_swallows_everything_is_given_up_and_tried_again(live):
     """A cable that is pulled ends no connection: nothing comes, and nobody says so."""
-    page = new_page()
-    page.clock.install()
-    page.add_init_script("""
-        window.swallows = false;
-        window.links = 0;
-        const send = WebSocket.prototype.send;
-        WebSocket.prototype.send = function (text) { if (!window.swallows) send.call(this, text); };
-        window.WebSocket = class extends WebSocket { constructor(...where) { super(...where); window.links += 1; } };
-    """)
-    log_in(page)
-    says(page, "#live-link", "Live")
-    page.evaluate("window.swallows = true")
+    page, swallowed = live(), []
+
+    def swallow(route):
+        swallowed.append(route)  # neither answered nor ended
+
+    page.route(DATA, swallow)
     says(page, "#live-link", "Link lost, trying again")
-    assert page.evaluate("window.links") == 1
-    for _ in range(20):  # each link is waited for, and then made anew
-        if page.inner_text("#live-link") == "Live, by polling":
-            break
-        page.clock.fast_forward(17_000)
-        page.wait_for_timeout(100)
-    says(page, "#live-link", "Live, by polling")
-    page.evaluate("window.swallows = false")
-    page.clock.fast_forward(50_000)
+    assert len(swallowed) == 1, "a question at a time"
+    page.wait_for_event("request", lambda request: request.url.endswith("/live/data/"))
+    page.unroute(DATA)
+    for route in swallowed:
+        with suppress(playwright_api.Error):  # the page has given it up
+            route.abort()
     says(page, "#live-link", "Live")
-    assert page.evaluate("window.links") > 1
 
 
-def test_without_websockets_the_page_polls(new_page, boss, run_manage):
-    page = new_page()
-    page.add_init_script("window.WebSocket = class extends EventTarget { constructor() { super(); "
-                         "setTimeout(() => this.dispatchEvent(new CloseEvent('close', { code: 1006 }))); } };")  # fmt: skip
-    log_in(page)
-    says(page, "#live-link", "Live, by polling")
-    run_manage("append", "caches", "--count", "4")
-    playwright_api.expect(linear_position(page)).not_to_have_text("1")
+def test_an_answer_that_is_none_is_said_and_asked_for_later_and_later(live):
+    page, asked_at = live(), []
+
+    def refuse(route):
+        asked_at.append(time.monotonic())
+        route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway")
+
+    page.route(DATA, refuse)
+    says(page, "#live-link", "The server answers 502, trying again")
+    playwright_api.expect(page.locator("#live.live-stale")).to_be_visible()
+    playwright_api.expect(page.locator("#live-age")).to_contain_text("s ago")
+    while len(asked_at) < 4:
+        page.wait_for_event("response", lambda answer: answer.status == 502)
+    pauses = [later - sooner for sooner, later in pairwise(asked_at)]
+    assert pauses[0] > 1.4 and pauses[2] > pauses[0] * 1.5, pauses
+    page.unroute(DATA)
+    says(page, "#live-link", "Live")
 
 
-def test_signed_out_page_says_so_and_leads_to_the_login(live, site):
+def test_while_nothing_changes_only_the_time_is_sent(live):
+    page, statuses = live(), []
+    page.on("response", lambda answer: statuses.append(answer.status) if "/live/data/" in answer.url else None)
+    moment = page.locator("#live-as-of")
+    while 304 not in statuses:
+        page.wait_for_event("response")
+    shown = moment.inner_text()
+    while statuses[-2:] != [304, 304]:
+        page.wait_for_event("response")
+    playwright_api.expect(moment).not_to_have_text(shown)
+    says(page, "#live-link", "Live")
+
+
+def test_who_is_signed_out_is_told_at_once_and_led_to_the_login(live):
     page = live()
     User.objects.update(is_staff=False)
-    site.kill()
-    site.start()
     says(page, "#live-link", "You are signed out. Log in again")
     playwright_api.expect(page.locator("#live.live-stale")).to_be_visible()
     page.get_by_role("link", name="Log in again").click()
@@ -149,37 +142,27 @@ def test_writers_and_followers_of_other_processes_are_seen(live, site, start_man
     keep(page, "live")
 
 
-_COUNTED = """
-    window.asked = window.answered = 0;
-    window.WebSocket = class extends WebSocket {
-        constructor(...where) {
-            super(...where);
-            this.addEventListener("message", () => { window.answered += 1; });
-        }
-        send(text) { window.asked += 1; super.send(text); }
-    };
-"""
 _HIDE = """(hidden) => {
     Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
     document.dispatchEvent(new Event("visibilitychange"));
 }"""
 
 
-def test_hidden_tab_does_not_ask(new_page, boss):
-    hidden, shown = new_page(), new_page()
-    for page in (hidden, shown):
-        page.add_init_script(_COUNTED)
-        log_in(page)
-        says(page, "#live-link", "Live")
+def test_hidden_tab_does_not_ask_and_asks_at_once_when_it_is_shown(live):
+    hidden, shown = live(), live()
+    asked = []
+    hidden.on("request", lambda request: asked.append(request.url))
     hidden.evaluate(_HIDE, True)
-    hidden.wait_for_function("window.answered >= window.asked")  # an answer was on its way
-    asked, frozen = hidden.evaluate("[window.asked, document.querySelector('#live-as-of').innerText]")
-    before = shown.evaluate("window.answered")
-    shown.wait_for_function("(before) => window.answered >= before + 3", arg=before)  # a tab that is shown goes on
-    assert hidden.evaluate("window.asked") == asked
-    hidden.evaluate(_HIDE, False)
+    hidden.wait_for_load_state("networkidle")  # an answer was on its way
+    asked.clear()
+    frozen = hidden.locator("#live-as-of").inner_text()
+    for _ in range(3):  # a tab that is shown goes on
+        shown.wait_for_event("response")
+    hidden.evaluate("0")
+    assert asked == []
+    with hidden.expect_request(DATA, timeout=500):  # half of the pause between two questions
+        hidden.evaluate(_HIDE, False)
     playwright_api.expect(hidden.locator("#live-as-of")).not_to_have_text(frozen)
-    assert hidden.evaluate("window.asked") > asked
 
 
 def test_names_that_readers_choose_are_text(live):
@@ -229,6 +212,12 @@ def test_focus_selection_and_an_open_menu_outlive_ticks_and_groups_fold_by_keybo
     playwright_api.expect(first).to_be_focused()
     assert page.evaluate("getSelection().toString()") == "caches"
     playwright_api.expect(row.locator(".live-more")).to_have_attribute("aria-expanded", "true")
+    find, before = page.get_by_role("searchbox"), linear_position(page).inner_text()
+    find.press_sequentially("cach")
+    run_manage("append", "caches", "--count", "5")
+    playwright_api.expect(linear_position(page)).not_to_have_text(before)
+    playwright_api.expect(find).to_be_focused()
+    playwright_api.expect(find).to_have_value("cach")
     button = page.locator('#live-streams tbody[data-key="caches"] .live-toggle')
     for key, is_expanded in (("Enter", "false"), ("Space", "true")):
         button.focus()

@@ -1,17 +1,15 @@
-"""The nginx of ``docs/deployment/nginx/`` on ports of this machine, and a client that speaks HTTPS and WebSocket with it."""
+"""The nginx of ``docs/deployment/nginx/`` on ports of this machine, and a client that speaks HTTPS with it."""
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import os
 import re
 import socket
 import ssl
-import struct
 import subprocess
-import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ http {{
 class Nginx:
     """The page's configuration with our ports, certificate and folder of static files."""
 
-    def __init__(self, folder: Path, servers: list[int]) -> None:
+    def __init__(self, folder: Path, servers: list[int], times: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.authority = Authority(folder)
         certificate, key = self.authority.sign("proxy", server=True)
@@ -56,6 +54,7 @@ class Nginx:
             (r"/etc/ssl/replsite/fullchain.pem", certificate),
             (r"/etc/ssl/replsite/privkey.pem", key),
             (r"/var/www/replsite/", f"{folder}/static/"),
+            *((rf"({name}) +\w+;", rf"\1 {time};") for name, time in (times or {}).items()),
         ):
             page, found = re.subn(old, new, page)
             assert found, f"the page's configuration has no {old}"
@@ -131,11 +130,6 @@ class Browser:
         )  # fmt: skip
         assert answer.status == 302, (answer.status, body[:500])
 
-    def websocket(self, path: str, origin: str = f"https://{NAME}") -> WebSocket:
-        """A WebSocket with the cookies of the log-in."""
-        plain = socket.create_connection(("localhost", self._port), timeout=DEADLINE_SECONDS)
-        return WebSocket(self._context.wrap_socket(plain, server_hostname="localhost"), path, origin, self._cookie())
-
     def _cookie(self) -> dict[str, str]:
         pairs = "; ".join(f"{name}={morsel.value}" for name, morsel in self.cookies.items())
         return {"Cookie": pairs} if pairs else {}
@@ -145,41 +139,3 @@ class Browser:
 
         for line in answer.headers.get_all("Set-Cookie") or []:
             self.cookies.update(SimpleCookie(line))
-
-
-class WebSocket:
-    """As much of RFC 6455 as one question and its answer need."""
-
-    def __init__(self, connection: ssl.SSLSocket, path: str, origin: str, cookie: dict[str, str]) -> None:
-        self._connection = connection
-        lines = [
-            f"GET {path} HTTP/1.1",
-            f"Host: {NAME}",
-            "Upgrade: websocket",
-            "Connection: Upgrade",
-            f"Origin: {origin}",
-        ]
-        lines += [f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}", "Sec-WebSocket-Version: 13"]
-        lines += [f"{name}: {value}" for name, value in cookie.items()]
-        connection.sendall("\r\n".join([*lines, "", ""]).encode())
-        self._input = connection.makefile("rb")
-        self.status = int(self._input.readline().split()[1])
-        while self._input.readline().strip():
-            pass
-
-    def ask(self, text: str) -> Any:
-        """Send a text and wait for an answer, which is compressed."""
-        data, mask = text.encode(), os.urandom(4)
-        masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
-        self._connection.sendall(struct.pack("!BB", 0x81, 0x80 | len(data)) + mask + masked)
-        while True:
-            kind, length = struct.unpack("!BB", self._input.read(2))
-            if length >= 126:
-                length = int.from_bytes(self._input.read(2 if length == 126 else 8), "big")
-            payload = self._input.read(length)
-            if kind & 0x0F == 2:
-                return json.loads(zlib.decompress(payload))
-
-    def close(self) -> None:
-        self._input.close()
-        self._connection.close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import gzip
+import re
 import socket
-import subprocess
 import threading
 import urllib.request
 from collections import Counter
@@ -14,62 +14,18 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.conftest import end_processes
 from tests.deployment.followed import Followed
 from tests.deployment.proxied import NAME, NGINX, Browser, Nginx
-from tests.support.ports import free_ports
+from tests.deployment.proxied_site import PASSWORD, ProxiedSite
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx here: Debian's package nginx")
-PASSWORD = "correct-horse-battery"
-
-
-class Site:
-    """Two servers with a page that appends, behind nginx."""
-
-    def __init__(self, production, folder: Path) -> None:
-        self.production = production
-        self.http, self.replication = free_ports(2), free_ports(2)
-        self.servers: list[subprocess.Popen[str]] = []
-        self.nginx = Nginx(folder, self.http)
-        self.env = {
-            "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_ALLOWED_HOSTS": f"{NAME},127.0.0.1",
-            "REPLSITE_HTTPS_ONLY": "true", "REPLSITE_PROXY_NETWORKS": "127.0.0.1/32",
-            "REPLSITE_STATIC_ROOT": str(folder / "static"), "REPLSITE_INSTANCE": "serve-{n}",
-            "DJANGO_SUPERUSER_PASSWORD": PASSWORD,
-        }  # fmt: skip
-
-    def serve(self, number: int) -> subprocess.Popen[str]:
-        address, wire = (f"127.0.0.1:{ports[number]}" for ports in (self.http, self.replication))
-        return self.production.start("serve", "--http", address, "--replication", wire, **self.env)
-
-    def start(self) -> None:
-        self.production.manage("collectstatic", "--no-input", "-v", "0", **self.env)
-        superuser = ["createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.org"]
-        self.production.manage(*superuser, **self.env)
-        self.servers = [self.serve(0), self.serve(1)]
-        for server in self.servers:
-            ready_ports(server)
-        self.nginx.start()
-
-    def restart(self, number: int) -> None:
-        """As ``systemctl restart`` does it."""
-        self.servers[number].terminate()
-        assert self.servers[number].wait(2 * DEADLINE_SECONDS) == 0
-        end_processes([self.servers[number]])
-        self.servers[number] = self.serve(number)
-        ready_ports(self.servers[number])
-
-    def stop(self) -> None:
-        self.nginx.stop()
-        end_processes(self.servers)
 
 
 @pytest.fixture(scope="module")
-def proxied(production) -> Iterator[Site]:
+def proxied(production) -> Iterator[ProxiedSite]:
     with TemporaryDirectory() as name:
-        site = Site(production, Path(name))
+        site = ProxiedSite(production, Path(name))
         try:
             site.start()
             yield site
@@ -78,7 +34,7 @@ def proxied(production) -> Iterator[Site]:
 
 
 @pytest.fixture
-def browser(proxied: Site) -> Browser:
+def browser(proxied: ProxiedSite) -> Browser:
     return Browser(proxied.nginx)
 
 
@@ -88,21 +44,42 @@ def test_nginx_takes_the_configuration(tmp_path):
     assert "warn" not in checked.stderr
 
 
-def test_the_live_page_comes_through_with_its_websocket(browser):
+def test_the_live_page_is_asked_for_again_and_again_and_stays_out_of_the_log(browser, proxied):
     browser.log_in("boss", PASSWORD)
     answer, body = browser.ask("/admin/live/")
     assert answer.status == 200 and b"/static/" in body
-    live = browser.websocket("/ws/live/")
-    assert live.status == 101
-    assert "caches" in json.dumps(live.ask('{"have": 0}'))
-    live.close()
+
+    def is_known() -> bool:
+        found, page = browser.ask("/admin/live/data/", Accept_Encoding="gzip")
+        assert found.headers["Content-Encoding"] == "gzip" and b"caches" in gzip.decompress(page)
+        again, nothing = browser.ask("/admin/live/data/", If_None_Match=found.headers["ETag"])
+        assert again.headers["As-Of"] >= found.headers["As-Of"]
+        return (again.status, nothing) == (304, b"")
+
+    wait_until(is_known, what="nothing changed between two questions")
+    log = proxied.nginx.folder / "access.log"
+    browser.ask("/client?last")
+    wait_until(lambda: "/client?last" in log.read_text(), what="nginx has logged the request")
+    assert "/admin/live/ " in log.read_text() and "/admin/live/data/" not in log.read_text()
 
 
-def test_a_websocket_of_a_foreign_page_is_refused(browser):
+def test_a_viewer_stays_with_one_server(browser, proxied):
+    """Each server judges by what it saw itself: the page would show one and the other in turn."""
+
+    def answers(port: int) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_SECONDS) as answer:
+            found = re.findall(
+                rb'^django_http_requests_total_by_view_\w+_total{[^}]*view="live-data"} (\S+)$',
+                answer.read(),
+                re.MULTILINE,
+            )
+        return sum(map(float, found))
+
     browser.log_in("boss", PASSWORD)
-    live = browser.websocket("/ws/live/", "https://elsewhere.example.org")
-    assert live.status == 403
-    live.close()
+    before = [answers(port) for port in proxied.http]
+    for _ in range(10):
+        assert browser.ask("/admin/live/data/")[0].status == 200
+    assert sorted(answers(port) - had for port, had in zip(proxied.http, before, strict=True)) == [0, 10]
 
 
 def test_cookies_are_for_https_only_and_browsers_are_told(browser):

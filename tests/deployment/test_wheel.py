@@ -17,11 +17,8 @@ BESIDE = ("django==5.2.*", "procrastinate", "django-unfold==0.90.0")
 #: Modules of the engine that need an extra: a server, and Redis.
 NEED_AN_EXTRA = {
     "streams.browsers.consumer",
-    "streams.replication.serve",
     "streams.replication.server.consumer",
-    "streams.replication.transport.descriptors",
-    "streams.replication.transport.http_limits",
-    "streams.replication.transport.tcp_scope",
+    "streams.replication.transport.http_server",
     "streams.replication.redis.connection",
     "streams.replication.redis.subscriber",
 }

@@ -1,6 +1,6 @@
 """Loads that are too heavy for the suite, which has a small version of each: ``python -m tests.support.large hour|viewers``.
 
-``hour``: 3,600 ticks of the live page, in the browser and in the server. ``viewers``: 1,000 WebSockets and 1,000 replication
+``hour``: 3,600 steps of the live page, in the browser and in the server. ``viewers``: 1,000 viewers and 1,000 replication
 connections on one server. ``--ticks``, ``--number`` and ``--seconds`` change the sizes.
 """
 
@@ -13,7 +13,7 @@ import sys
 import pytest
 
 LOADS = {
-    "hour": ["tests/integration/replsite/test_feed_for_an_hour.py", "tests/acceptance/test_an_hour.py"],
+    "hour": ["tests/integration/replsite/test_answers_for_an_hour.py", "tests/acceptance/test_an_hour.py"],
     "viewers": ["tests/acceptance/test_many_viewers.py"],
 }
 

@@ -1,4 +1,4 @@
-"""An `AsgiServer` that answers every HTTP request with ``ok``. ``python -m tests.support.small_server`` prints its port."""
+"""An `HttpServer` that answers every HTTP request with ``ok``. ``python -m tests.support.small_server`` prints its port."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import Any
 
-from streams.replication.transport.tcp_scope import AsgiServer
+from streams.replication.transport.http_server import HttpServer
 
 
 async def answer(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -20,17 +20,23 @@ async def answer(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-class SmallServer(AsgiServer):
-    port = 0
+def main() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listener.setblocking(False)
 
-    def announce(self) -> None:
-        sys.stdout.write(f"{self.port}\n")
+    port = listener.getsockname()[1]
+
+    async def begin() -> None:
+        sys.stdout.write(f"{port}\n")
         sys.stdout.flush()
+
+    async def end() -> None:
+        await server.finish_requests()
+        await server.cancel_requests()
+
+    server = HttpServer(answer, listener, begin, end)
+    server.run()
 
 
 if __name__ == "__main__":
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    listener.setblocking(False)
-    server = SmallServer(answer, http_sockets=[listener])
-    server.port = listener.getsockname()[1]
-    server.run()
+    main()

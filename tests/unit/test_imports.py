@@ -30,6 +30,7 @@ INSIDE_FUNCTIONS = {
     "replsite.management.commands.serve": "only when it serves",
     "replsite.management.commands.streams": "only for its actions and for terminals: a fifth of its start",
     "streams.management.commands.runreplication": "only when it serves",
+    "streams.replication.serve": "only where pages are served",
     "streams.workers": "only where a relay is wanted",
 }
 FOUND = {

@@ -7,6 +7,7 @@ from tests.support.session import PROJECT
 HERE = PROJECT / "tests" / "unit"
 #: Tests that are not of one module, and what they are of.
 OF_SEVERAL_MODULES = {
+    "streams/replication/transport/test_admission.py": "who comes in: tcp_scope, tcp_places, tls",
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
     "test_downloads.py": "the shell functions of script/_environment that load something",
     "test_imports.py": "all modules",

@@ -15,7 +15,7 @@ from replsite.postgres.backend.base import embedded_server
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.replication.errors import BadAddress, BadCertificate, BadRights, ReplicationError
-from streams.replication.transport.addresses import Address
+from streams.replication.transport.addresses import Address, SocketFile
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
 
@@ -30,19 +30,25 @@ class Command(SiteCommand):
     Exit status 1 means that the server cannot start, and 2 that the arguments are unusable.
     """
 
-    help = "Serve admin, WebSocket, metrics, health and the replication protocol in one process."
+    help = "Serve admin, metrics, health and the replication protocol in one process."
 
     examples = (
         ("serve", "pages on port 8000, replication on 9092; an empty embedded database gets its tables"),
         ("serve --http 127.0.0.1:0 --replication 127.0.0.1:0", "free ports; 'ready …' names them"),
+        ("serve --http unix:/run/replsite/1.sock", "pages through a socket, for a proxy on this machine"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         for option, default, what in (
-            ("--http", "127.0.0.1:8000", "pages, metrics, health and WebSocket"),
+            ("--http", "127.0.0.1:8000", "pages, metrics and health; or unix:PATH"),
             ("--replication", "127.0.0.1:9092", "the replication protocol"),
         ):
             parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)")
+        parser.add_argument(
+            "--behind-proxy",
+            action="store_true",
+            help="nobody but a reverse proxy reaches --http, which may then be an address of any network",
+        )
         add_server_arguments(parser)
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
@@ -56,7 +62,9 @@ class Command(SiteCommand):
 
         self._sampler, self._is_ready = Sampler(), False
         try:
-            wanted = Endpoints(http=Address.parse(options["http"]), replication=Address.parse(options["replication"]))
+            wanted = Endpoints(
+                Address.parse(options["replication"]), SocketFile.parse(options["http"]), options["behind_proxy"]
+            )
             self._make_tables(stream_settings().database)
             tls = TlsFiles.of_server(stream_settings(), options)
             serve(application, wanted, self._announce_ready, tls, when_cancelled=request_threads_end)

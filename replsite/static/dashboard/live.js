@@ -1,7 +1,8 @@
 /* Keeps the live page live.
  *
- * Asks over a WebSocket for the page after the one it shows and puts what changed into the document. The server sets the pace. A hidden tab does not ask. When answers stay away the numbers turn grey with their age, and the link is tried
- * again, later each time, also when nobody says that it is lost; where WebSockets do not work at all, the same data is fetched.
+ * Asks each second for the parts of the page, with the tag of those that it shows, and puts what changed into the document. A
+ * hidden tab does not ask, and asks at once when it is shown again. When answers stay away the numbers turn grey with their age,
+ * and the server is asked again, later each time.
  */
 "use strict";
 
@@ -9,14 +10,11 @@
   const root = document.getElementById("live");
   if (!root) return;
   const { adopt, asked, filter, foldAll, morph, onChange, parameters, update } = window.liveTable;
-  const STALE_MS = 4000, POLL_MS = 2000, LONGEST_PAUSE_MS = 30000, FAILURES_BEFORE_POLLING = 3;
-  const ANSWER_MS = 15000; /* the server answers within a few seconds, whatever its database does */
-  const ASKING = { credentials: "same-origin", cache: "no-store" };
+  const ASK_MS = 1000, STALE_MS = 4000, ANSWER_MS = 15000, LONGEST_PAUSE_MS = 8000;
   const OLD_STORAGE_MS = 180000, QUIET_MS = 5000;
   const tables = root.querySelectorAll(".live-table");
   const part = (id) => document.getElementById("live-" + id);
-  let socket = null, number = 0, failures = 0, heardAt = performance.now(), polling = false, over = false;
-  let askedAt = null;
+  let tag = "", next = 0, isAsking = false, failures = 0, heardAt = performance.now(), over = false;
   let asOf = Date.parse(part("as-of").dateTime), trouble = "";
   let heard = false, saidAt = -QUIET_MS, wasStale = false;
 
@@ -59,7 +57,7 @@
     if (!document.hidden) root.classList.toggle("live-stale", stale);
     setText(part("age"), stale ? ", " + age(silence / 1000) + " ago" : "");
     if (!over && stale) setText(part("link"), trouble || "Link lost, trying again");
-    else if (!over) setText(part("link"), !heard ? "Connecting" : polling ? "Live, by polling" : "Live");
+    else if (!over) setText(part("link"), heard ? "Live" : "Connecting");
     for (const element of root.querySelectorAll(".live-fresh")) {
       const moment = element.querySelector("time"), old = now - Date.parse(moment.dateTime);
       const late = stale || old > STALE_MS;
@@ -88,24 +86,21 @@
     setText(part("said"), text);
   }
 
-  function show(message) {
+  /* The page as of a moment; null: as it is shown. */
+  function show(moment, found) {
     heardAt = performance.now();
     heard = true;
-    if (message.error) {
-      trouble = message.error;
-      number = 0;
-      return;
-    }
+    asOf = Date.parse(moment);
     trouble = "";
-    number = message.number;
-    asOf = Date.parse(message.as_of);
-    freshen(part("as-of"), message.as_of);
-    if (message.state) showState(message.state);
-    if (message.summary) morph(part("summary"), message.summary);
-    for (const table of tables) if (message[table.id.slice(5)]) update(table, message[table.id.slice(5)]);
+    freshen(part("as-of"), moment);
+    if (found) {
+      showState(found.state);
+      morph(part("summary"), found.summary);
+      for (const table of tables) if (found[table.id.slice(5)]) update(table, found[table.id.slice(5)]);
+    }
     for (const element of root.querySelectorAll(".live-fresh > time")) {
-      const stored = /^live-(storage|rooms)-/.test(element.parentNode.id);
-      freshen(element, stored ? message.storage_at || element.dateTime : message.as_of);
+      if (!/^live-(storage|rooms)-/.test(element.parentNode.id)) freshen(element, moment);
+      else if (found) freshen(element, found.storage_at || element.dateTime);
     }
     showAges();
   }
@@ -117,83 +112,49 @@
     document.title = (now.word === "well" ? "" : now.word.toUpperCase() + ": ") + document.title.replace(/^(LOOK|WRONG): /, "");
   }
 
-  /* --- the link ----------------------------------------------------------------------------------------------------- */
+  /* --- the questions ------------------------------------------------------------------------------------------------ */
 
-  function ask() {
-    if (document.hidden || !socket || socket.readyState !== WebSocket.OPEN) return;
-    if (askedAt === null) askedAt = performance.now();
-    socket.send(JSON.stringify({ have: number }));
-  }
-
-  function unpacked(data) {
-    return new Response(new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
-  }
-
-  function connect() {
-    if (over) return;
-    const scheme = location.protocol === "https:" ? "wss://" : "ws://";
-    const own = new WebSocket(scheme + location.host + root.dataset.socket);
-    own.binaryType = "arraybuffer";
-    socket = own;
-    askedAt = performance.now();
-    own.addEventListener("open", () => {
-      if (own !== socket) return;
-      askedAt = null;
-      number = 0;
-      ask();
-    });
-    own.addEventListener("message", async (event) => {
-      const message = await unpacked(event.data);
-      if (own !== socket) return;
-      askedAt = null;
-      failures = 0;
-      polling = false;
-      show(message);
-      ask();
-    });
-    own.addEventListener("close", (event) => {
-      if (own !== socket) return;
-      if ([4401, 4403].includes(event.code)) signedOut();
-      else tryAgain();
-    });
-  }
-
-  /* A network that swallows everything ends no connection: what was asked long ago will not be answered. */
-  function giveUpSilentLink() {
-    if (askedAt === null || document.hidden || performance.now() - askedAt < ANSWER_MS) return;
-    const silent = socket;
-    tryAgain();
-    silent.close();
-  }
-
-  function tryAgain() {
-    socket = askedAt = null;
-    failures += 1;
-    if (failures >= FAILURES_BEFORE_POLLING && !polling) {
-      polling = true;
-      poll();
+  async function ask() {
+    clearTimeout(next);
+    if (over || isAsking || document.hidden) return;
+    isAsking = true;
+    const { status, moment, etag, found } = await answered().catch(() => ({ status: 0 }));
+    isAsking = false;
+    if (status === 403) {
+      signedOut();
+      return;
     }
-    const pause = Math.min(LONGEST_PAUSE_MS, 500 * 2 ** failures);
-    setTimeout(connect, pause * (0.75 + Math.random() / 2));
+    const isThere = status === 200 || status === 304;
+    failures = isThere ? 0 : failures + 1;
+    const pause = Math.min(LONGEST_PAUSE_MS, ASK_MS * 2 ** failures) * (0.75 + Math.random() / 2);
+    next = setTimeout(ask, failures ? pause : ASK_MS);
+    if (isThere) {
+      show(moment, found);
+      tag = etag;
+    } else { // with no answer at all, the age of the numbers says so
+      trouble = status ? found.error || `The server answers ${status}, trying again` : "";
+      showAges();
+    }
   }
 
-  async function poll() {
-    while (polling && !over) {
-      if (!document.hidden) {
-        try {
-          const answer = await fetch(root.dataset.poll, { ...ASKING, signal: AbortSignal.timeout(ANSWER_MS) });
-          if (answer.status === 403) return signedOut();
-          if (answer.ok || answer.status === 503) show(await answer.json());
-        } catch { /* the link is lost: the age of the numbers says so */ }
-      }
-      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
-    }
-    return undefined;
+  async function answered() {
+    const answer = await fetch(root.dataset.source, {
+      credentials: "same-origin",
+      cache: "no-store", // and so a 304 comes to us
+      headers: tag ? { "If-None-Match": tag } : {},
+      signal: AbortSignal.timeout(ANSWER_MS),
+    });
+    const content = answer.ok ? answer.json() : answer.json().catch(() => ({})); // an error may be a proxy's page
+    return {
+      status: answer.status,
+      moment: answer.headers.get("As-Of"),
+      etag: answer.headers.get("ETag"),
+      found: answer.status === 304 ? null : await content,
+    };
   }
 
   function signedOut() {
     over = true;
-    socket = askedAt = null;
     trouble = "Signed out";
     const link = document.createElement("a");
     link.textContent = "Log in again";
@@ -236,14 +197,8 @@
   tables.forEach(adopt);
   window.liveMenu.watch(root);
   startTools();
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) ask();
-  });
+  document.addEventListener("visibilitychange", ask);
+  window.addEventListener("online", ask);
   setInterval(showAges, 1000);
-  setInterval(giveUpSilentLink, 1000);
-  if (root.dataset.socket) connect();
-  else {
-    polling = true;
-    poll();
-  }
+  ask();
 })();

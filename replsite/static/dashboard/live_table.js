@@ -41,13 +41,13 @@ window.liveTable = (() => {
 
   /* --- rows and groups ----------------------------------------------------------------------------------------------- */
 
-  /* All groups in their order; null stands for one that stays as it is. */
+  /* All groups in their order, each with its rows. */
   function update(table, groups) {
     const bodies = keyed(table.tBodies);
     table.liveOrder = groups.map(([key, rows]) => {
       const body = bodies.get(key) || document.createElement("tbody");
       body.dataset.key = key;
-      if (rows) updateRows(body, rows);
+      updateRows(body, rows);
       meet(table, body);
       return body;
     });
@@ -55,12 +55,13 @@ window.liveTable = (() => {
     mark(table);
   }
 
+  /* A row is morphed only if it differs from the last one that came: most rows say the same for long. */
   function updateRows(body, rows) {
     const lines = keyed(body.rows);
-    arrange(body, rows.map(([key, change]) => {
-      const line = lines.get(key);
-      if (typeof change === "string") return line ? morph(line, change) : parse(change);
-      for (const [index, html] of Object.entries(change || {})) morph(line.cells[index], html);
+    arrange(body, rows.map(([key, html]) => {
+      const line = lines.get(key) || parse(html);
+      if (lines.has(key) && line.liveHtml !== html) morph(line, html);
+      line.liveHtml = html;
       return line;
     }), null);
   }

@@ -1,11 +1,13 @@
 """Parsing of addresses and Redis URLs, and the opening of listening sockets.
 
-A port without TLS has neither encryption nor passwords. So `refuse_open_network` restricts the addresses on which such
-a port may listen. Error messages never contain a password.
+A replication port without TLS has neither encryption nor passwords, and pages are for a reverse proxy. So
+`refuse_open_network` and `refuse_strangers` restrict the addresses on which they may listen. Error messages never
+contain a password.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -13,6 +15,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -25,12 +28,15 @@ __all__ = [
     "BACKLOG",
     "Address",
     "RedisAddress",
+    "SocketFile",
     "bind",
+    "bind_file",
     "holder_of_port",
     "missing_redis_hint",
     "missing_server_hint",
     "parse_redis",
     "refuse_open_network",
+    "refuse_strangers",
 ]
 
 #: Connections that the kernel keeps until the process accepts them. Of a thousand followers that connect at once after a
@@ -64,6 +70,26 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """A socket in the file system, through which programs of this machine connect."""
+
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> SocketFile | Address:
+        """Parses ``unix:PATH``, or an `Address`. Raises `BadAddress` for any other text."""
+        scheme, _, path = text.partition(":")
+        if scheme != "unix":
+            return Address.parse(text)
+        if not path.startswith("/"):
+            raise BadAddress(f"{text!r} is no socket: write unix:/run/replsite/1.sock.")
+        return cls(path)
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
 
 
 _REDIS_FORM = "redis://[USER:PASSWORD@]HOST:PORT[/DB][?channel=NAME]"
@@ -143,6 +169,30 @@ def bind(address: Address, *, backlog: int = BACKLOG) -> tuple[socket.socket, Ad
     return bound, Address(host, port)
 
 
+def bind_file(file: SocketFile, *, backlog: int = BACKLOG) -> socket.socket:
+    """Returns a listening non-blocking socket at a path, which every user may open who may enter the folder.
+
+    A file that a killed process has left is replaced. Raises `PortTaken` if a process listens there, `BadAddress` for other
+    errors.
+    """
+    path = Path(file.path)
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), socket.socket(socket.AF_UNIX) as other:
+            other.connect(file.path)
+            raise PortTaken(f"Cannot listen on {file}: another process does.")
+        if path.is_socket():
+            path.unlink()
+        bound.bind(file.path)
+        path.chmod(0o666)
+        bound.listen(backlog)
+    except OSError as error:
+        bound.close()
+        raise BadAddress(f"Cannot listen on {file}: {error.strerror or error}.") from error
+    bound.setblocking(False)
+    return bound
+
+
 def _resolve(address: Address) -> list[Any]:
     try:
         return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -186,4 +236,16 @@ def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
                 "Without TLS the replication port speaks plain text without passwords, so it listens on loopback only; "
                 f"{address} is {host}. Give it --tls-certificate, --tls-key and --tls-client-ca, or name the network that "
                 "may be used without TLS in REPLSITE_PLAIN_NETWORKS, e.g. 10.1.2.0/24."
+            )
+
+
+def refuse_strangers(address: Address) -> None:
+    """Raises `BadAddress` if pages would be served to other machines directly, and not through a proxy of this machine."""
+    for *_, where in _resolve(address):
+        host = ipaddress.ip_address(str(where[0]).partition("%")[0])
+        if not host.is_loopback:
+            raise BadAddress(
+                f"{address} can be reached from other machines, and pages are for a reverse proxy, which bounds what its clients "
+                "may do. Either give --http 127.0.0.1:8000 or unix:/run/replsite/1.sock, with a proxy on this machine such as "
+                "docs/deployment/nginx; or give --behind-proxy, if nobody but your proxy reaches this address."
             )

@@ -1,7 +1,7 @@
-"""Connection limits that fit the process's limit on file descriptors.
+"""A connection limit that fits the process's limit on file descriptors.
 
-Each connection needs a descriptor, and the process needs `OWN_DESCRIPTORS` for itself. Without a limit, many clients could
-take all descriptors. The process could then neither connect to its database nor accept other clients.
+Each connection needs a descriptor, and the process needs `OWN_DESCRIPTORS` for itself. Without a limit, many followers
+could take all descriptors. The process could then neither connect to its database nor answer the proxy.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from streams.runtime.logs import get_logger
 __all__ = ["fitted", "raise_descriptor_limit"]
 
 log = get_logger(__name__)
-#: Descriptors for files, the database, listeners, and connections that are being closed.
-OWN_DESCRIPTORS = 256
+#: Descriptors for files, the database, requests of the proxy, listeners, and connections that are being closed.
+OWN_DESCRIPTORS = 1_000
 
 
 def raise_descriptor_limit(limits: ListenerLimits) -> ListenerLimits:
@@ -25,7 +25,7 @@ def raise_descriptor_limit(limits: ListenerLimits) -> ListenerLimits:
     If the descriptors still do not suffice, it logs a warning and returns reduced limits (see `fitted`).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.tcp_connections + limits.http.connections + OWN_DESCRIPTORS
+    wanted = limits.connections + OWN_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return limits
     there = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -33,37 +33,17 @@ def raise_descriptor_limit(limits: ListenerLimits) -> ListenerLimits:
         resource.setrlimit(resource.RLIMIT_NOFILE, (there, hard))
     except (OSError, ValueError):  # some systems have a lower limit than they report
         there = soft
-    if there >= wanted:
-        return limits
-    found = fitted(limits, there)
-    log.warning(
-        "listener.few_descriptors",
-        descriptors=there,
-        wanted=wanted,
-        connections=found.tcp_connections,
-        http_connections=found.http.connections,
-    )
-    return found
+    if there < wanted:
+        limits = fitted(limits, there)
+        log.warning("listener.few_descriptors", descriptors=there, wanted=wanted, connections=limits.connections)
+    return limits
 
 
 def fitted(limits: ListenerLimits, descriptors: int) -> ListenerLimits:
     """Reduces the limits by the same ratio, so that ``descriptors`` file descriptors suffice. Returns the reduced limits.
 
-    A limit never falls below 1, and a limit of 0 stays 0. At most half of the descriptors are kept back for the process
-    itself.
+    At most half of the descriptors are kept back for the process itself. A limit of 0 stays 0.
     """
-    usable = descriptors - min(OWN_DESCRIPTORS, descriptors // 2)
-    part = min(usable / (limits.tcp_connections + limits.http.connections), 1.0)
-
-    def smaller(number: int) -> int:
-        return max(int(number * part), 1) if number else 0
-
-    http = replace(
-        limits.http, connections=smaller(limits.http.connections), of_address=smaller(limits.http.of_address)
-    )
-    return replace(
-        limits,
-        tcp_connections=smaller(limits.tcp_connections),
-        tcp_of_address=smaller(limits.tcp_of_address),
-        http=http,
-    )
+    usable = min(descriptors - min(OWN_DESCRIPTORS, descriptors // 2), limits.connections)
+    of_address = -(-limits.of_address * usable // limits.connections)  # rounded up: 0 would be no limit
+    return replace(limits, connections=usable, of_address=of_address)

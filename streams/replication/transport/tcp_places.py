@@ -53,17 +53,10 @@ class TcpPlaces:
             return Refusal.ADDRESS_LIMIT
         if len(self) >= self._limit and not self._gives_way(max(self._unknown.values(), key=len, default=None)):
             return Refusal.CONNECTION_LIMIT
-        self._put(guest, address)
+        self._address_of[guest] = address
+        self._number_of[address] += 1
+        self._unknown.setdefault(address, {})[guest] = None
         return None
-
-    def hand_on(self, before: PlacedConnection, after: PlacedConnection) -> None:
-        """Transfers a connection's place from the object ``before`` to the object ``after``.
-
-        Afterwards ``after`` is the youngest unknown connection of its address.
-        """
-        address = self._address_of.get(before, "")
-        self.leave(before)
-        self._put(after, address)
 
     def know(self, guest: PlacedConnection) -> None:
         """Marks a connection as known, so that it is not closed to make room. Does nothing if the connection has no place."""
@@ -80,11 +73,6 @@ class TcpPlaces:
         self._number_of[address] -= 1
         if not self._number_of[address]:
             del self._number_of[address]
-
-    def _put(self, guest: PlacedConnection, address: str) -> None:
-        self._address_of[guest] = address
-        self._number_of[address] += 1
-        self._unknown.setdefault(address, {})[guest] = None
 
     def _gives_way(self, guests: dict[PlacedConnection, None] | None) -> bool:
         """Aborts the first of ``guests``, which is the oldest. Returns false if ``guests`` is empty."""

@@ -1,11 +1,11 @@
-"""Raw TCP connections as ASGI: the scope ``tcp`` beside ``http`` and ``websocket``, on daphne's reactor.
+"""Raw TCP connections as ASGI: the scope ``tcp`` beside ``http``, on a plain asyncio server.
 
 This module does not know the replication protocol. ``docs/reference/tcp-scope.md`` describes the scope for other
-applications. Connections run on the reactor's asyncio loop, because asyncio's transports report the number of unsent
-bytes. Daphne keeps the list of applications of all connections.
+applications. Input and output are bounded. Reading from the socket pauses while the application has not taken its
+earlier input. Output waits in pieces of bytes that many connections may share.
 
-Input and output are bounded. Reading from the socket pauses while the application has not taken its earlier input.
-Output waits in pieces of bytes that many connections may share. Network rules and TLS are in `admission`.
+Before a client speaks with the application, it needs a place, and its address or its certificate must allow it. The
+bytes that decide this are read with ``MSG_PEEK``, so that whoever takes the connection over finds all of them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,17 @@ import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
-from daphne.http_protocol import WebRequest
-from daphne.server import Server as DaphneServer
-from daphne.server import twisted_loop
-from twisted.internet import defer, reactor
-
-from streams.replication.protocol.access import Access
-from streams.replication.transport.admission import Admission, Turns
-from streams.replication.transport.http_limits import HttpBounds, HttpLimits
+from streams.replication.protocol.access import Access, AllowedTransport
 from streams.replication.transport.kernel_buffers import kernel_bytes
-from streams.replication.transport.last_connections import drop_handshakes, is_queued
 from streams.replication.transport.tcp_places import TcpPlaces
-from streams.replication.transport.tls import Certificates, Refusal
+from streams.replication.transport.tls import HANDSHAKE, Certificates, Handshake, Refusal, refusal_of
 from streams.runtime.logs import get_logger
 from streams.stream_settings import StreamSettings
 
-__all__ = ["AsgiServer", "ListenerLimits", "TcpConnection"]
+__all__ = ["Application", "ListenerLimits", "TcpConnection", "TcpListener"]
 
 log = get_logger(__name__)
 
@@ -48,15 +40,23 @@ TRANSPORT_HIGH_BYTES = 64 * 1024
 #: The most TCP connections that are accepted at a time, before other work of the event loop has its turn, and the pause
 #: after an error of accepting, such as too few file descriptors.
 ACCEPTED_AT_ONCE, ACCEPT_AGAIN_SECONDS = 16, 1.0
-#: The time, at an orderly end, in which handshakes that have begun are finished and their connections accepted.
-ACCEPT_SECONDS = 0.01
-#: The time, at an orderly end, for the request of a just accepted connection to arrive and for the last answer to leave.
-SETTLE_SECONDS = 2.0
 #: The least time between two log lines about refusals for the same reason. All refusals are counted.
 REFUSAL_LOG_SECONDS = 1.0
-#: A WebSocket is accepted only after its session was read. After a restart all viewers of a server reconnect at once, so
-#: reading the sessions may take long.
-WEBSOCKET_HANDSHAKE_SECONDS = 30
+#: If a client may use plain text or TLS and sends nothing for this time, plain text is assumed.
+FIRST_BYTE_SECONDS = 1.0
+#: Time for a refused client to read the reason.
+LINGER_SECONDS = 2.0
+#: The most handshakes that have begun and are not done. For one more, the oldest of the address with most is ended: a client
+#: that sends the same first bytes again and again and never ends one costs this server a millisecond each time.
+UNFINISHED_HANDSHAKES = 128
+#: The most handshakes that begin at a time, before other work of the event loop has its turn: a thousand at once held it for
+#: a second.
+BEGINNING_HANDSHAKES = 8
+#: The first byte of a TLS handshake, with which no line of the replication protocol begins; the bytes in front of a record,
+#: of which the last two are its length; and the longest record.
+_HANDSHAKE, _RECORD_HEAD_BYTES, _RECORD_BYTES = 0x16, 5, 16 * 1024
+_NEEDS_TLS = b"ERROR this port speaks TLS only: connect with a client certificate\n"
+_NEEDS_CERTIFICATE = b"ERROR a client certificate is needed, from an authority that this server trusts\n"
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
 
@@ -67,8 +67,9 @@ class TcpConnection(asyncio.Protocol):
     All methods must be called on the event loop. `write` never blocks, so the application must watch `buffered_bytes`.
     """
 
-    def __init__(self, server: AsgiServer) -> None:
-        self._server = server
+    def __init__(self, places: TcpPlaces, admission: asyncio.Task[Any] | None = None) -> None:
+        self._places = places
+        self._admission = admission
         self._transport: asyncio.Transport | None = None
         self._input: deque[Message] = deque()
         self._input_bytes = 0
@@ -79,6 +80,9 @@ class TcpConnection(asyncio.Protocol):
         self._output_bytes = 0
         self._can_write = True
         self._is_closing = False
+        self.is_lost = asyncio.Event()
+        self.scope: Message = {}
+        """The ASGI scope; empty until the client was admitted."""
 
     # --- for the application --------------------------------------------------------------------------------------
 
@@ -88,7 +92,7 @@ class TcpConnection(asyncio.Protocol):
         The application decides when it calls this method. The replication protocol does so when a client has sent its
         name or has asked for facts.
         """
-        self._server.known(self)
+        self._places.know(self)
 
     def write(self, data: bytes) -> None:
         """Sends ``data`` after all earlier bytes. Does nothing if the connection is closing."""
@@ -143,6 +147,8 @@ class TcpConnection(asyncio.Protocol):
         self.drop_waiting()
         if self._transport is not None:
             self._transport.abort()
+        elif not self.scope and self._admission is not None:
+            self._admission.cancel()
 
     # --- asyncio --------------------------------------------------------------------------------------------------
 
@@ -153,14 +159,14 @@ class TcpConnection(asyncio.Protocol):
         self._paused_reading = True
         # The event loop of Python 3.11.2 starts reading after `connection_made`, even if that has paused reading.
         asyncio.get_running_loop().call_soon(self._pause_again)
-        scope = {
+        self.scope = {
             "type": "tcp",
+            "asgi": {"version": "3.0"},
             "client": _address(self._transport.get_extra_info("peername")),
             "server": _address(self._transport.get_extra_info("sockname")),
             "extensions": {"tcp.transport": self, **_tls_extension(self._transport)},
         }
         self._put({"type": "tcp.connect"})
-        self._server.start_application(self, scope)
 
     def data_received(self, data: bytes) -> None:
         self._put({"type": "tcp.receive", "bytes": data})
@@ -169,9 +175,9 @@ class TcpConnection(asyncio.Protocol):
             self._paused_reading = True
 
     def eof_received(self) -> bool:
-        """Reports the end of the client's input. The application may still answer earlier input."""
+        """Reports the end of the client's input. The application may still answer earlier input, except through TLS."""
         self._put({"type": "tcp.eof"})
-        return True
+        return "tls" not in self.scope["extensions"]
 
     def pause_writing(self) -> None:
         self._can_write = False
@@ -189,7 +195,8 @@ class TcpConnection(asyncio.Protocol):
         self._transport = None
         self.drop_waiting()
         self._put({"type": "tcp.disconnect", "reason": str(exc or "")})
-        self._server.forget(self)
+        self._places.leave(self)
+        self.is_lost.set()
 
     # --- ASGI -----------------------------------------------------------------------------------------------------
 
@@ -205,10 +212,7 @@ class TcpConnection(asyncio.Protocol):
         return message
 
     def handle_reply(self, message: Message) -> None:
-        """Executes an ASGI message of the application. Raises `ValueError` for a message of an unknown type.
-
-        Called by `AsgiServer` and by daphne.
-        """
+        """Executes an ASGI message of the application. Raises `ValueError` for a message of an unknown type."""
         kind = message["type"]
         if kind == "tcp.accept":
             self._accepted = True
@@ -219,13 +223,6 @@ class TcpConnection(asyncio.Protocol):
             self.abort() if message.get("abort") else self.close()
         else:
             raise ValueError(f"{kind!r} cannot be sent on a tcp scope; use tcp.accept, tcp.send or tcp.close.")
-
-    def handle_exception(self, exception: BaseException) -> None:
-        """Aborts the connection after the application failed. Called by daphne, which has logged the error."""
-        self.abort()
-
-    def check_timeouts(self) -> None:
-        """Does nothing: time limits are the application's task. Called by daphne every two seconds."""
 
     def _pause_again(self) -> None:
         # The transport believes that it is paused, and would ignore a second `pause_reading` alone.
@@ -246,149 +243,76 @@ class TcpConnection(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """The limits of a server's listeners."""
+    """The limits of the connections of one `TcpListener`."""
 
-    tcp_connections: int = StreamSettings().connection_limit
-    tcp_of_address: int = StreamSettings().connection_address_limit
+    connections: int = StreamSettings().connection_limit
+    of_address: int = StreamSettings().connection_address_limit
     """Connections from one address (IPv6: one /64; this machine counts as one); 0: no limit."""
     handshake_seconds: float = StreamSettings().handshake_limit_seconds
-    http: HttpBounds = field(default_factory=HttpBounds)
 
 
-class AsgiServer(DaphneServer):
-    """daphne with raw TCP connections. Serves HTTP and WebSocket only on ``http_sockets``.
+class _Refused(Exception):
+    """The end of a client that may not come in. ``text`` is its answer."""
 
-    Sockets must be bound and listening. So the caller handles errors of binding. If it asked for port 0, it knows the
-    chosen port before the start. ``when_ready`` is awaited on the event loop before TCP connections are accepted. An
-    orderly end first awaits ``when_stopping``, for at most `stop_within_seconds`. Then HTTP requests that have arrived
-    are answered, for at most `finish_within_seconds`. Meanwhile no new connections are accepted, so that a reverse
-    proxy uses another server. What is left is cancelled, and ``when_cancelled`` is awaited before the event loop ends.
+    def __init__(self, text: bytes, *, lingers: bool = True) -> None:
+        super().__init__(text)
+        self.text, self.lingers = text, lingers
+
+
+class TcpListener:
+    """Accepts raw TCP connections on listening sockets, checks who may come in, and runs ``application`` on each.
+
+    Sockets must be bound and listening. So the caller handles errors of binding, and if it asked for port 0, it knows the
+    chosen port before the start. ``refusals`` counts refused connections by reason.
     """
-
-    stop_within_seconds = 1.5
-    finish_within_seconds = 10.0
 
     def __init__(
         self,
         application: Application,
-        *,
-        http_sockets: Sequence[socket.socket] = (),
-        tcp_sockets: Sequence[socket.socket] = (),
+        sockets: Sequence[socket.socket],
         limits: ListenerLimits | None = None,
         access: Access | None = None,
         certificates: Certificates | None = None,
     ) -> None:
-        endpoints = [f"fd:fileno={one.fileno()}" for one in http_sockets]
-        super().__init__(
-            application,
-            endpoints=endpoints or ["none"],
-            http_timeout=None,
-            server_name="replsite",
-            websocket_handshake_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
-            websocket_connect_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
-        )
-        self.endpoints = endpoints
-        self.connections: dict[Any, dict[str, Any]] = {}
-        self.limits = limits or ListenerLimits()
-        self.handshake_limit_seconds = self.limits.handshake_seconds
-        self.handshakes = Turns()
-        self.http_limits = HttpLimits(self.limits.http)
         self.refusals: Counter[str] = Counter()
-        self.when_ready: Callable[[], Awaitable[None]] | None = None
-        self.when_stopping: Callable[[], Awaitable[None]] | None = None
-        self.when_cancelled: Callable[[], Awaitable[None]] | None = None
-        self.failure: BaseException | None = None
+        self._application = application
+        self._sockets = tuple(sockets)
+        self._limits = limits or ListenerLimits()
         self._access = access or Access(has_tls=certificates is not None)
-        self._certificates = certificates
-        self._tcp_sockets = tuple(tcp_sockets)
-        self._places = TcpPlaces(self.limits.tcp_connections, self.limits.tcp_of_address)
+        self._certificates = cast(Certificates, certificates)  # used only where `access` allows TLS
+        self._places = TcpPlaces(self._limits.connections, self._limits.of_address)
+        self._unfinished = TcpPlaces(UNFINISHED_HANDSHAKES)
+        self._beginning = asyncio.Semaphore(BEGINNING_HANDSHAKES)
         self._accepting: list[asyncio.Task[None]] = []
-        self._http_ports: list[Any] = []
-        self._starting: asyncio.Task[None] | None = None
-        self._refusals_logged: dict[str, float] = {}
+        self._attending: set[asyncio.Task[None]] = set()
+        self._logged: dict[Refusal, float] = {}
 
-    def run(self) -> None:
-        """Serves until SIGINT or SIGTERM. Returns when everything is closed. Raises the error that made the start fail."""
-        reactor.callWhenRunning(self._begin)
-        super().run()
-        if self.failure is not None:
-            raise self.failure
+    def __len__(self) -> int:
+        """Returns the number of connections that hold a place."""
+        return len(self._places)
 
-    # --- connections ----------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begins to accept connections."""
+        self._accepting = [asyncio.ensure_future(self._accept(one)) for one in self._sockets]
 
-    def entered(self, gate: Admission, host: str) -> Refusal | None:
-        """Takes a place for a new connection and returns null. If there is no place, returns the reason of the refusal."""
-        return self._places.enter(gate, host)
+    async def stop(self) -> None:
+        """Accepts no more connections, and closes the sockets."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for listener in self._sockets:
+            listener.close()
 
-    def left(self, gate: Admission) -> None:
-        """Releases the place of a connection that ended during admission. Has no effect after `passed`."""
-        self._places.leave(gate)
-
-    def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
-        """Transfers the place of a connection from ``gate`` to the protocol ``above``."""
-        self._places.hand_on(gate, cast(TcpConnection, above))
-
-    def known(self, connection: TcpConnection) -> None:
-        """Marks a connection as known, so that it is not closed to make room."""
-        self._places.know(connection)
-
-    def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
-        """Counts a refusal. Logs at most one line per reason in `REFUSAL_LOG_SECONDS`."""
-        self.refusals[reason.value] += 1
-        now = time.monotonic()
-        if now >= self._refusals_logged.get(reason.value, 0.0) + REFUSAL_LOG_SECONDS:
-            self._refusals_logged[reason.value] = now
-            log.warning("listener.connection_refused", client=host, reason=reason.value, detail=detail)
-
-    def tls_context(self) -> ssl.SSLContext:
-        """Returns the TLS context for the next handshake. Raises `RuntimeError` if the server has no certificates."""
-        if self._certificates is None:
-            raise RuntimeError("TLS without certificates: the admission allowed it.")
-        return self._certificates.context()
-
-    def start_application(self, connection: TcpConnection, scope: Message) -> None:
-        """Starts the application on a connection. When the application ends, the connection is closed."""
-        scope.setdefault("asgi", {"version": "3.0"})
-        self.protocol_connected(connection)
-        task = asyncio.ensure_future(self._run_application(connection, scope))
-        self.connections[connection]["application_instance"] = task
-
-    def forget(self, connection: TcpConnection) -> None:
-        """Releases the place of a connection whose transport is lost, and reports the disconnection to daphne."""
-        self._places.leave(connection)
-        if connection in self.connections:
-            self.protocol_disconnected(connection)
-
-    async def _run_application(self, connection: TcpConnection, scope: Message) -> None:
-        async def send(message: Message) -> None:
-            connection.handle_reply(message)
-
-        try:
-            await self.application(scope, connection.receive, send)
-        finally:
-            connection.close()
-
-    # --- start and end --------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self.http_limits.apply(self.http_factory)
-        self._starting = asyncio.ensure_future(self._start(), loop=twisted_loop)
-
-    def _gate(self) -> Admission:
-        return Admission(self, self._access.of, TcpConnection(self))
-
-    async def _start(self) -> None:
-        try:
-            if self.when_ready is not None:
-                await self.when_ready()
-            self._accepting = [asyncio.ensure_future(self._accept(one)) for one in self._tcp_sockets]
-            self.announce()
-        except Exception as error:  # noqa: BLE001 - any error: `run` raises it after the reactor has stopped
-            self.failure = error
-            self.stop()
+    async def end(self) -> None:
+        """Aborts all connections, and waits until their applications have ended."""
+        for connection in self._places:
+            connection.abort()
+        for task in self._attending:
+            task.cancel()
+        await asyncio.gather(*self._attending, return_exceptions=True)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Accepts TCP connections until it is cancelled, a few at a time.
+        """Accepts connections until it is cancelled, a few at a time.
 
         The event loop's own server accepts all waiting connections in one iteration. So either a crowd of 2,000 clients
         keeps all followers waiting for seconds, or the loop's call of ``listen`` makes the backlog too short for it.
@@ -396,81 +320,177 @@ class AsgiServer(DaphneServer):
         loop = asyncio.get_running_loop()
         while True:
             try:
-                made = [(await loop.sock_accept(listener))[0]]
+                made = [await loop.sock_accept(listener)]
                 with contextlib.suppress(OSError):  # no more; or an error that the next turn meets, too
                     while len(made) < ACCEPTED_AT_ONCE:
-                        made.append(listener.accept()[0])
+                        made.append(listener.accept())
             except ConnectionAbortedError:  # that client is gone
                 continue
             except OSError as error:
                 log.warning("listener.not_accepted", error=str(error))
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
-            begun = (loop.connect_accepted_socket(self._gate, one) for one in made)
-            await asyncio.gather(*begun, return_exceptions=True)  # the error of a client that is gone already
+            for one, address in made:
+                one.setblocking(False)
+                task = asyncio.ensure_future(self._attend(one, address[0] if isinstance(address, tuple) else ""))
+                self._attending.add(task)
+                task.add_done_callback(self._attending.discard)
+            await asyncio.sleep(0)
 
-    def announce(self) -> None:
-        """Called when all listeners accept connections. Does nothing here. A subclass may report this event."""
+    async def _attend(self, made: socket.socket, host: str) -> None:
+        """Runs the application on an accepted connection, if its client may come in."""
+        connection = TcpConnection(self._places, asyncio.current_task())
+        try:
+            try:
+                if is_tls := await self._begins_tls(made, connection, host):
+                    await self._beginning.acquire()
+            except BaseException as error:
+                if isinstance(error, _Refused):
+                    await _part(made, error)
+                made.close()
+                raise
+            # From now on the event loop's transport has the socket.
+            if is_tls:
+                await self._shake_hands(made, connection, host)
+            else:
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, made)
+        except _Refused:
+            return
+        except OSError as error:
+            self._refuse(Refusal.HANDSHAKE, host, detail=str(error))
+            return
+        except asyncio.CancelledError:
+            self._refuse(Refusal.HANDSHAKE, host, detail="it gave way to others")
+            raise
+        finally:
+            if not connection.scope:
+                self._places.leave(connection)
+        if is_tls and "tls" not in connection.scope["extensions"]:
+            self._refuse(Refusal.NO_CERTIFICATE, host)
+            await self._run(_ask_for_certificate, connection)
+        else:
+            await self._run(self._application, connection)
 
-    def kill_all_applications(self) -> defer.Deferred[Any]:
-        """Closes listeners and connections in an orderly way. Called by daphne before the reactor stops."""
-        return defer.Deferred.fromFuture(asyncio.ensure_future(self._end(), loop=twisted_loop))
+    async def _begins_tls(self, made: socket.socket, connection: TcpConnection, host: str) -> bool:
+        """Takes a place, and waits until it is known how the client speaks. Returns true if its TLS handshake can begin."""
+        allowed = self._access.of(host)
+        if (reason := self._places.enter(connection, host)) is not None:
+            # A client that uses TLS could not make sense of a line of text.
+            text = b"" if allowed is AllowedTransport.TLS else b"ERROR too many connections\n"
+            raise self._refuse(reason, host, text, lingers=False)
+        if allowed is AllowedTransport.NOTHING:
+            text = b"ERROR clients from this network are not allowed without TLS\n"
+            raise self._refuse(Refusal.NETWORK, host, text)
+        if allowed is AllowedTransport.PLAIN:
+            return False
+        is_either, first = allowed is AllowedTransport.EITHER, b""
+        try:
+            async with asyncio.timeout(FIRST_BYTE_SECONDS if is_either else self._limits.handshake_seconds):
+                first = await _peek(made, 1)
+            if first and first[0] != _HANDSHAKE:
+                if is_either:
+                    return False
+                raise self._refuse(Refusal.NOT_TLS, host, _NEEDS_TLS)
+            # Handshakes begin with the whole first record: a client that sends it in pieces costs nothing until then.
+            async with asyncio.timeout(self._limits.handshake_seconds):
+                head = await _peek(made, _RECORD_HEAD_BYTES)
+                length = _RECORD_HEAD_BYTES + min(int.from_bytes(head[-2:]), _RECORD_BYTES)
+                if len(head) == _RECORD_HEAD_BYTES and len(await _peek(made, length)) == length:
+                    return True
+        except TimeoutError:
+            if is_either and not first:
+                return False
+            raise self._refuse(Refusal.TIMEOUT, host, b"" if first else _NEEDS_TLS) from None
+        raise self._refuse(Refusal.HANDSHAKE, host, detail="the client ended the connection")
 
-    async def _end(self) -> None:
-        # TCP connections are not accepted any more. `when_stopping` and the last HTTP requests then run side by side.
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        for listener in self._tcp_sockets:
-            listener.close()
-        await asyncio.gather(self._leave(), self._finish_requests())
-        for connection in self._places:
-            connection.abort()
-        running = [d["application_instance"] for d in self.connections.values() if "application_instance" in d]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        if self.when_cancelled is not None:
-            await self.when_cancelled()
+    async def _shake_hands(self, made: socket.socket, connection: TcpConnection, host: str) -> None:
+        """Does the TLS handshake, and releases the turn to begin as soon as it has begun. Raises `_Refused` if it fails."""
+        loop, refused = asyncio.get_running_loop(), list[_Refused]()
+        reason, detail = Refusal.HANDSHAKE, "the connection was lost"
+        with contextlib.ExitStack() as beginning:
+            beginning.callback(self._beginning.release)
 
-    async def _leave(self) -> None:
-        if self.when_stopping is not None:
-            with contextlib.suppress(TimeoutError):  # `_end` aborts connections that are still open then
-                await asyncio.wait_for(self.when_stopping(), self.stop_within_seconds)
+            def fail(error: ssl.SSLError) -> None:
+                refused.append(self._refuse(refusal_of(error), host, detail=str(error)))
+                limit.reschedule(loop.time() + LINGER_SECONDS)  # for the client to take the alert, and to go
 
-    # --- the last HTTP requests -----------------------------------------------------------------------------------
+            HANDSHAKE.set(Handshake(beginning.close, fail))
+            self._unfinished.enter(connection, host)
+            try:
+                async with asyncio.timeout(self._limits.handshake_seconds) as limit:
+                    context = self._certificates.context()
+                    await loop.connect_accepted_socket(lambda: connection, made, ssl=context)
+            except OSError as error:  # among them TimeoutError
+                reason, detail = Refusal.TIMEOUT if isinstance(error, TimeoutError) else reason, str(error)
+            finally:
+                self._unfinished.leave(connection)
+        if not connection.scope:
+            raise refused[0] if refused else self._refuse(reason, host, detail=detail)
 
-    def listen_success(self, port: Any) -> None:
-        """Records an HTTP port that accepts connections. Called by daphne."""
-        super().listen_success(port)
-        self._http_ports.append(port)
+    def _refuse(
+        self, reason: Refusal, host: str, text: bytes = b"", *, detail: str = "", lingers: bool = True
+    ) -> _Refused:
+        """Counts a refusal, and returns the error to raise. Logs at most one line per reason in `REFUSAL_LOG_SECONDS`."""
+        self.refusals[reason.value] += 1
+        now = time.monotonic()
+        if now >= self._logged.get(reason, 0.0) + REFUSAL_LOG_SECONDS:
+            self._logged[reason] = now
+            log.warning("listener.connection_refused", client=host, reason=reason.value, detail=detail)
+        return _Refused(text, lingers=lingers)
 
-    async def _finish_requests(self) -> None:
-        """Accepts connections that wait at the HTTP ports, closes the ports, and waits until open requests are answered."""
-        started = time.monotonic()
-        for port in self._http_ports:
-            drop_handshakes(port.socket)
-        if self._http_ports:
-            await asyncio.sleep(ACCEPT_SECONDS)
-        for port in self._http_ports:
-            # One call of `doRead` accepts only as many connections as earlier calls found, so it is repeated. The
-            # deadline is for a process without free descriptors, which accepts none.
-            while is_queued(port.socket) and time.monotonic() < started + SETTLE_SECONDS:
-                port.doRead()
-            await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)
-        while self._requests_at_hand() or (
-            self.http_limits.has_unfinished and time.monotonic() < started + SETTLE_SECONDS
-        ):
-            if time.monotonic() > started + self.finish_within_seconds:
-                log.warning("listener.requests_cut", requests=self._requests_at_hand())
-                return
-            await asyncio.sleep(0.01)
+    async def _run(self, application: Application, connection: TcpConnection) -> None:
+        """Runs an application on a connection, and closes the connection after it, or aborts it `LINGER_SECONDS` later."""
 
-    def _requests_at_hand(self) -> int:
-        return sum(
-            isinstance(protocol, WebRequest) and "disconnected" not in details
-            for protocol, details in self.connections.items()
-        )
+        async def send(message: Message) -> None:
+            connection.handle_reply(message)
+
+        try:
+            await application(connection.scope, connection.receive, send)
+        except Exception:
+            log.exception("listener.application_failed", client=connection.scope["client"])
+        finally:
+            connection.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(connection.is_lost.wait(), LINGER_SECONDS)
+        connection.abort()
+
+
+async def _ask_for_certificate(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+    """The application of a client without a certificate. The handshake went well, so that the reason can be sent."""
+    await send({"type": "tcp.accept"})
+    await send({"type": "tcp.send", "bytes": _NEEDS_CERTIFICATE})
+    # Closing now, while input of the client is under way, could destroy the text.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (await receive())["type"] in ("tcp.connect", "tcp.receive"):
+                pass
+
+
+async def _peek(made: socket.socket, least: int) -> bytes:
+    """Returns the first ``least`` bytes of a client's input, and leaves them to be read. Fewer: the input ended before."""
+    with contextlib.suppress(BlockingIOError):
+        if len(found := made.recv(least, socket.MSG_PEEK)) in (0, least):
+            return found
+    loop, is_there = asyncio.get_running_loop(), asyncio.Event()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+    loop.add_reader(made, is_there.set)
+    try:
+        await is_there.wait()
+        return made.recv(least, socket.MSG_PEEK)
+    finally:
+        loop.remove_reader(made)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+async def _part(made: socket.socket, refused: _Refused) -> None:
+    """Sends a refused client its answer, and waits until the client is gone, for at most `LINGER_SECONDS`."""
+    # Closing at once, while input of the client is unread, would reset the connection and destroy the text under way.
+    with contextlib.suppress(OSError):  # the client may be gone; TimeoutError is one of them
+        made.send(refused.text)
+        made.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(LINGER_SECONDS if refused.lingers else 0):
+            while await asyncio.get_running_loop().sock_recv(made, 64 * 1024):
+                pass
 
 
 def _weight(message: Message) -> int:
@@ -484,7 +504,8 @@ def _tls_extension(transport: asyncio.Transport) -> Message:
     if not certificate:
         return {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return {"tls": {"client_cert_name": ", ".join(names), "tls_version": transport.get_extra_info("tls_version")}}
+    tls = transport.get_extra_info("ssl_object")
+    return {"tls": {"client_cert_name": ", ".join(names), "tls_version": tls.version()}}
 
 
 def _address(name: Any) -> list[Any] | None:

@@ -11,16 +11,21 @@ import argparse
 import enum
 import ssl
 import time
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from streams.conf import StreamSettings
 from streams.replication.errors import BadCertificate
 from streams.runtime.logs import get_logger
 
 __all__ = [
+    "HANDSHAKE",
     "TLS_SCHEMES",
     "Certificates",
+    "Handshake",
     "Refusal",
     "TlsFiles",
     "add_client_arguments",
@@ -155,7 +160,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     A client without a certificate completes the handshake, so that the server can send it the reason of the refusal.
     The caller must therefore check that the client has sent a certificate.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
@@ -214,6 +219,50 @@ def _words(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or str(error)).lower().replace("_", " ")
     return error.strerror or str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What to call during the handshakes that a task begins: with the error, and when bytes of the client were answered."""
+
+    when_answered: Callable[[], None]
+    when_failed: Callable[[ssl.SSLError], None]
+
+
+HANDSHAKE: ContextVar[Handshake | None] = ContextVar("HANDSHAKE", default=None)
+
+
+class _ServerContext(ssl.SSLContext):
+    """A TLS context for an event loop.
+
+    The event loop closes a connection whose handshake fails, and drops the alert that tells the client why. With a
+    `HANDSHAKE`, the loop sees a failed handshake as one that waits for the client, and sends the alert.
+    """
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *options: Any, **more: Any) -> ssl.SSLObject:
+        made: Any = super().wrap_bio(incoming, outgoing, *options, **more)
+        if (watch := HANDSHAKE.get()) is None:
+            return cast(ssl.SSLObject, made)
+        go_on, has_failed = made.do_handshake, False
+
+        def do_handshake() -> None:
+            nonlocal has_failed
+            if has_failed:
+                raise ssl.SSLWantReadError
+            try:
+                go_on()
+            except ssl.SSLWantReadError:
+                raise
+            except ssl.SSLError as error:
+                has_failed = True
+                watch.when_failed(error)
+                raise ssl.SSLWantReadError from error
+            finally:
+                if outgoing.pending:
+                    watch.when_answered()
+
+        made.do_handshake = do_handshake
+        return cast(ssl.SSLObject, made)
 
 
 # --- failures -----------------------------------------------------------------------------------------------------

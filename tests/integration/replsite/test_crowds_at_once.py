@@ -67,7 +67,7 @@ def that(event: int, clients: list[socket.socket]) -> list[socket.socket]:
 @pytest.mark.parametrize(("listener", "answer"), ANSWERS.items())
 def test_a_crowd_waits_in_the_kernel_and_each_is_served(start_manage, free_port, number, listener, answer):
     """The event loop's own ``listen`` made the backlog 100: 46 of 1,000 followers heard nothing for a minute."""
-    env = {"REPLSITE_METRICS_PORTS": str(free_port), "REPLSITE_HTTP_ADDRESS_LIMIT": "0"}
+    env = {"REPLSITE_METRICS_PORTS": str(free_port)}
     process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env=env)
     port = (ready_ports(process) | {"metrics": free_port})[listener]
     with stopped(process.pid), crowd(port, number) as clients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import html
 import json
 import re
@@ -11,15 +12,16 @@ from io import StringIO
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.contrib.sessions.models import Session
 from django.db import OperationalError, connection
 from django.urls import reverse
 
 from events.admin.links import room_url
 from replsite.dashboard import views
-from replsite.dashboard.fragments import _RIGHTS, changes, render
+from replsite.dashboard.fragments import _RIGHTS, render
 from replsite.dashboard.page import FINE_READERS_SHOWN, live_page_data
 from replsite.dashboard.tables import TABLES
-from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer, some_storage
+from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
 from tests.support.writing import append, wait_for_linear
 
 pytestmark = pytest.mark.django_db
@@ -49,9 +51,44 @@ def test_page_brings_no_inline_script_of_its_own(admin_client, shown):
     assert " on" not in [part[:3] for part in own.split("=")]
 
 
-def test_data_is_what_the_websocket_sends_first(admin_client, shown):
-    whole = changes(None, render(live_page_data(shown), frozenset(_RIGHTS)))
-    assert admin_client.get(reverse("live-data")).json() == json.loads(json.dumps({"number": 0, **whole}))
+def test_the_data_has_the_rows_of_the_page_and_their_time(admin_client, shown):
+    answer = admin_client.get(reverse("live-data"), headers={"accept-encoding": "gzip"})
+    assert (answer["As-Of"], answer["Cache-Control"]) == (shown.as_of.isoformat(), "no-store")
+    found = json.loads(gzip.decompress(answer.content))
+    assert found == admin_client.get(reverse("live-data")).json(), "for whoever takes no gzip"
+    parts = render(live_page_data(shown), frozenset(_RIGHTS))
+    whole = {"storage_at": parts.storage_at, "state": parts.state, "summary": parts.summary, **parts.tables}
+    assert found == json.loads(json.dumps(whole))
+
+
+def test_who_shows_the_page_already_is_told_its_time_only(admin_client, monkeypatch):
+    snapshot = a_snapshot(a_stream(a_writer()))
+    monkeypatch.setattr(views.SHARED, "get", lambda: snapshot)
+    tag = admin_client.get(reverse("live-data"))["ETag"]
+    later = replace(snapshot, as_of=ago(-1))
+    monkeypatch.setattr(views.SHARED, "get", lambda: later)
+    answer = admin_client.get(reverse("live-data"), headers={"if-none-match": tag, "accept-encoding": "gzip"})
+    assert (answer.status_code, answer.content, answer["ETag"]) == (304, b"", tag)
+    assert answer["As-Of"] == later.as_of.isoformat()
+    assert "Content-Encoding" not in answer
+    moved = a_snapshot(a_stream(a_writer(position=11)))
+    monkeypatch.setattr(views.SHARED, "get", lambda: moved)
+    answer = admin_client.get(reverse("live-data"), headers={"if-none-match": tag})
+    assert (answer.status_code, answer["ETag"] == tag) == (200, False)
+
+
+def test_who_is_no_staff_any_more_or_logs_out_is_told_at_once(client, django_user_model, shown):
+    user = django_user_model.objects.create_user("mate", is_staff=True)
+    for shut_out in (
+        lambda: django_user_model.objects.update(is_staff=False),
+        lambda: django_user_model.objects.update(is_active=False),
+        lambda: Session.objects.all().delete(),  # logged out in another tab
+    ):
+        django_user_model.objects.update(is_staff=True, is_active=True)
+        client.force_login(user)
+        tag = client.get(reverse("live-data"))["ETag"]
+        shut_out()
+        assert client.get(reverse("live-data"), headers={"if-none-match": tag}).status_code == 403
 
 
 def test_root_leads_to_the_live_page(client):
@@ -101,9 +138,10 @@ def test_rooms_are_shown_to_those_who_may_see_them_only(client, django_user_mode
     client.force_login(user)
     assert "!a:x" not in client.get(reverse("live")).content.decode()
     assert "!a:x" not in client.get(reverse("live-data")).content.decode()
+    tag = client.get(reverse("live-data"))["ETag"]
     user.user_permissions.add(Permission.objects.get(codename="view_room"))
     assert "!a:x" in client.get(reverse("live")).content.decode()
-    answer = client.get(reverse("live-data"))
+    answer = client.get(reverse("live-data"), headers={"if-none-match": tag})  # a page that is open follows, too
     assert [key for key, _ in answer.json()["rooms"]] == ["!a:x", "!<b>:x"]
     for page in (answer, client.get(reverse("live"))):
         assert {room_url("!a:x"), room_url("!<b>:x")} <= set(

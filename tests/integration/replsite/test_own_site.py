@@ -115,7 +115,7 @@ def test_every_page_works_without_rooms(site):
     assert rooms == []
     assert pages["/streams/"][1] == "/streams/live/"
     live = pages["/streams/live/"][1]
-    assert "orders" in live and 'data-socket=""' in live and 'data-poll="/streams/live/data/"' in live
+    assert "orders" in live and 'data-source="/streams/live/data/"' in live
     assert re.findall(r'id="live-(\w+)-title"', live) == [
         "streams",
         "readers",

@@ -37,6 +37,29 @@ def test_serve_offers_pages_and_replication_in_one_process(start_manage):
         client.read_until("RDATA caches")
 
 
+def test_pages_come_through_a_socket_of_the_machine(start_manage, tmp_path):
+    path = tmp_path / "1.sock"
+    with socket.socket(socket.AF_UNIX) as left_by_a_killed_process:
+        left_by_a_killed_process.bind(str(path))
+    process = start_manage("serve", "--http", f"unix:{path}", "--replication", "127.0.0.1:0")
+    assert process.stdout.readline().startswith(f"ready http=unix:{path} replication=127.0.0.1:")
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /admin/login/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert client.recv(1_000).startswith(b"HTTP/1.1 200 OK")
+    process.terminate()
+    assert process.wait(DEADLINE_SECONDS) == 0
+
+
+def test_pages_for_other_machines_are_for_a_proxy(start_manage, run_manage):
+    done = run_manage("serve", "--http", "0.0.0.0:0", "--replication", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert "127.0.0.1:8000" in done.stderr and "--behind-proxy" in done.stderr
+    process = start_manage("serve", "--http", "0.0.0.0:0", "--behind-proxy", "--replication", "127.0.0.1:0")
+    assert ready_ports(process)["http"] > 0
+
+
 #: What a server gives a client that takes nothing, or says nothing: longer than a test waits for the end of the process.
 PATIENT = {
     "REPLSITE_CLOSE_LIMIT_SECONDS": "400", "REPLSITE_SEND_STALL_LIMIT_SECONDS": "400", "REPLSITE_PING_TIMEOUT_SECONDS": "400",

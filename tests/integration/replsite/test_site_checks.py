@@ -11,7 +11,7 @@ from django.core.checks import run_checks
 from django.db import connections
 from django.test.utils import override_settings
 
-from replsite.checks import check_databases, check_https, check_settings
+from replsite.checks import check_databases, check_settings
 from tests.support.session import PROJECT
 
 
@@ -56,23 +56,6 @@ def test_a_wrong_value_is_told_before_anything_runs(setting, value):
         (problem,) = check_settings()
     assert problem.id == "replsite.E002"
     assert setting in problem.msg and problem.hint
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_told"),
-    [
-        ({"SECURE_SSL_REDIRECT": True, "REPLSITE_PROXY_NETWORKS": []}, True),
-        ({"SECURE_SSL_REDIRECT": True, "REPLSITE_PROXY_NETWORKS": ["127.0.0.1/32"]}, False),
-        ({"SECURE_SSL_REDIRECT": True, "SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, False),
-        ({"SECURE_SSL_REDIRECT": False, "REPLSITE_PROXY_NETWORKS": []}, False),
-    ],
-)
-def test_pages_for_https_alone_without_a_named_proxy_are_warned_of(settings, is_told):
-    with override_settings(**settings):
-        found = check_https()
-        assert [one.id for one in run_checks() if one.id == "replsite.W001"] == [one.id for one in found]
-    assert [one.id for one in found] == (["replsite.W001"] if is_told else [])
-    assert all("REPLSITE_PROXY_NETWORKS" in one.hint for one in found)
 
 
 def test_the_site_as_it_ships_has_nothing_to_complain_of():

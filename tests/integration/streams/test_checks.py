@@ -113,7 +113,7 @@ def test_rooms_must_have_a_lifetime_to_choose():
     ("setting", "value", "found"),
     [
         ("REPLSITE_CONNECTION_LIMIT", 0, "streams.E010"),
-        ("REPLSITE_HTTP_CONNECTION_LIMIT", -1, "streams.E010"),
+        ("REPLSITE_HTTP_BODY_LIMIT_BYTES", -1, "streams.E010"),
         ("REPLSITE_SEND_STALL_LIMIT_SECONDS", 0.0, "streams.E010"),
         ("REPLSITE_WORKER_SILENCE_SECONDS", float("nan"), "streams.E010"),
         ("REPLSITE_LINE_LIMIT_BYTES", 20_000, "streams.W010"),

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from django.db import connection
 
 from streams.models import Reader, WireCount
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -177,42 +176,6 @@ def _gets_in(port: int) -> bool:
     with WireClient(port) as client:
         client.read_until(lambda line: line.startswith(("SERVER", "ERROR")))
         return bool(client.of("SERVER"))
-
-
-def test_http_connections_are_refused_by_number_and_come_back(start_manage):
-    process = start_manage(
-        "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env={"REPLSITE_HTTP_CONNECTION_LIMIT": "2"}
-    )
-    port = ready_ports(process)["http"]
-    with connection.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute("LOCK TABLE django_session")  # what is at work does not give way
-        held = [socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) for _ in range(2)]
-        for one in held:
-            one.sendall(b"GET /admin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=" + b"x" * 32 + b"\r\n\r\n")
-        wait_until(lambda: _waiting_for_sessions(cursor) == 2, 2 * DEADLINE_SECONDS)
-        assert _http_status(port) == b"503"
-        closed("HTTP connection limit", "refused")
-        cursor.execute("ROLLBACK")
-    wait_until(lambda: _http_status(port) == b"200")
-    for one in held:
-        one.close()
-
-
-def _waiting_for_sessions(cursor) -> int:
-    """Pages that wait for the lock; the server's own look at the sizes of all tables may wait for it too."""
-    cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees the activity of its first look for ever
-    cursor.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
-        """AND query LIKE '%%FROM "django_session"%%'"""
-    )
-    return cursor.fetchone()[0]
-
-
-def _http_status(port: int) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as one:
-        one.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-        return one.recv(200).split(b" ")[1]
 
 
 def test_a_closing_connection_whose_peer_reads_nothing_is_aborted(server):

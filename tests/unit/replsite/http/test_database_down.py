@@ -10,7 +10,7 @@ from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.test import RequestFactory
 
 from replsite.http import database_down
-from replsite.http.database_down import AWAY, DatabaseDownMiddleware, DenyWhileDatabaseAway, away_response, handler500
+from replsite.http.database_down import AWAY, DatabaseDownMiddleware, away_response, handler500
 
 GONE = OperationalError('connection to server at "10.1.2.3", port 5432 failed: secret')
 
@@ -72,37 +72,3 @@ def test_the_log_is_told_once(caplog):
     assert [
         record.getMessage() for record in caplog.records if "site.database_away" in record.getMessage()
     ].__len__() == 1
-
-
-def denied(error, after_accept=False):
-    """What a WebSocket is sent whose application fails."""
-
-    async def application(scope, receive, send):
-        if after_accept:
-            await send({"type": "websocket.accept"})
-        raise error
-
-    async def run():
-        sent = []
-
-        async def send(message):
-            sent.append(message)
-
-        async def receive():
-            return {"type": "websocket.connect"}
-
-        await DenyWhileDatabaseAway(application)({"type": "websocket", "path": "/", "headers": []}, receive, send)
-        return sent
-
-    return run()
-
-
-async def test_a_websocket_is_refused_without_a_trace():
-    assert [message["type"] for message in await denied(GONE)] == ["websocket.close"]
-
-
-async def test_an_open_websocket_ends_as_it_would():
-    with pytest.raises(OperationalError):
-        await denied(GONE, after_accept=True)
-    with pytest.raises(ValueError, match="mine"):
-        await denied(ValueError("mine"))

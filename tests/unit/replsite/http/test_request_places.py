@@ -13,8 +13,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from replsite.http.request_places import (
     CAME,
     Busy,
-    ClientLimit,
-    PlacePool,
+    Lane,
     RequestPlaces,
     _Place,
     request_threads_end,
@@ -25,8 +24,8 @@ from tests.support.async_waiting import wait_for
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 
-def scope(path: str = "/admin/", client: str = "192.0.2.1", kind: str = "http", method: str = "GET") -> dict:
-    return {"type": kind, "method": method, "path": path, "client": [client, 1], "headers": []}
+def scope(path: str = "/admin/", client: str = "192.0.2.1", method: str = "GET") -> dict:
+    return {"type": "http", "method": method, "path": path, "client": [client, 1], "headers": []}
 
 
 class Asked:
@@ -148,86 +147,52 @@ async def test_scrapes_that_wait_for_their_turn_share_a_page_with_those_that_hav
     assert len(made) <= 3  # the last one may have come a moment after it was counted
 
 
-async def test_the_next_place_is_for_the_client_that_has_fewest():
-    lane = PlacePool("pages", 1, 10)
-    place = await lane.enter("crowd")
-    crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(5)]
+async def test_a_place_goes_to_who_has_waited_longest_and_is_used_again():
+    lane = Lane("pages", 1, 10)
+    place = await lane.enter()
+    waiting = [asyncio.ensure_future(lane.enter()) for _ in range(3)]
     await asyncio.sleep(0)
-    single = asyncio.ensure_future(lane.enter("single"))
-    await asyncio.sleep(0)
-    first = await lane.enter("other") if lane.at_work == 0 else None
-    assert first is None
-    lane._at_work["crowd"] += 1  # it has another one
-    lane.leave(place, "crowd")
-    assert await asyncio.wait_for(single, DEADLINE_SECONDS) is place
-    assert not any(one.done() for one in crowd)
-    for one in crowd:
-        one.cancel()
+    for number in range(3):
+        assert [one.done() for one in waiting] == [True] * number + [False] * (3 - number)
+        lane.leave(place)
+        assert await waiting[number] is place
 
 
-async def test_with_a_single_place_clients_take_turns():
-    """One that had just left had as few places as anybody: on two cores a crowd that logged in kept everybody else out."""
-    lane = PlacePool("logins", 1, 100)
-    place = await lane.enter("crowd")
-    crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(5)]
-    await asyncio.sleep(0)
-    single = asyncio.ensure_future(lane.enter("single"))
-    await asyncio.sleep(0)
-    for _ in range(2):
-        lane.leave(place, "crowd")
-        await asyncio.wait([single, *crowd], return_when=asyncio.FIRST_COMPLETED)
-    assert [one.done() for one in [single, *crowd]] == [True, True] + [False] * 4
-    lane.leave(place, "single")
-    await crowd[1]
-    for one in crowd:
-        one.cancel()
+async def test_places_that_are_not_needed_stay_unused():
+    lane = Lane("pages", 20, 10)
+    used = set()
+    for _ in range(5):
+        used.add(place := await lane.enter())
+        lane.leave(place)
+    assert len(used) == 1
 
 
-async def test_when_too_many_wait_the_client_that_has_most_is_sent_away():
-    lane = PlacePool("pages", 1, 3)
-    place = await lane.enter("crowd")
-    crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(3)]
+async def test_when_too_many_wait_the_next_one_is_sent_away():
+    lane = Lane("pages", 1, 3)
+    place = await lane.enter()
+    waiting = [asyncio.ensure_future(lane.enter()) for _ in range(3)]
     await asyncio.sleep(0)
-    single = asyncio.ensure_future(lane.enter("single"))
     with pytest.raises(Busy):
-        await asyncio.wait_for(crowd[0], DEADLINE_SECONDS)
+        await lane.enter()
     assert lane.refused == 1
-    for _ in range(3):
-        lane.leave(place, "crowd")
-        done, _ = await asyncio.wait([single, *crowd[1:]], return_when=asyncio.FIRST_COMPLETED)
-        if single in done:
-            break
-    assert single.done()
-    for one in crowd[1:]:
+    lane.leave(place)
+    await waiting[0]
+    for one in waiting[1:]:
         one.cancel()
 
 
 async def test_who_waits_too_long_is_sent_away_and_a_place_given_to_one_that_left_is_not_lost():
-    lane = PlacePool("pages", 1, 10, wait_seconds=0.05)
-    place = await lane.enter("a")
+    lane = Lane("pages", 1, 10, wait_seconds=0.05)
+    place = await lane.enter()
     with pytest.raises(Busy):
-        await lane.enter("b")
-    gone = asyncio.ensure_future(lane.enter("b"))
+        await lane.enter()
+    gone = asyncio.ensure_future(lane.enter())
     await asyncio.sleep(0)
-    lane.leave(place, "a")
+    lane.leave(place)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    assert await asyncio.wait_for(lane.enter("c"), DEADLINE_SECONDS) is place
-
-
-async def test_a_client_has_so_many_at_a_time_and_others_are_let_in():
-    asked = Asked()
-    limited = ClientLimit(asked, most=2)
-    held = [asyncio.ensure_future(ask(limited)) for _ in range(2)]
-    await wait_for(lambda: len(asked.threads) == 2)
-    assert await ask(limited) == 503
-    assert await ask(limited, kind="websocket") == "websocket.close"
-    other = asyncio.ensure_future(ask(limited, client="192.0.2.2"))
-    await wait_for(lambda: len(asked.threads) == 3)
-    asked.may_end.set()
-    assert await asyncio.gather(*held, other) == [200] * 3
-    assert await ask(limited) == 200
+    assert await asyncio.wait_for(lane.enter(), DEADLINE_SECONDS) is place
 
 
 async def test_a_place_is_free_when_its_thread_is():

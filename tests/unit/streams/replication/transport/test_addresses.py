@@ -6,7 +6,16 @@ import socket
 import pytest
 
 from streams.replication.errors import BadAddress, PortTaken
-from streams.replication.transport.addresses import Address, RedisAddress, bind, parse_redis, refuse_open_network
+from streams.replication.transport.addresses import (
+    Address,
+    RedisAddress,
+    SocketFile,
+    bind,
+    bind_file,
+    parse_redis,
+    refuse_open_network,
+    refuse_strangers,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +83,42 @@ def test_an_address_of_nobody_here_is_refused():
 def test_a_name_of_nobody_is_refused(use):
     with pytest.raises(BadAddress, match=r"Cannot listen on nobody\.invalid:0"):
         use(Address("nobody.invalid", 0))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_pages_for_other_machines_are_refused_with_the_two_ways_out(host):
+    with pytest.raises(BadAddress, match=r"--http 127\.0\.0\.1:8000 or unix:.*; or give --behind-proxy"):
+        refuse_strangers(Address(host, 80))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_pages_for_this_machine_are_served(host):
+    refuse_strangers(Address(host, 80))
+
+
+def test_a_socket_of_the_machine_is_read_and_written():
+    assert SocketFile.parse("unix:/run/x.sock") == SocketFile("/run/x.sock")
+    assert str(SocketFile.parse("unix:/run/x.sock")) == "unix:/run/x.sock"
+    assert SocketFile.parse("[::1]:80") == Address("::1", 80)
+    with pytest.raises(BadAddress, match="no socket"):
+        SocketFile.parse("unix:x.sock")
+
+
+def test_a_socket_that_nobody_listens_on_is_replaced_and_another_one_is_not(tmp_path):
+    file = SocketFile(str(tmp_path / "x.sock"))
+    bind_file(file).close()
+    with bind_file(file), socket.socket(socket.AF_UNIX) as client:
+        client.connect(file.path)
+        with pytest.raises(PortTaken, match="another process"):
+            bind_file(file)
+
+
+def test_a_file_that_is_no_socket_stays(tmp_path):
+    (tmp_path / "x.sock").write_text("mine")
+    for path in (tmp_path / "x.sock", tmp_path / "nothing" / "x.sock"):
+        with pytest.raises(BadAddress, match="Cannot listen on unix:"):
+            bind_file(SocketFile(str(path)))
+    assert (tmp_path / "x.sock").read_text() == "mine"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -1,4 +1,4 @@
-"""The gate of the replication port on real sockets: who comes in, in which language, and what the others are told.
+"""Who comes in through the replication port, in which language, and what the others are told, on real sockets.
 
 Each on both event loops: that of the standard library and uvloop.
 """
@@ -10,13 +10,12 @@ import contextlib
 import socket
 import ssl
 import time
-from collections import Counter
 
 import pytest
 
 from streams.replication.protocol.access import Access
-from streams.replication.transport.admission import Admission, Turns
-from streams.replication.transport.tcp_scope import TcpConnection
+from streams.replication.transport import tcp_scope
+from streams.replication.transport.tcp_scope import ListenerLimits, TcpListener
 from streams.replication.transport.tls import Certificates, Refusal, TlsFiles, client_context, explain
 from tests.support.async_waiting import wait_for
 from tests.support.certificates import Authority
@@ -41,54 +40,34 @@ def certificates(authority):
 
 
 class Host:
-    """What gates and connections need of their server."""
+    """A port whose application is the test."""
 
-    handshake_limit_seconds = 5.0
+    def __init__(self) -> None:
+        self.scopes, self.connections = [], []
 
-    def __init__(self, certificates, access, room=100):
-        self.certificates, self.access, self.room = certificates, access, room
-        self.gates, self.refusals = set(), Counter()
-        self.handshakes = Turns()
-        self.connections, self.scopes, self.forgotten = [], [], []
-
-    def tls_context(self):
-        return self.certificates.context()
-
-    def entered(self, gate, host):
-        if len(self.gates) >= self.room:
-            return Refusal.CONNECTION_LIMIT
-        self.gates.add(gate)
-        return None
-
-    def passed(self, gate, above):
-        self.gates.discard(gate)
-
-    def left(self, gate):
-        self.gates.discard(gate)
-
-    def refused(self, reason, host, detail=""):
-        self.refusals[reason] += 1
-
-    def start_application(self, connection, scope):
-        self.connections.append(connection)
+    async def application(self, scope, receive, send) -> None:
         self.scopes.append(scope)
+        self.connections.append(scope["extensions"]["tcp.transport"])
+        await self.connections[-1].is_lost.wait()
 
-    def forget(self, connection):
-        self.forgotten.append(connection)
+    @property
+    def refusals(self):
+        return self.server.refusals
 
 
 @contextlib.asynccontextmanager
-async def listening(certificates, *networks, room=100, limit=5.0):
-    host = Host(certificates, Access(networks, has_tls=True), room)
-    host.handshake_limit_seconds = limit
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Admission(host, host.access.of, TcpConnection(host)), "127.0.0.1", 0)
-    host.port = server.sockets[0].getsockname()[1]
-    yield host
-    server.close()
-    for one in [*host.connections, *host.gates]:
-        one.abort()
-    await wait_for(lambda: not host.gates and len(host.forgotten) == len(host.connections))
+async def listening(certificates, *networks, access=None, **limits):
+    host = Host()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        host.port = listener.getsockname()[1]
+        access = access or Access(networks, has_tls=True)
+        host.server = TcpListener(host.application, [listener], ListenerLimits(**limits), access, certificates)
+        host.server.start()
+        yield host
+        await host.server.stop()
+        await host.server.end()
+        await wait_for(lambda: not len(host.server))
 
 
 def files(authority, name="client", **more):
@@ -198,7 +177,7 @@ async def test_a_client_without_a_certificate_is_told_so(authority, certificates
     async with listening(certificates) as host:
         heard = await refused(host, TlsFiles(authorities=str(authority.file)))
         assert heard == "ERROR a client certificate is needed, from an authority that this server trusts\n"
-        assert host.refusals == {Refusal.NO_CERTIFICATE: 1}
+        await wait_for(lambda: host.refusals == {Refusal.NO_CERTIFICATE: 1})
         assert not host.connections
 
 
@@ -207,7 +186,7 @@ async def test_an_expired_certificate_is_refused_by_name(authority, certificates
         assert await refused(host, files(authority, "old", expired=True)) == (
             "our client certificate has expired: have it renewed"
         )
-        assert host.refusals == {Refusal.EXPIRED: 1}
+        await wait_for(lambda: host.refusals == {Refusal.EXPIRED: 1})
 
 
 async def test_a_certificate_of_a_stranger_is_refused_by_name(authority, stranger, certificates):
@@ -215,7 +194,7 @@ async def test_a_certificate_of_a_stranger_is_refused_by_name(authority, strange
     async with listening(certificates) as host:
         heard = await refused(host, TlsFiles(*mine, str(authority.file)))
         assert heard.startswith("the server does not know the authority of our client certificate")
-        assert host.refusals == {Refusal.UNTRUSTED: 1}
+        await wait_for(lambda: host.refusals == {Refusal.UNTRUSTED: 1})
 
 
 async def test_a_client_that_does_not_trust_us_is_counted(authority, stranger, certificates):
@@ -236,7 +215,7 @@ async def test_old_versions_of_tls_are_refused(authority, certificates):
     async with listening(certificates) as host:
         with pytest.raises(ssl.SSLError):
             await asyncio.open_connection("127.0.0.1", host.port, ssl=context)
-        assert host.refusals == {Refusal.OLD_TLS: 1}
+        await wait_for(lambda: host.refusals == {Refusal.OLD_TLS: 1})
 
 
 @pytest.mark.parametrize("said", [b"NAME worker1\nPING 1\nREPLICATE \n", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100])
@@ -245,17 +224,17 @@ async def test_plain_text_to_a_tls_port_is_answered_in_plain_text(certificates, 
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         writer.write(said)
         assert (await reader.read(-1)).startswith(b"ERROR this port speaks TLS only")
-        assert host.refusals == {Refusal.NOT_TLS: 1}
+        await wait_for(lambda: host.refusals == {Refusal.NOT_TLS: 1})
         writer.close()
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16", b"\x16\x03\x01\x02\x00"])
 async def test_who_does_not_finish_the_handshake_is_refused(certificates, said):
-    async with listening(certificates, limit=0.05) as host:
+    async with listening(certificates, handshake_seconds=0.05) as host:
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         writer.write(said)
         await reader.read(-1)
-        assert host.refusals == {Refusal.TIMEOUT: 1}
+        await wait_for(lambda: host.refusals == {Refusal.TIMEOUT: 1})
         writer.close()
 
 
@@ -264,16 +243,18 @@ async def test_broken_handshakes_are_refused(certificates):
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         writer.write(b"\x16\x03\x01\x00\x05hello" * 3)
         await reader.read(-1)
-        assert host.refusals == {Refusal.HANDSHAKE: 1}
+        await wait_for(lambda: host.refusals == {Refusal.HANDSHAKE: 1})
         writer.close()
 
 
-async def test_a_client_that_goes_during_the_handshake_is_counted_once(certificates):
+@pytest.mark.parametrize("said", [b"", b"\x16", b"\x16\x03\x01\x00\x05hel"])
+async def test_a_client_that_goes_during_the_handshake_is_counted_once(certificates, said):
     async with listening(certificates) as host:
         _, writer = await asyncio.open_connection("127.0.0.1", host.port)
-        await wait_for(lambda: host.gates)
+        writer.write(said)
+        await wait_for(lambda: len(host.server))
         writer.transport.abort()
-        await wait_for(lambda: not host.gates)
+        await wait_for(lambda: not len(host.server))
         assert host.refusals == {Refusal.HANDSHAKE: 1}
 
 
@@ -293,7 +274,7 @@ async def test_a_named_network_may_speak_either(authority, certificates):
 
 
 async def test_a_silent_client_of_a_named_network_is_greeted_in_plain_text(certificates, monkeypatch):
-    monkeypatch.setattr("streams.replication.transport.admission.FIRST_BYTE_SECONDS", 0.05)
+    monkeypatch.setattr(tcp_scope, "FIRST_BYTE_SECONDS", 0.05)
     async with listening(certificates, "127.0.0.0/8") as host:
         _, writer = await asyncio.open_connection("127.0.0.1", host.port)
         await accepted(host)
@@ -302,64 +283,91 @@ async def test_a_silent_client_of_a_named_network_is_greeted_in_plain_text(certi
 
 
 async def test_one_connection_too_many_is_turned_away(certificates):
-    async with listening(certificates, "127.0.0.0/8", room=0) as host:
+    async with listening(certificates, "127.0.0.0/8", connections=1) as host:
+        _, first = await asyncio.open_connection("127.0.0.1", host.port)
+        first.write(b"NAME x\n")
+        (await wait_for(lambda: host.connections and host.connections[0])).know()
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         assert await reader.read(-1) == b"ERROR too many connections\n"
         assert host.refusals == {Refusal.CONNECTION_LIMIT: 1}
-        writer.close()
+        for one in (first, writer):
+            one.transport.abort()
 
 
 async def test_without_tls_loopback_comes_in_and_others_do_not():
     access = Access(["10.1.0.0/16"])
-    async with listening(None) as host:
-        host.access = access
+    async with listening(None, access=access) as host:
         _, writer = await asyncio.open_connection("127.0.0.1", host.port)
         await accepted(host)
         writer.transport.abort()
-        host.access = type("Far", (), {"of": lambda _, host: access.of("192.0.2.1")})()
+    far = type("Far", (), {"of": lambda _, host: access.of("192.0.2.1")})()
+    async with listening(None, access=far) as host:
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         assert (await reader.read(-1)).startswith(b"ERROR clients from this network are not allowed")
         assert host.refusals == {Refusal.NETWORK: 1}
         writer.close()
 
 
-async def test_many_handshakes_leave_the_loop_time_for_others():
-    """The first bytes of 1,000 handshakes held the loop for a second."""
-    turns, log, over = Turns(), [], asyncio.Event()
-
-    def step():
-        time.sleep(0.002)
-        log.append("step")
-        if log.count("step") == 50:
-            over.set()
-
-    for _ in range(50):
-        turns.add(step)
-    while not over.is_set():
-        log.append("other")
-        await asyncio.sleep(0)
-    runs = "".join(word[0] for word in log).split("o")
-    assert max(map(len, runs)) <= 4
+# --- floods of handshakes -------------------------------------------------------------------------------------------
 
 
-async def test_the_error_of_one_step_leaves_the_others_their_turn():
-    turns, done = Turns(), asyncio.Event()
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    turns.add(lambda: 1 / 0)
-    turns.add(done.set)
-    await asyncio.wait_for(done.wait(), DEADLINE_SECONDS)
+def client_hello(authority) -> bytes:
+    """The first bytes of a client, which anybody may send again and again."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client_context(files(authority)).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1").do_handshake()
+    return outgoing.read()
 
 
-async def test_a_client_is_not_read_until_the_turn_of_its_handshake(certificates):
+async def begun(host, said: bytes, number: int) -> list[socket.socket]:
+    """So many clients that all say this, and no more."""
+    made = []
+    for _ in range(number):
+        made.append(await asyncio.to_thread(socket.create_connection, ("127.0.0.1", host.port)))
+    await wait_for(lambda: len(host.server) == number)
+    for one in made:
+        one.sendall(said)
+    return made
+
+
+@pytest.mark.speed
+async def test_a_thousand_handshakes_at_once_leave_the_loop_time_for_others(authority, certificates):
+    """Their first bytes held the loop for a second."""
     async with listening(certificates) as host:
-        steps = []
-        host.handshakes.add = steps.append
-        _, writer = await asyncio.open_connection("127.0.0.1", host.port)
-        writer.write(b"\x16" + b"x" * 8_000_000)
-        await wait_for(lambda: steps)
-        await asyncio.sleep(0.2)  # an absence: what is read in that time would be there
-        (gate,) = host.gates
-        assert len(steps) == 1
-        assert gate._incoming.pending < 1_000_000
-        steps[0]()
+        flood, slowest = await begun(host, client_hello(authority), 1_000), 0.0
+        connecting = asyncio.create_task(opened(host, files(authority)))
+        while not connecting.done():
+            before = time.monotonic()
+            await asyncio.sleep(0)
+            slowest = max(slowest, time.monotonic() - before)
+        connecting.result()[1].transport.abort()
+        for one in flood:
+            one.close()
+    assert slowest < 0.3
+
+
+async def test_handshakes_that_are_never_ended_give_way_to_others(authority, certificates, monkeypatch):
+    monkeypatch.setattr(tcp_scope, "UNFINISHED_HANDSHAKES", 5)
+    async with listening(certificates, handshake_seconds=600) as host:
+        flood = await begun(host, client_hello(authority), 20)
+        await wait_for(lambda: host.refusals == {Refusal.HANDSHAKE: 15})
+        assert len(host.server._unfinished) == 5
+        _, writer = await opened(host, files(authority))
+        await accepted(host)
         writer.transport.abort()
+        for one in flood:
+            one.close()
+
+
+async def test_hellos_in_pieces_do_not_begin_a_handshake(authority, certificates):
+    """Those who send all but its last byte hold none of the few places of handshakes."""
+    hello = client_hello(authority)
+    async with listening(certificates) as host:
+        flood = await begun(host, hello[:-1], 20)
+        await asyncio.sleep(0.05)  # an absence: none begins
+        assert not len(host.server._unfinished)
+        _, writer = await opened(host, files(authority))
+        await accepted(host)
+        writer.transport.abort()
+        for one in flood:
+            one.close()

@@ -59,15 +59,6 @@ def test_at_the_share_of_an_address_its_own_give_way_and_no_others():
     assert not any(one.is_aborted for one in others)
 
 
-def test_what_came_through_the_gate_is_as_unknown_as_before():
-    places = TcpPlaces(2, 2)
-    [gate], connection = come(places, "10.0.0.1"), Guest()
-    places.hand_on(gate, connection)
-    [late] = come(places, "10.0.0.1")
-    come(places, "10.0.0.1")
-    assert (gate.is_aborted, connection.is_aborted, late.is_aborted) == (False, True, False)
-
-
 def test_all_that_leave_leave_nothing():
     places = TcpPlaces(10, 10)
     for guest in [*come(places, "10.0.0.1", 3), *come(places, "10.0.0.2", 2, known=True)]:

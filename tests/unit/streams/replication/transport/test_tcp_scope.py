@@ -10,37 +10,34 @@ import socket
 
 import pytest
 
-from streams.replication.transport.tcp_scope import ACCEPTED_AT_ONCE, INPUT_HIGH_BYTES, AsgiServer, TcpConnection
+from streams.replication.transport.tcp_places import TcpPlaces
+from streams.replication.transport.tcp_scope import ACCEPTED_AT_ONCE, INPUT_HIGH_BYTES, TcpConnection, TcpListener
 from tests.support.async_waiting import wait_for
 
 
 class Host:
-    """What a connection needs of its server; collects connections and scopes."""
+    """A port whose connections have no application but the test."""
 
     def __init__(self) -> None:
+        self.places = TcpPlaces(100)
         self.connections: list[TcpConnection] = []
-        self.scopes: list[dict] = []
-        self.forgotten: list[TcpConnection] = []
 
-    def start_application(self, connection: TcpConnection, scope: dict) -> None:
-        self.connections.append(connection)
-        self.scopes.append(scope)
-
-    def forget(self, connection: TcpConnection) -> None:
-        self.forgotten.append(connection)
+    def make(self) -> TcpConnection:
+        self.connections.append(TcpConnection(self.places))
+        assert self.places.enter(self.connections[-1], "127.0.0.1") is None
+        return self.connections[-1]
 
 
 @pytest.fixture
 async def host():
     made = Host()
-    loop = asyncio.get_running_loop()
-    made.server = await loop.create_server(lambda: TcpConnection(made), "127.0.0.1", 0)
+    made.server = await asyncio.get_running_loop().create_server(made.make, "127.0.0.1", 0)
     made.port = made.server.sockets[0].getsockname()[1]
     yield made
     made.server.close()
     for connection in made.connections:
         connection.abort()
-    await wait_for(lambda: len(made.forgotten) >= len(made.connections))
+    await wait_for(lambda: not len(made.places))
 
 
 @pytest.fixture
@@ -55,7 +52,7 @@ async def pair(host):
 
 
 async def test_scope_names_both_ends(host, pair):
-    scope = host.scopes[0]
+    scope = pair[2].scope
     assert (scope["type"], scope["server"]) == ("tcp", ["127.0.0.1", host.port])
     assert scope["client"] == list(pair[1].get_extra_info("sockname"))
     assert scope["extensions"]["tcp.transport"] is pair[2]
@@ -157,7 +154,7 @@ async def test_the_last_message_is_a_disconnect(host, pair):
     assert (await connection.receive())["type"] == "tcp.eof"
     connection.handle_reply({"type": "tcp.close"})
     assert (await connection.receive())["type"] == "tcp.disconnect"
-    assert host.forgotten == [connection]
+    assert not len(host.places)
 
 
 async def test_abort_does_not_wait_for_the_peer(pair):
@@ -172,6 +169,9 @@ async def test_messages_of_another_scope_are_refused(pair):
         pair[2].handle_reply({"type": "http.response.start"})
 
 
+# --- the listener ---------------------------------------------------------------------------------------------------
+
+
 async def nothing(scope, receive, send) -> None:
     """An application that stays until the connection ends."""
     while (await receive())["type"] != "tcp.disconnect":
@@ -179,35 +179,40 @@ async def nothing(scope, receive, send) -> None:
 
 
 @contextlib.asynccontextmanager
-async def accepting(server: AsgiServer, listener: socket.socket):
-    task = asyncio.create_task(server._accept(listener))
-    yield task
-    task.cancel()
-    await asyncio.wait([task])
-    for connection in server._places:
-        connection.abort()
-    await wait_for(lambda: not len(server._places))
+async def accepting(application=nothing, backlog: int = 10):
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
+        listener.setblocking(False)
+        server = TcpListener(application, [listener])
+        yield server, listener.getsockname()
+        await server.stop()
+        await server.end()
+        await wait_for(lambda: not len(server))
 
 
 async def test_a_crowd_is_accepted_a_few_at_a_time():
     """All two thousand at once kept followers waiting for two seconds."""
-    server, number, begun = AsgiServer(nothing), 200, []
-    with socket.create_server(("127.0.0.1", 0), backlog=number) as listener:
-        listener.setblocking(False)
-        clients = [socket.create_connection(listener.getsockname()) for _ in range(number)]
-        async with accepting(server, listener):
-            while not begun or begun[-1] < number:
-                begun.append(len(server.connections))
-                await asyncio.sleep(0)
+    number, seen, begun = 200, [], 0
+
+    async def count(scope, receive, send) -> None:
+        nonlocal begun
+        begun += 1
+        await nothing(scope, receive, send)
+
+    async with accepting(count, number) as (server, address):
+        clients = [socket.create_connection(address) for _ in range(number)]
+        server.start()
+        while not seen or seen[-1] < number:
+            seen.append(begun)
+            await asyncio.sleep(0)
         for client in clients:
             client.close()
-    assert max(after - before for before, after in itertools.pairwise(begun)) <= ACCEPTED_AT_ONCE
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= ACCEPTED_AT_ONCE
 
 
 async def test_accepting_goes_on_after_an_error(monkeypatch):
     """With no descriptor left, and with a client that is gone already."""
     monkeypatch.setattr("streams.replication.transport.tcp_scope.ACCEPT_AGAIN_SECONDS", 0)
-    loop, server = asyncio.get_running_loop(), AsgiServer(nothing)
+    loop = asyncio.get_running_loop()
     accept, errors = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
 
     async def accept_or_fail(listener):
@@ -216,8 +221,32 @@ async def test_accepting_goes_on_after_an_error(monkeypatch):
         return await accept(listener)
 
     monkeypatch.setattr(loop, "sock_accept", accept_or_fail)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        async with accepting(server, listener):
-            with socket.create_connection(listener.getsockname()):
-                await wait_for(lambda: server.connections)
+    async with accepting() as (server, address):
+        server.start()
+        with socket.create_connection(address):
+            await wait_for(lambda: len(server))
+
+
+async def test_the_error_of_an_application_ends_its_connection_after_what_it_wrote(caplog):
+    async def fail(scope, receive, send) -> None:
+        await send({"type": "tcp.send", "bytes": b"internal error"})
+        raise RuntimeError
+
+    async with accepting(fail) as (server, address):
+        server.start()
+        reader, writer = await asyncio.open_connection(*address)
+        assert await reader.read(-1) == b"internal error"
+        writer.close()
+
+
+async def test_an_application_that_ends_does_not_wait_for_a_client_that_reads_nothing(monkeypatch):
+    monkeypatch.setattr("streams.replication.transport.tcp_scope.LINGER_SECONDS", 0.05)
+
+    async def say(scope, receive, send) -> None:
+        await send({"type": "tcp.send", "bytes": b"x" * 20_000_000})
+
+    async with accepting(say) as (server, address):
+        server.start()
+        with socket.create_connection(address):
+            await wait_for(lambda: len(server))
+            await wait_for(lambda: not len(server))
