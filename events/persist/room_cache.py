@@ -24,7 +24,7 @@ from events.room.graph import Node
 from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
-from state.groups.layered import beside
+from state.groups.layered import layered_on_base
 from state.resolution.local_difference import Naming
 from state.store import changes_from, full_state
 from streams.core.bounded import SharedCache
@@ -329,7 +329,7 @@ class StoredRoom:
             self._keep(known, near)
         changes = changes_from(known, missing, self.using) if missing else {}
         for group in missing:
-            self._keep(group, beside(near, changes[group]) if group in changes else full_state(group, self.using))
+            self._keep(group, layered_on_base(near, changes[group]) if group in changes else full_state(group, self.using))
 
     def _keep(self, group: int, state: Mapping[StateKey, str]) -> None:
         self._loaded[group] = state

@@ -81,7 +81,6 @@ ROOM_VERSIONS: dict[str, RoomVersion] = _versions()
 
 
 def room_version(name: str) -> RoomVersion:
-    """Returns the room version of that name. Raises ``UnknownRoomVersion``, whose text lists the known names."""
     try:
         return ROOM_VERSIONS[name]
     except KeyError:
