@@ -41,7 +41,7 @@ _NEW_EVENT = (
     *("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership"),
     IsSet("rejected_reason"),
 )
-#: A null event ID says that the entry was removed.
+#: A NULL event ID says that the entry was removed.
 _STATE = ("room_id", "type", "state_key", "event_id")
 
 EVENTS = StreamDeclaration(

@@ -148,9 +148,7 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def power_level_tables(content: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Returns three lists of pairs (name, level), under the keys ``users``, ``actions`` and ``events``.
-
-    ``users`` has the highest levels first. ``events`` is sorted by event type.
+    """Returns three lists of pairs (name, level): ``users``, highest first, ``actions``, and ``events`` by type.
 
     Early room versions allow levels that are no numbers. Such a level is shown as it is written.
     """

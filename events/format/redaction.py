@@ -34,7 +34,7 @@ def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
 
 
 def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-    """Returns the redacted form without ``unsigned``. Hashes and signatures are computed over this form."""
+    """Returns the redacted form without ``unsigned``, over which hashes and signatures are computed."""
     kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
     pruned = dict(event)
     for key in pruned.keys() - kept:
@@ -44,7 +44,6 @@ def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, A
 
 
 def prune_content(event_type: Any, content: Any, version: RoomVersion) -> dict[str, Any]:
-    """Returns the content that a redaction leaves of an event of that type."""
     if event_type == "m.room.message" or not isinstance(content, dict):
         return {}
     if event_type == "m.room.create" and version.newer_redactions:
@@ -79,8 +78,6 @@ def _kept_content_keys(event_type: Any, version: RoomVersion) -> tuple[str, ...]
 
 
 class _Party(Protocol):
-    """The fields that ``may_redact`` reads of a redaction and of the redaction's target."""
-
     @property
     def event_id(self) -> str: ...
     @property
@@ -94,8 +91,7 @@ class _Party(Protocol):
 def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: PowerLevels | None) -> bool:
     """Returns true if an accepted redaction that names the event ``target`` takes effect.
 
-    ``levels`` are the power levels before the redaction. If they are null, only the rules that need no state are applied.
-    Create events and events of other rooms are never redacted.
+    ``levels`` are the power levels before the redaction. If None, only the rules that need no state are applied.
     """
     if target.type == "m.room.create" or target.room_id != redaction.room_id:
         return False

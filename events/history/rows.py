@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from events.columns import is_unresolved, own_columns
+from events.columns import event_fields, is_unresolved
 from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
 from events.history.chunked_walk import (
@@ -323,7 +323,7 @@ class RoomHistory:
         names = dict(zip(redactions, self._source.names(redactions), strict=True))
         groups = [None if group < 0 else new[group] for group in self._walk.after[first:end]]
         unresolved = [*map(is_unresolved, events, groups)]
-        own = zip(*map(own_columns, events), strict=True)
+        own = zip(*map(event_fields, events), strict=True)
         return EventPart(first, events, [*own, [names.get(by) for by in redacted_by], unresolved, groups])
 
     def forward_extremities(self) -> Iterator[str]:

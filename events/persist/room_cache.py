@@ -329,7 +329,9 @@ class StoredRoom:
             self._keep(known, near)
         changes = changes_from(known, missing, self.using) if missing else {}
         for group in missing:
-            self._keep(group, layered_on_base(near, changes[group]) if group in changes else full_state(group, self.using))
+            self._keep(
+                group, layered_on_base(near, changes[group]) if group in changes else full_state(group, self.using)
+            )
 
     def _keep(self, group: int, state: Mapping[StateKey, str]) -> None:
         self._loaded[group] = state
