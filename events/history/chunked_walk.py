@@ -26,7 +26,7 @@ from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.history.event_numbers import EventNumbers, Links
-from events.room.event_auth import is_asked_by_sender
+from events.room.event_auth import is_ruled_by_sender
 from events.room.graph import numbers_in_order, on_cycles, refers_to
 from events.room.state_assignment import CYCLE, RoomStates, Stored, is_create
 from state.groups.deltas import GroupBuilder
@@ -126,7 +126,7 @@ class RoomWalk:
         self._numbers = numbers
         count = self.count = len(source)
         self.create = next((event for event in source.creations() if not event.outlier and is_create(event)), None)
-        stored = Stored({}, self.create, GroupBuilder(), {}, lambda _states: None, trusting=True, whole=True)
+        stored = Stored({}, self.create, GroupBuilder(), {}, lambda _states: None, from_dump=True, whole=True)
         self.states = RoomStates(source.version, (), stored)
         self.before, self.after = array("i", [_NONE]) * count, array("i", [_NONE]) * count
         self.flags = bytearray(count)
@@ -370,7 +370,7 @@ class RoomWalk:
         if self._all is not None:
             return self._all[number]
         event = self.seen_event(number)
-        if not isinstance(event, PlainEvent) or is_asked_by_sender(event) or self._redacts_by_level(event):
+        if not isinstance(event, PlainEvent) or is_ruled_by_sender(event) or self._redacts_by_level(event):
             return event
         return self._fetched(number)
 

@@ -183,19 +183,19 @@ class RoomHistory:
         extremities = self._extremities = ForwardExtremities[int](
             reached=NumberSet(limit), find=self._transparent_among, live=live
         )
-        arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
+        tracker = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
         for index, number in self._live():
-            if flags[number] & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
-                self._take(arrivals, number)
-            group = arrivals.current
+            if flags[number] & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
+                self._take(tracker, number)
+            group = tracker.current
             if group is not None:
                 self._line[number] = group
                 known = self._note_change(index, known, group)
         for number in self._ordered(BACKFILLED) if not live else ():
-            if flags[number] & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
-                arrivals.take(self._arriving(number))
-        current = arrivals.finish()
+            if flags[number] & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
+                tracker.add_judged(self._arriving(number))
+        current = tracker.finish()
         if known is not None:
             self._note_change(self._last_live(OUTLIER), known, current)
         if live and not walk.in_order:
@@ -212,21 +212,21 @@ class RoomHistory:
         """
         walk, flags = self._walk, self._flags
         extremities = ForwardExtremities[int](reached=NumberSet(limit), find=self._transparent_among, live=True)
-        arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
+        tracker = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
         for number, flag in enumerate(flags):
             if flag & (OUTLIER | BACKFILLED):
                 continue
-            if flag & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
-                arrivals.take(self._arriving(number))
-            self._line[number] = -1 if arrivals.current is None else arrivals.current
+            if flag & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
+                tracker.add_judged(self._arriving(number))
+            self._line[number] = -1 if tracker.current is None else tracker.current
 
-    def _take(self, arrivals: ExtremityTracker[int], number: int) -> None:
+    def _take(self, tracker: ExtremityTracker[int], number: int) -> None:
         """Lets a live event arrive. Flags the event if it is soft-failed."""
         event = self._arriving(number)
-        if arrivals.soft_fails(event):
+        if tracker.soft_fails(event):
             event.soft_failed = True
             self._flags[number] |= SOFT_FAILED
-        arrivals.take(event)
+        tracker.add_judged(event)
 
     def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
         """Yields the events of ``numbers`` that are in the graph and are rejected, soft-failed or backfilled."""
@@ -247,7 +247,7 @@ class RoomHistory:
         )
 
     def _fails(self, event: Arriving[int], ground: State) -> bool:
-        return self._walk.states.judge.soft_fails(self._walk.event(event.event_id), ground)
+        return self._walk.states.event_auth.soft_fails(self._walk.event(event.event_id), ground)
 
     def _note_change(self, index: int, known: int | None, current: int | None) -> int | None:
         """Records that the current state changed from group ``known`` to group ``current``, if the two differ.

@@ -126,7 +126,7 @@ class _CheckedStates(RoomStates):
             GroupBuilder(),
             {},
             lambda _states: None,
-            trusting=True,
+            from_dump=True,
             whole=True,
             without_state=lambda _ids, _most: (),
         )

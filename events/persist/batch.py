@@ -149,7 +149,7 @@ def persist(
     if parsed:
         by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
         with room_transaction(alias):
-            _store(parsed, outcome, alias, takes_unproven=history_of is not None, by_index=by_index)
+            _store(parsed, outcome, alias, accepts_unproven=history_of is not None, by_index=by_index)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
 
@@ -410,7 +410,7 @@ class _Work:
 
 
 def _store(
-    parsed: Sequence[_Placed], outcome: PersistOutcome, using: str, *, takes_unproven: bool, by_index: bool
+    parsed: Sequence[_Placed], outcome: PersistOutcome, using: str, *, accepts_unproven: bool, by_index: bool
 ) -> None:
     building = any(_may_build(placed) for placed in parsed)
     reading = lock_and_read([placed.event for placed in parsed], using, building=building, by_index=by_index)
@@ -423,7 +423,7 @@ def _store(
     ]
     worked_out = []
     for room, batch in batches:
-        batch.again, batch.takes_unproven = work.again.get(room.room_id, ()), takes_unproven
+        batch.again, batch.accepts_unproven = work.again.get(room.room_id, ()), accepts_unproven
         try:
             worked_out.append((room, batch.stored, batch.work_out()))
         except EventUnreadable as error:  # the rules cannot be applied in this room

@@ -70,7 +70,7 @@ def _resolve(room_id: str, using: str, after: str, *, imported: bool, by_index: 
     if not seeds:
         return 0, None
     batch = room_batch.RoomBatch(reading, room, [], using)
-    batch.again, batch.takes_unproven = seeds, imported
+    batch.again, batch.accepts_unproven = seeds, imported
     changes = batch.work_out()
     write_rooms([(room, batch.stored, changes)], set(), using)
     return len(changes.filled.events), seeds[-1]

@@ -151,7 +151,7 @@ class RoomBatch:
         self._given = given or {}
         self.again: Sequence[str] = ()
         """Stored events that have no state yet, and whose state can be computed now."""
-        self.takes_unproven = False
+        self.accepts_unproven = False
         """As in ``RoomStates``: true if the events are imported."""
         self.freed: Sequence[str] | None = None
         """The prev events of stored events that left the graph.
@@ -220,11 +220,11 @@ class RoomBatch:
             batch = {event.event_id: event for event in self._batch}
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
         states = RoomStates(self._version, self._batch, stored)
-        states.takes_unproven = self.takes_unproven
+        states.accepts_unproven = self.accepts_unproven
         states.given.update(given)
         self._note_redacted(states, self._batch)
         if given:
-            states.look_up(event_id for state in given.values() for event_id in state.values())
+            states.find_unplaced(event_id for state in given.values() for event_id in state.values())
             groups = {
                 self.stored.after[extremity] for extremity in self.stored.extremities if extremity in self.stored.after
             }
@@ -240,7 +240,9 @@ class RoomBatch:
         levels = {states.builder.lookup(group, POWER_LEVELS) for group in groups}
         levels |= {given.get(POWER_LEVELS) for given in states.given.values()}
         named = {other for event in judged for other in event.auth_event_ids}
-        states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
+        states.event_auth.redacted |= self.stored.redacted(
+            [*named, *(found for found in levels if found)], PRUNED_TYPES
+        )
 
     def _fill(self) -> None:
         """Assigns the states that become known with this batch.
@@ -396,10 +398,10 @@ class RoomBatch:
         again = changes.filled.events or self._is_below_a_merge()
         freed = () if self.freed is None and again else self.freed
         extremities = self.stored.extremities_below([*old, *live], states, changes.filled.rejected, freed)
-        arrivals = EventExtremityTracker(
-            states, extremities, here=[prev for event in live for prev in event.prev_event_ids]
+        tracker = EventExtremityTracker(
+            states, extremities, arrived=[prev for event in live for prev in event.prev_event_ids]
         )
-        self._line_before = known = arrivals.current if not self._row.current_state_unresolved else None
+        self._line_before = known = tracker.current if not self._row.current_state_unresolved else None
         # Batch A resolves the states of two forward extremities. Batch B stores an auth event of theirs, and resolves the same
         # states to another state. So B compares its state with the stored rows, not with the earlier resolution.
         if changes.is_late and len({states.after.get(event_id) for event_id in self.stored.extremities}) > 1:
@@ -408,21 +410,21 @@ class RoomBatch:
         # Backfilled events come first. They may connect a forward extremity to a live event, which changes the current
         # state before any live event of the batch. That change gets the number of the first live event.
         for event in old:
-            arrivals.take(event)
+            tracker.add_judged(event)
             changes.events.append(event)
         changes.backfilled = len(old)
-        if live and arrivals.current is not None and arrivals.current != known:
-            self._note_changes(len(changes.events), known, arrivals.current, between=True)
-            known = arrivals.current
+        if live and tracker.current is not None and tracker.current != known:
+            self._note_changes(len(changes.events), known, tracker.current, between=True)
+            known = tracker.current
         for event in live:
-            judged = arrivals.add(event)
+            judged = tracker.add(event)
             changes.events.append(judged)
-            if arrivals.current is not None and arrivals.current != known:
-                self._note_changes(len(changes.events) - 1, known, arrivals.current, between=not is_accepted(judged))
-                known = arrivals.current
-            self._add_step(steps, judged, arrivals.current)
+            if tracker.current is not None and tracker.current != known:
+                self._note_changes(len(changes.events) - 1, known, tracker.current, between=not is_accepted(judged))
+                known = tracker.current
+            self._add_step(steps, judged, tracker.current)
         changes.events += outliers
-        self._finish(arrivals, known, steps, len(live))
+        self._finish(tracker, known, steps, len(live))
         return steps
 
     def _is_below_a_merge(self) -> bool:
@@ -431,14 +433,14 @@ class RoomBatch:
         self.stored.events.load(above)
         return any(len(self.stored.events[event_id].prev_event_ids) > 1 for event_id in above)
 
-    def _finish(self, arrivals: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
+    def _finish(self, tracker: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
         """Determines the room's current state and forward extremities after all events of the batch, and the changes to store.
 
         ``known`` is the state group that was last recorded for the current state, or null. ``live`` is the number of
         live events in the batch.
         """
         changes = self.changes
-        current = arrivals.finish()
+        current = tracker.finish()
         if steps and current is not None and current != steps[-1].line:  # the next batch continues from this state
             steps[-1] = structs.replace(steps[-1], line=current)
         if current is not None and current != known:
@@ -447,10 +449,10 @@ class RoomBatch:
             self._note_changes(number, known, current, between=not steps)
             # Without a live event, a position of its own is also needed if the state is merely known again.
             changes.own_place = not live and (self._row.current_state_unresolved or len(changes.state_changes) > noted)
-        changes.current_unresolved = current is None and bool(arrivals.extremities.current)
+        changes.current_unresolved = current is None and bool(tracker.extremities.current)
         before = set(self.stored.extremities)
-        changes.new_extremities = [event_id for event_id in arrivals.extremities.current if event_id not in before]
-        after = arrivals.extremities.current
+        changes.new_extremities = [event_id for event_id in tracker.extremities.current if event_id not in before]
+        after = tracker.extremities.current
         changes.gone_extremities = [event_id for event_id in self.stored.extremities if event_id not in after]
 
     def _is_late(self, event: ParsedEvent) -> bool:

@@ -198,7 +198,7 @@ class GraphRanges:
             earlier = {prev for prev in event.prev_event_ids if prev in by_id and _came_before(by_id[prev], event)}
             return self._states.reached(event, self._states.before.get(event.event_id), earlier)
 
-        arrivals = EventExtremityTracker(
+        tracker = EventExtremityTracker(
             self._states, ForwardExtremities(find=find, live=last is not None, reaches=reaches)
         )
         found: dict[str, int | None] = {}
@@ -206,13 +206,13 @@ class GraphRanges:
         # of its arrival is not known.
         for event in self._graph:
             if not event.backfilled:
-                arrivals.add(event)
-                found[event.event_id] = arrivals.current
+                tracker.add(event)
+                found[event.event_id] = tracker.current
         if last is None:
             for event in _in_order([event for event in self._graph if event.backfilled]):
-                arrivals.add(event)
-        current = self.current = arrivals.finish()
-        self.extremities = list(arrivals.extremities.current)
+                tracker.add(event)
+        current = self.current = tracker.finish()
+        self.extremities = list(tracker.extremities.current)
         if last is not None and current is not None:  # the next batch in this room continues from this state
             found[last.event_id] = current
         return found

@@ -109,5 +109,6 @@ def test_needed_groups_stay_as_they_are_and_rows_never_grow(forest, size):
             assert {group: state_of(group, prevs, deltas) for group in needed} == before
     assert len(prevs) + sum(map(len, deltas.values())) <= rows
     assert (
-        plan_collection([GroupPlace(g, prevs[g], p.chain) for p in groups if (g := p.group) in prevs], needed).deleted == ()
+        plan_collection([GroupPlace(g, prevs[g], p.chain) for p in groups if (g := p.group) in prevs], needed).deleted
+        == ()
     )
