@@ -24,7 +24,7 @@ from events.columns import INSERT_INTO
 from events.errors import EventUnreadable
 from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
-from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, VisibilityRow
+from events.visibility.ranges import OF_CURRENT_STATE, Step, VisibilityRanges, VisibilityRow
 
 __all__ = ["write_backfill_ranges"]
 
@@ -164,7 +164,7 @@ class _Part:
         If the range begins at the part's first event, and this event ends a stored run, extends the stored range
         instead. A row for the first event alone is stored already, so no such row is added.
         """
-        if row.kind in OF_THE_LINE:
+        if row.kind in OF_CURRENT_STATE:
             return
         if row.first != self._below:
             self._new.add(row)
@@ -178,7 +178,7 @@ class _Part:
         """
         above = self._running(self._above, above=True)
         for row in still_open:
-            if row.kind in OF_THE_LINE:
+            if row.kind in OF_CURRENT_STATE:
                 continue
             met = above.get((row.user_id, row.kind))
             whole = replace(row, last=self._events[-1].place if met is None else met.last)

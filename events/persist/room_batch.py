@@ -441,8 +441,8 @@ class RoomBatch:
         """
         changes = self.changes
         current = tracker.finish()
-        if steps and current is not None and current != steps[-1].line:  # the next batch continues from this state
-            steps[-1] = structs.replace(steps[-1], line=current)
+        if steps and current is not None and current != steps[-1].current:  # the next batch continues from this state
+            steps[-1] = structs.replace(steps[-1], current=current)
         if current is not None and current != known:
             noted = len(changes.state_changes)
             number = changes.backfilled + live - 1 if live else len(changes.events)
@@ -483,7 +483,7 @@ class RoomBatch:
         if between:  # no step carries this change to the ranges, so they have to be recomputed
             self._moved |= not {kind for _, kind, *_ in changed}.isdisjoint(("m.room.member", HISTORY_VISIBILITY[0]))
 
-    def _add_step(self, steps: list[Step], event: ParsedEvent, line: int | None) -> None:
+    def _add_step(self, steps: list[Step], event: ParsedEvent, current: int | None) -> None:
         if not is_accepted(event):
             return
         after = self.states.after.get(event.event_id)
@@ -491,7 +491,7 @@ class RoomBatch:
             self.changes.visibility_unresolved = True
             return
         before = self.states.before.get(event.event_id)
-        steps.append(Step(len(self.changes.events) - 1, event, before, after, after if line is None else line))
+        steps.append(Step(len(self.changes.events) - 1, event, before, after, after if current is None else current))
 
     # --- visibility ---------------------------------------------------------------------------------------------
     def _see(self, steps: Sequence[Step]) -> None:
@@ -533,13 +533,13 @@ class RoomBatch:
 
         ``group`` is the state group after that event. The open ranges follow from its state and from the current state.
         """
-        line = self._line_before
-        if group is None or line is None:
+        current = self._line_before
+        if group is None or current is None:
             return StoredRanges(last=-1)
         setting = known_visibility(history_visibility(self.states.state(group)))
-        state = self.states.state(line)
+        state = self.states.state(current)
         return StoredRanges(
-            line=line,
+            current=current,
             setting=setting,
             last=-1,
             wide=wide_ranges(setting, known_visibility(history_visibility(state)), -1),

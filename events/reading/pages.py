@@ -23,7 +23,7 @@ from events.reading.page_sql import FOR_USER, FROM_LEAVE, LARGEST, ROWS_READ, SI
 from events.reading.page_tokens import OLDEST, Start, start_of
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.reading.state_at import State, state_after, state_at
-from events.visibility.access import Access, access_of, access_parameters, access_to_events, checked
+from events.visibility.access import Access, access_of, access_parameters, access_to_events, require_readable
 from events.visibility.explain import Explanation, explain_visibility
 from events.visibility.predicate_sql import ACCESS_ROWS, pruned, sees
 from events.visibility.rule import Rule
@@ -245,7 +245,7 @@ def _rows_for_user(
     while True:
         rows = _rows(query, {**where, "kept_since": kept_since}, using)
         access: Access | None = access_of(rows[0][:_ACCESS_COLUMNS], now_ms) if rows else None
-        if checked(access, user_id, room_id).kept_since == kept_since:
+        if require_readable(access, user_id, room_id).kept_since == kept_since:
             return [row[_ACCESS_COLUMNS:] for row in rows]
         kept_since = access.kept_since if access is not None else None
 

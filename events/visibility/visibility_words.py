@@ -41,8 +41,6 @@ REACHES = {
 
 
 class Explained(Protocol):
-    """The part of an answer of ``events.visibility.explain`` that is put into words."""
-
     @property
     def allowed(self) -> bool: ...
     @property
@@ -62,7 +60,6 @@ class Explained(Protocol):
 
 
 def answer_in_words(found: Explained) -> str:
-    """Returns one sentence that says whether the user sees the event."""
     if not found.allowed:
         return "Hidden: the rule does not let this user see the event."
     if not found.reachable:
