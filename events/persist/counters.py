@@ -48,7 +48,6 @@ _KNOWN_TYPES = frozenset(
 
 
 def count_stored(changes: RoomChanges, server_name: str) -> None:
-    """Counts the events that a committed batch stored in one room. Senders of ``server_name`` are local."""
     for event in changes.events:
         origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
         EVENTS.labels(origin).inc()
