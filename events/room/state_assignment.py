@@ -255,12 +255,17 @@ class RoomStates:
         else:
             self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
 
+    def _after_prevs(self, event: ParsedEvent) -> int | None:
+        prevs = event.prev_event_ids
+        if len(prevs) == 1:
+            return self.after.get(prevs[0])
+        return self.merged(self.after.get(prev) for prev in prevs)
+
     def _before(self, event: ParsedEvent) -> int | None:
         # A given state stands for those after the missing prev events, and is resolved with the others. Otherwise a
         # server could send an event with an old state, on top of an extremity and of an event that it withholds, and
         # the room would go back to the old state.
-        prevs = event.prev_event_ids
-        known = self.after.get(prevs[0]) if len(prevs) == 1 else self.merged(self.after.get(prev) for prev in prevs)
+        known = self._after_prevs(event)
         if known is not None or event.event_id not in self.given or not event.prev_event_ids:
             return known
         given = self.given[event.event_id]
