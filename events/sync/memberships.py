@@ -1,8 +1,9 @@
 """Computes a user's memberships as of a token, and how they changed since an earlier token.
 
-The stored current state may be ahead of the token, so later changes are undone. If a room has no local members, this
-server knows an invite or a knock only by the membership event, which is an outlier. This event gives the membership as
-long as the room has no current state.
+The stored current state may be ahead of the token, so later changes are undone. Example: Bob joins at 5 and leaves at
+9, and the token is at 7. The table says ``leave``; the change at 9 says that it was ``join`` before. If a room has no
+local members, this server knows an invite or a knock only by the membership event, which is an outlier. This event
+gives the membership as long as the room has no current state.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class RoomMembership:
     """A user's membership in one room.
 
     ``before`` is the membership at ``since``, and ``event_before`` the ID of its event. ``changed_at`` is the position
-    of the last change after ``since``, or null. ``out_at`` is the position of the last change from ``join`` to
-    something else. ``joined_anew`` is true if the user joined after ``since``, perhaps after having left.
-    ``out_of_band`` is true if the room is known only by the membership event.
+    of the last change after ``since``, or None. ``out_at`` is the position of the last change from ``join`` to
+    something else. ``joined_anew``: the user joined after ``since``, perhaps after having left. ``out_of_band``: the
+    room is known only by the membership event.
     """
 
     room_id: str
@@ -40,29 +41,27 @@ class RoomMembership:
 
     @property
     def was_in(self) -> bool:
-        """Returns true if the user was joined at some time after ``since``."""
+        """True if the user was joined at some time after ``since``."""
         return self.before == "join" or self.joined_anew
 
 
 @dataclass(slots=True)
 class Memberships:
-    """A user's memberships, by room ID."""
-
     rooms: dict[str, RoomMembership] = field(default_factory=dict)
 
     def of(self, *memberships: str) -> list[RoomMembership]:
-        """Returns the rooms where the user has one of these memberships, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.membership in memberships), key=lambda r: r.room_id)
 
     def changed(self) -> list[RoomMembership]:
-        """Returns the rooms where the membership changed after ``since``, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.changed_at is not None), key=lambda r: r.room_id)
 
 
 def read_memberships(
     user_id: str, now: VectorToken, since: VectorToken | None, using: str, among: Collection[str] | None = None
 ) -> Memberships:
-    """Returns the user's memberships at ``now``. Without ``since`` no membership counts as changed.
+    """Returns the user's memberships at ``now``.
+
+    Without ``since`` no membership counts as changed.
 
     With ``among`` the result has only these rooms, and those in which the user's membership changed.
     """
@@ -90,13 +89,9 @@ def read_memberships(
 
 
 def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
-    """Applies changes, given in ascending order, to the memberships of the current state.
-
-    The newest change in a room that a token covers gives the membership at that token. If the token covers no change,
-    the membership before the first change is used. Writers may be at different positions. For example, writer A commits
-    6, writer B commits 7, and the token covers only 7. Then 7 is used, because the membership that 6 replaced is older
-    than 7.
-    """
+    # The newest change (ascending) that a token covers gives the membership at that token, or else the one before the
+    # first change. Writers may be at different positions. For example, A commits 6, B commits 7, and the token covers
+    # only 7. Then 7 is used, because the membership that 6 replaced is older than 7.
     latest: dict[str, int] = {}
     for room_id, position, covered, known, prev_event_id, prev_membership, event_id, membership in changes:
         room = found.rooms.setdefault(room_id, RoomMembership(room_id))

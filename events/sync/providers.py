@@ -43,9 +43,11 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """The query for a provider. If ``since`` is None, the query asks for everything that is valid at ``now``.
+    """The query for a provider.
 
-    If ``has_news`` is false, no fact after ``since`` concerns the user, and only gained and lost rooms and contacts count.
+    If ``since`` is None, the query asks for everything that is valid at ``now``.
+
+    If ``has_news`` is false, no fact after ``since`` concerns the user: only gained and lost rooms and contacts count.
     """
 
     cursor: Any
@@ -72,7 +74,6 @@ class StreamChanges:
         return bool(self.changed or self.gone or self.whole)
 
     def apply_to(self, held: Mapping[Key, Any]) -> dict[Key, Any]:
-        """Returns the mapping after these changes."""
         if self.whole:
             return dict(self.changed)
         ends = {len(key) for key in self.gone}
@@ -98,9 +99,9 @@ class LatestRowPerKey:
     """The provider for streams in which the newest row of a key is its present value.
 
     ``entity`` is the column with the room or user that a row concerns. ``key`` has the columns of the key, and
-    ``value`` the columns of the value. A name that begins with ``json:`` means a column of JSON text; its value is null
-    if the text is not JSON. Without ``value`` the value is the row's position. Streams without ``value`` only announce a
-    change, and clients get the details elsewhere.
+    ``value`` the columns of the value. A name that begins with ``json:`` means a column of JSON text; its value is None
+    if the text is not JSON. Without ``value`` the value is the row's position: such streams only announce a change, and
+    clients get the details elsewhere.
 
     If ``ended`` returns true for a value, its key is removed. If ``shown`` returns false for a user, key and value, the
     row is skipped. ``where`` is a further SQL condition on the rows (table ``t``, parameter ``user``).
@@ -121,7 +122,6 @@ class LatestRowPerKey:
     apart: str = ""
 
     def changes(self, question: StreamQuery) -> StreamChanges:
-        """Returns the newest row of each key, by one query."""
         question.cursor.execute(self._sql(question), self._parameters(question))
         columns = [column.removeprefix("json:") for column in self.value]
         changed: dict[Key, Any] = {}
@@ -211,21 +211,20 @@ class LatestRowPerKey:
 
 
 def _is_receipt_for(user_id: str, key: Key, value: Mapping[str, Any]) -> bool:
-    """Returns false if the receipt is of another user and private, or its data cannot be read, else true."""
+    # not if it is of another user and private, or cannot be read
     data = value["data"]
     return key[2] == user_id or (key[1] != "m.read.private" and isinstance(data, dict) and not data.get("hidden"))
 
 
 def _thread_of(value: Mapping[str, Any]) -> Key:
-    """Returns the thread of a receipt, or nothing for an unthreaded receipt, which says how far the whole room was read."""
+    # nothing for an unthreaded receipt, which says how far the whole room was read
     thread = value["data"].get("thread_id") if isinstance(value["data"], dict) else None
     return (thread,) if isinstance(thread, str) and thread else ()
 
 
 @dataclass(frozen=True, slots=True)
 class _TypingUsers:
-    """The provider of ``typing``: the lists of users who type, without users whom the user ignores."""
-
+    # The lists of users who type, without users whom the user ignores.
     lists: LatestRowPerKey
 
     @property
@@ -306,12 +305,14 @@ _providers: dict[str, Provider] = {provider.stream: provider for provider in _PL
 
 
 def providers() -> Mapping[str, Provider]:
-    """Returns the providers by stream, without ``events``: the part of ``events`` is made by ``events.sync.rooms``."""
+    """Returns the providers by stream, without ``events``, whose part is made by ``events.sync.rooms``."""
     return dict(_providers)
 
 
 def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
-    """Makes a stream part of every sync answer. Call it at startup (``AppConfig.ready``), in every process.
+    """Makes a stream part of every sync answer.
+
+    Call it at startup (``AppConfig.ready``), in every process.
 
     ``concerns`` maps a row to the users or rooms that it concerns. For a ``LatestRowPerKey`` the default is derived
     from the columns. Raises ``ValueError`` if ``concerns`` is missing for another provider, or if the stream is part of

@@ -67,7 +67,7 @@ def initial_sync(
     using: str | None = None,
     now: SyncToken | None = None,
 ) -> InitialSync:
-    """Returns a page of the user's joined rooms, the rooms with the newest activity first, and the token of the next page.
+    """Returns a page of the user's joined rooms, those with the newest activity first, and the token of the next page.
 
     A page has at most ``rooms`` rooms (``MOST_ROOMS``), each with its last ``events`` visible events (``MOST_EVENTS``).
     ``after`` is ``next_page`` of the page before. All pages show the rooms as of the first page's token. This token is
@@ -108,7 +108,7 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
     *,
     memberships_changed: bool = False,
 ) -> RoomsSince:
-    """Returns the news of the user's rooms after ``since``: at most ``limit`` events of each room, and changes of state.
+    """Returns the news of the user's rooms after ``since``: at most ``limit`` events of each, and changes of state.
 
     A ``since`` ahead of ``now`` is reduced to ``now``. If ``changed_rooms`` is given, only these rooms are read: the
     caller knows that no other joined room has news (``events.notifier.notifier``). With ``memberships_changed`` the
@@ -153,7 +153,7 @@ def _has_anything(room: SyncRoom) -> bool:
 
 
 def _page(after: object, using: str) -> tuple[int, SyncToken]:
-    """Reads a page token. Returns (position below which the page begins, token of the first page)."""
+    # (position below which the page begins, token of the first page)
     found = _PAGE.fullmatch(after) if isinstance(after, str) else None
     if found is None or abs(int(found[1])) >= 2**63:
         raise InvalidQuery(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
@@ -163,11 +163,7 @@ def _page(after: object, using: str) -> tuple[int, SyncToken]:
 def _by_activity(
     room_ids: Sequence[str], now: VectorToken, page: tuple[int, int], using: str
 ) -> Sequence[tuple[str, int]]:
-    """Returns (room, position of the room's last event), newest first.
-
-    Positions are unique, so they divide rooms into pages. ``page`` is (position below which the page begins, largest
-    number of rooms).
-    """
+    # (room, position of its last event), newest first. Positions are unique, so they divide rooms into pages.
     text, values = with_tokens(ACTIVITY, now)
     return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
 
@@ -181,11 +177,8 @@ def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Returns a window for each room that the user left, or was banned from, after ``since``.
-
-    The window ends with the leave or ban. If a room is known only by the membership event, the window has only that
-    event. If a user has left and was banned or invited later, the window has no state changes from between.
-    """
+    # Each ends with the leave or ban. If a user has left and was banned or invited later, the window has no state
+    # changes from between.
     low = span.since.base if span.since is not None else LOWEST
     return [
         Window(
@@ -202,11 +195,8 @@ def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
 def _kicked_or_banned(
     user_id: str, memberships: Memberships, span: Span, limit: int, using: str
 ) -> tuple[SyncRoom, ...]:
-    """Returns for a first answer the rooms from which the user was kicked or banned, each up to the kick or ban.
-
-    Forgotten rooms are left out. The answer for a room has the state at the position at which the user was last joined.
-    If this position is not stored, the answer contains no state.
-    """
+    # For a first answer, each up to the kick or ban, without forgotten rooms. The state is that at the position at
+    # which the user was last joined; if this position is not stored, there is none.
     out = {room.event_id: room for room in memberships.of("leave", "ban") if room.event_id is not None}
     if not out:
         return ()
@@ -234,10 +224,6 @@ def _kicked_or_banned(
 
 
 def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topological: bool = False) -> list[SyncRoom]:
-    """Returns the answer for each window, in the order of the windows.
-
-    ``standing`` has the user's membership by room.
-    """
     if not windows.windows:
         return []
     gaps = windows.after_gaps()  # first: it moves the windows that the next lines read
@@ -269,10 +255,7 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
 def _put_before(
     change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
 ) -> None:
-    """Sets in ``change``, at the keys that the timeline changes, the entries from before the timeline.
-
-    ``before`` has these entries by key. An entry that the client knows already, or that is in the timeline, is left out.
-    """
+    # At the keys that the timeline changes, the entries from before it, unless the client knows them or they are in it.
     shown = {event.event_id for event in timeline.events}
     for key, event_id in before.items():
         known = None if whole else change.known.get(key)
@@ -282,11 +265,7 @@ def _put_before(
 
 
 def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
-    """Returns the token for reading backwards.
-
-    If the timeline is limited, the token points right below its first event. Otherwise the client has all older events
-    up to the last answer, and the token of the last answer is returned.
-    """
+    # Right below the first event if the timeline is limited. Otherwise the client has all older events up to ``since``.
     since, now = windows.span.since, windows.span.now
     if timeline.events and topological:
         return timeline.events[0].token
@@ -301,7 +280,7 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 def _pending(
     user_id: str, standings: Sequence[RoomMembership], using: str
 ) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
-    """Returns (invites, knocks), each with its stripped state. Invites of users whom the user ignores are left out."""
+    # Invites of users whom the user ignores are left out.
     if not standings:
         return (), ()
     events = load_events([room.event_id for room in standings if room.event_id is not None], using)
@@ -322,7 +301,7 @@ def _pending(
 
 
 def _stripped_states(memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
-    """Returns by room the state that an invited user may know, with the membership of the user who invites."""
+    # what an invited user may know, with the membership of the user who invites
     found: dict[str, list[Mapping[str, Any]]] = {event.room_id: [] for event in memberships}
     asked = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
     entries = rows(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)}, using)
@@ -340,7 +319,7 @@ def _stripped(event: ServedEvent) -> Mapping[str, Any]:
 
 
 def _stripped_state_of(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
-    """Returns the stripped state that another server sent with an invite or with the answer to a knock."""
+    # as another server sent it with an invite or with the answer to a knock
     unsigned = (decode_stored(event.json) or {}).get("unsigned")
     told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
     usable = [

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from events.notifier.joined_rooms import joined_rooms, joined_rooms_between, joined_rooms_of, users_met_between
+from events.notifier.joined_rooms import contacts_changed_between, joined_rooms, joined_rooms_between, joined_rooms_of
 from streams.core.tokens import VectorToken
 
 __all__ = ["Known", "SharedRooms", "shared_rooms_at", "shared_rooms_between", "with_late_members"]
@@ -33,11 +33,10 @@ WHERE room_id = ANY(%(moved)s::text[]) AND type = 'm.room.member' AND membership
 
 @dataclass(frozen=True, slots=True)
 class SharedRooms:
-    """A user's joined rooms at ``now``, with the rooms and contacts gained (``…_come``) and lost (``…_gone``) since a position.
+    """A user's joined rooms at ``now``, with rooms and contacts gained (``…_come``) and lost (``…_gone``) since.
 
     ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not
-    used for them. ``late_met`` are the users of ``late`` who are contacts at ``now``. Only ``with_late_members`` fills
-    ``late`` and ``late_met``.
+    used for them. ``late_met`` are those of them who are contacts at ``now``. Only ``with_late_members`` fills both.
     """
 
     rooms: frozenset[str]
@@ -53,8 +52,8 @@ class SharedRooms:
 class Known:
     """The notifier's answer for a user.
 
-    ``rooms`` are the rooms that the user is joined to at a position that is not below ``now``. ``changed`` are the
-    rooms of ``rooms`` in which anything may have changed.
+    ``rooms`` are the rooms that the user is joined to at a position that is not below ``now``. ``changed`` are those of
+    them in which anything may have changed.
     """
 
     rooms: frozenset[str]
@@ -71,7 +70,7 @@ def shared_rooms_between(
 ) -> SharedRooms:
     """Returns the joined rooms as of ``now``, and the rooms and contacts gained and lost since ``since``.
 
-    ``known`` is the answer of the notifier, or null. With ``known``, the rooms without a change are not read.
+    ``known`` is the answer of the notifier, or None. With it, the rooms without a change are not read.
     """
     if known is not None:
         then, rooms = joined_rooms_between(cursor, user_id, since, now, known.rooms)
@@ -84,15 +83,11 @@ def shared_rooms_between(
     gone, come = frozenset[str](), frozenset[str]()
     if perhaps:
         # After a change of membership the two users may still share another room.
-        gone, come = users_met_between(cursor, user_id, perhaps, (since, then), (now, rooms))
+        gone, come = contacts_changed_between(cursor, user_id, perhaps, (since, then), (now, rooms))
     return SharedRooms(rooms, rooms - then, then - rooms, come, gone)
 
 
 def with_late_members(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
-    """Returns a copy of ``circle`` in which ``late`` and ``late_met`` are filled.
-
-    ``late`` has the users whose membership changed after ``now``.
-    """
     cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())
     return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))

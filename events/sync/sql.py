@@ -159,11 +159,8 @@ GROUP BY d.room_id
 
 
 def _entry_at(token: str) -> str:
-    """Returns SQL for the state entry that a key had at a token, from the changes ``e`` above the token's base.
-
-    The parameter ``token`` is no token, but an SQL condition: true for a change that the token covers. The newest change
-    that the token covers gives the entry. If the token covers no change, the entry before the first change is used.
-    """
+    # The newest change ``e`` for which the SQL condition ``token`` is true gives the entry, or else the one before the
+    # first.
     return f"""CASE WHEN bool_or({token}) THEN
   (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC) FILTER (WHERE {token}))[1]
   ELSE (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1] END"""
@@ -206,10 +203,7 @@ WHERE last.stream_ordering < %(place)s ORDER BY last.stream_ordering DESC LIMIT 
 
 
 class _Covers:
-    """The SQL condition "this token covers the row".
-
-    It is formatted with the alias of the row, as ``{now:e}`` or ``{since:e}`` in a text.
-    """
+    """The SQL condition "this token covers the row", formatted with the alias of the row: ``{now:e}``."""
 
     def __init__(self, name: str, token: VectorToken | None) -> None:
         self._name, self._token = name, token

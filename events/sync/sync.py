@@ -66,10 +66,11 @@ SELECT EXISTS (SELECT FROM streams_cacheinvalidation WHERE stream_id > %(base)s 
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """The news for a user. If ``full`` is true, the client discards all earlier answers, because this one is complete.
+    """The news for a user.
 
-    ``streams`` has only the streams with news: stream name -> changes to the mapping that the client holds for that
-    stream.
+    If ``full`` is true, the client discards all earlier answers, because this one is complete.
+
+    ``streams`` has only the streams with news: name -> changes to the mapping that the client holds for that stream.
     """
 
     next_batch: str
@@ -78,7 +79,6 @@ class SyncAnswer:
     streams: Mapping[str, StreamChanges] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Returns true if there is anything new."""
         return bool(self.full or self.rooms or self.streams)
 
 
@@ -89,7 +89,9 @@ def sync(
     events: int = EVENTS_PER_ROOM,
     using: str | None = None,
 ) -> SyncAnswer:
-    """Returns the changes for the user since ``since``, the ``next_batch`` of an earlier answer. Null means everything.
+    """Returns the changes for the user since ``since``, the ``next_batch`` of an earlier answer.
+
+    None means everything.
 
     Waits up to ``timeout_seconds`` (0 to ``LONGEST_SECONDS``) until something is new. If the token is ahead of this
     process's positions, the call may take up to ``FOLLOW_SECONDS`` longer. ``events`` is the largest number of events
@@ -113,11 +115,13 @@ async def await_sync(
     *,
     query: Callable[[Callable[[], SyncAnswer | None]], Awaitable[SyncAnswer | None]] | None = None,
 ) -> SyncAnswer:
-    """Does the same as ``sync`` for async code. A call that waits for news occupies no thread.
+    """Does the same as ``sync`` for async code.
 
-    ``query`` is an async function that runs the database queries of the call. It receives a blocking function, runs it
-    in a thread, and returns its result. By default ``sync_to_async`` does this. A caller that serves many clients can
-    pass a ``query`` that limits how many of these functions run at a time.
+    A call that waits for news occupies no thread.
+
+    ``query`` is an async function that runs the database queries of the call: it receives a blocking function, runs it
+    in a thread, and returns its result, as ``sync_to_async`` does. A caller that serves many clients can pass one that
+    limits how many of these functions run at a time.
     """
     talk = _SyncCall(user_id, since, timeout_seconds, events, using)
     while (answer := await (sync_to_async(talk.answer)() if query is None else query(talk.answer))) is None:
@@ -126,10 +130,12 @@ async def await_sync(
 
 
 def resync_user(user_id: str, using: str | None = None) -> int:
-    """Makes each existing token of the user cause a full answer next time. Returns the position of the mark.
+    """Makes each existing token of the user cause a full answer next time.
 
-    The mark is a fact of the stream ``caches``. It is appended in the caller's transaction, or else in a new
-    transaction. Raises ``InvalidQuery`` for an invalid user ID.
+    Returns the position of the mark.
+
+    The mark is a fact of the stream ``caches``, appended in the caller's transaction if there is one. Raises
+    ``InvalidQuery`` for an invalid user ID.
     """
     if not user_id or not can_be_stored(user_id):
         raise InvalidQuery(f"{user_id!r:.60} is no user ID, so no next answer can be made a full one.")
@@ -137,8 +143,7 @@ def resync_user(user_id: str, using: str | None = None) -> int:
 
 
 class _SyncCall:
-    """One call of ``sync``, which may have to query several times."""
-
+    # One call of ``sync``, which may have to query several times.
     def __init__(self, user_id: str, since: str | None, timeout_seconds: float, events: int, using: str | None) -> None:
         if not isinstance(user_id, str) or not user_id or not can_be_stored(user_id):
             raise InvalidQuery(f"{user_id!r:.60} is no user ID.")
@@ -156,10 +161,7 @@ class _SyncCall:
         return max(0.0, self._end - time.monotonic())
 
     def answer(self) -> SyncAnswer | None:
-        """Returns the changes for the user.
-
-        If nothing is new, returns None while there is time to wait, and an empty answer after that.
-        """
+        # None while nothing is new and there is time to wait, after that an empty answer.
         since = self._read_since()
         # Positions first, the snapshot later (in ``_full`` and ``_changes``). A position is known after the commits that it
         # covers. If it were read inside the snapshot, it could cover a commit that the snapshot lacks, and the client would
@@ -198,7 +200,7 @@ class _SyncCall:
         return notifier.positions(self._using) or _stored_positions(self._using)
 
     def _positions_with_own_facts(self) -> Mapping[str, At]:
-        """Waits until the positions cover what this process has committed: what a user sent is in the user's next answer."""
+        # What this process has committed for a user is in the user's next answer.
         at, end, connection = self._positions(), time.monotonic() + FOLLOW_SECONDS, connections[self._using]
         behind = [
             stream
@@ -212,11 +214,8 @@ class _SyncCall:
         return self._positions() if behind else at
 
     def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
-        """Waits until this process has reached the positions in ``since``. Returns its positions then, and their token.
-
-        If ``since`` is ahead of this process, another process has given it out, so this process will soon reach its
-        positions. If a client made up the token, the call waits in vain, for ``FOLLOW_SECONDS``.
-        """
+        # Another process has given out a token that is ahead of this one, which will soon be there. If a client made it
+        # up, the call waits in vain, for ``FOLLOW_SECONDS``.
         end = time.monotonic() + FOLLOW_SECONDS
         with suppress(WaitTimedOut):
             for stream, part in since.ahead_of(now).items():
@@ -225,7 +224,6 @@ class _SyncCall:
         return at, _token(at, self._epoch)
 
     def _news(self, since: SyncToken, now: SyncToken) -> list[str]:
-        """Returns the names of the streams that may have facts for the user after ``since``."""
         known = {name: At(part, since.generations.get(name)) for name, part in since.parts.items()}
         return notifier.news(self._user_id, known, list(now.parts), self._using)
 
@@ -298,10 +296,7 @@ class _SyncCall:
         return {name: changes for name, changes in found.items() if changes}
 
     def _is_marked(self, since: SyncToken, now: SyncToken) -> bool:
-        """Returns true if the next answer must be a full one, because ``resync_user`` was called after ``since``.
-
-        Also returns true if the facts that would show a call of ``resync_user`` were trimmed.
-        """
+        # ``resync_user`` was called after ``since``, or the facts that would show it were trimmed
         part = since.of(_CACHES)
         if part is None:
             return False
@@ -313,7 +308,7 @@ class _SyncCall:
 
 
 def _asked(news: Iterable[str], circle: SharedRooms) -> list[str]:
-    """Returns the streams to query: streams with news, and streams that depend on gained or lost rooms or contacts."""
+    # those with news, and those that depend on gained or lost rooms or contacts
     come_and_gone = {
         Target.ROOM: bool(circle.rooms_come or circle.rooms_gone),
         Target.CONTACT: bool(circle.users_come or circle.users_gone),
@@ -329,7 +324,7 @@ def _token(at: Mapping[str, At], epoch: str) -> SyncToken:
 
 
 def _stored_positions(using: str) -> Mapping[str, At]:
-    """Returns the positions from the tables. Used while the notifier has no positions."""
+    # while the notifier has none
     found: dict[str, At] = {}
     for name in routed_streams():
         if (stream := registry.find(name)) is not None:

@@ -35,10 +35,9 @@ class Span:
 class Window:
     """The part of a room that is read: ``low < position <= high``, within the span.
 
-    ``whole`` is true if the room is read from its beginning, even if ``since`` covers it. If ``own_only`` is true, only
-    the user's own memberships are read.
-    ``state_high`` is the position of the state in the answer, if this position differs from ``high``. If ``stateless``
-    is true, the answer contains no state.
+    ``whole``: the room is read from its beginning, even if ``since`` covers it. ``own_only``: only the user's own
+    memberships are read. ``state_high`` is the position of the state in the answer, if it differs from ``high``.
+    ``stateless``: the answer contains no state.
     """
 
     room_id: str
@@ -54,7 +53,7 @@ class Window:
 class Timeline:
     """The events of one window that a sync answer shows, in the order in which the client gets them.
 
-    ``more`` is true if the window has older events, which are beyond the limit or were not examined.
+    ``more``: the window has older events, which are beyond the limit or were not examined.
     """
 
     events: list[ServedEvent] = field(default_factory=list)
@@ -68,16 +67,15 @@ class StateChanges:
     entries: dict[StateKey, str] = field(default_factory=dict)
     removed: list[StateKey] = field(default_factory=list)
     known: dict[StateKey, str | None] = field(default_factory=dict)
-    """For keys that changed, the event ID that the client knows there, or null."""
+    """For keys that changed, the event ID that the client knows there, or None."""
 
 
 def examined_events(limit: int) -> int:
-    """Returns the number of events of a window to examine for ``limit`` visible events: 5 x max(2 x limit, 10)."""
     return 5 * max(2 * limit, 10)
 
 
 class Windows:
-    """The windows of one user, with the queries that read them. Each window is of a different room."""
+    """The windows of one user, each of a different room, with the queries that read them."""
 
     def __init__(self, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
         self._user_id = user_id
@@ -94,14 +92,13 @@ class Windows:
         self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
 
     def after_gaps(self) -> set[str]:
-        """Moves the start of each timeline up to the newest gap in its window. Returns the rooms that have a gap.
+        """Moves the start of each timeline up to the newest gap in its window.
 
-        The event at the gap stays in the timeline. The range of ``changes`` stays the same. Windows that are whole or
-        ``own_only`` do not change.
+        Returns the rooms that have a gap.
 
-        A state event that came late is treated as a gap, too. Example: writer A commits 6, and writer B commits 7 at
-        the same key. The last answer had 7 and not 6. A client that applied a timeline with 6 would go back to the
-        older entry.
+        The event at the gap stays in the timeline, and the range of ``changes`` stays the same. A state event that came
+        late is treated as a gap, too. Example: writer A commits 6, and writer B commits 7 at the same key. The last
+        answer had 7 and not 6. A client that applied a timeline with 6 would go back to the older entry.
         """
         asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
         found = {room_id: position - 1 for room_id, position in self._rows(sql.GAPS, asked)} if asked else {}
@@ -113,10 +110,7 @@ class Windows:
         return set(found)
 
     def timelines(self, limit: int, *, topological: bool = False) -> dict[str, Timeline]:
-        """Returns the last ``limit`` visible events of each window, ascending.
-
-        The order is the stream order, or with ``topological`` the order of the room's pages.
-        """
+        """Returns the last ``limit`` visible events of each window, ascending, in stream order or that of pages."""
         found = {room_id: Timeline() for room_id in self.windows}
         more = {"limit": limit + 1, "scanned": examined_events(limit)}  # one event too many shows that there are more
         text = sql.LATEST if topological else sql.NEWEST
@@ -137,7 +131,7 @@ class Windows:
 
     # --- states ---------------------------------------------------------------------------------------------------
     def changes(self) -> dict[str, StateChanges]:
-        """Returns by room how the state changed within its window. For a whole window, returns the full state instead."""
+        """Returns by room how the state changed within its window, or for a whole window the full state."""
         found = {room_id: StateChanges() for room_id in self.windows}
         told = [
             replace(w, low=self._lows[w.room_id], high=w.high if w.state_high is None else w.state_high)
@@ -173,8 +167,8 @@ class Windows:
     def before(self, timelines: Mapping[str, Timeline]) -> dict[str, dict[StateKey, str | None]]:
         """Returns by room the state before its timeline, at the keys that the timeline changes: key -> event ID.
 
-        An event ID is null if the state has no entry there, or is not known. A room is left out if its timeline changes
-        no keys, or if its first event has no stored state.
+        The ID is None if there is no entry, or none is known. A room is left out if its timeline changes no keys, or if
+        its first event has no stored state.
         """
         keys = {room_id: _keys(timeline.events) for room_id, timeline in timelines.items()}
         firsts = [timelines[room_id].events[0].event_id for room_id in keys if keys[room_id]]
@@ -190,7 +184,7 @@ class Windows:
 
     # --- queries --------------------------------------------------------------------------------------------------
     def _allowed(self) -> list[Window]:
-        """Reads the user's access to the rooms of the windows. Returns the windows, limited to what the user may read."""
+        # limited to what the user may read
         self._access = read_access(self._user_id, list(self.windows), self.using)
         for room_id, access in self._access.items():
             window = self.windows[room_id]
