@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from events.sync.prepared import rows
-from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, MEMBERSHIPS_AMONG, OUT_OF_BAND, with_tokens
+from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, MEMBERSHIPS_AMONG, OUT_OF_BAND, rows, with_tokens
 from streams.core.tokens import VectorToken
 
 __all__ = ["Memberships", "RoomMembership", "read_memberships"]
@@ -25,7 +24,7 @@ class RoomMembership:
 
     ``before`` is the membership at ``since``, and ``event_before`` the ID of its event. ``changed_at`` is the position
     of the last change after ``since``, or None. ``out_at`` is the position of the last change from ``join`` to
-    something else. ``joined_anew``: the user joined after ``since``, perhaps after having left. ``out_of_band``: the
+    something else. ``joined_since``: the user joined after ``since``, perhaps after having left. ``out_of_band``: the
     room is known only by the membership event.
     """
 
@@ -35,14 +34,14 @@ class RoomMembership:
     before: str | None = None
     changed_at: int | None = None
     out_at: int | None = None
-    joined_anew: bool = False
+    joined_since: bool = False
     out_of_band: bool = False
     event_before: str | None = None
 
     @property
-    def was_in(self) -> bool:
+    def was_joined(self) -> bool:
         """True if the user was joined at some time after ``since``."""
-        return self.before == "join" or self.joined_anew
+        return self.before == "join" or self.joined_since
 
 
 @dataclass(slots=True)
@@ -68,14 +67,14 @@ def read_memberships(
     found = Memberships()
     text, values = with_tokens(MEMBERSHIP_CHANGES, now, since or now)
     changes = rows(text, {**values, "user_id": user_id}, using)
-    asked = {"user_id": user_id}
+    values = {"user_id": user_id}
     if among is None:
-        stored = rows(MEMBERSHIPS, asked, using)
+        stored = rows(MEMBERSHIPS, values, using)
     else:
-        stored = rows(MEMBERSHIPS_AMONG, {**asked, "rooms": [*{*among, *(row[0] for row in changes)}]}, using)
+        stored = rows(MEMBERSHIPS_AMONG, {**values, "rooms": [*{*among, *(row[0] for row in changes)}]}, using)
     for room_id, membership, event_id in stored:
         found.rooms[room_id] = RoomMembership(room_id, membership, event_id, before=membership, event_before=event_id)
-    _take_in(found, changes)
+    _apply_changes(found, changes)
     out_of_band, values = with_tokens(OUT_OF_BAND, now, since or now)
     for room_id, event_id, membership, position, old in rows(out_of_band, {**values, "user_id": user_id}, using):
         known = found.rooms.setdefault(room_id, RoomMembership(room_id))
@@ -88,7 +87,7 @@ def read_memberships(
     return found
 
 
-def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
+def _apply_changes(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
     # The newest change (ascending) that a token covers gives the membership at that token, or else the one before the
     # first change. Writers may be at different positions. For example, A commits 6, B commits 7, and the token covers
     # only 7. Then 7 is used, because the membership that 6 replaced is older than 7.
@@ -108,10 +107,10 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
                 room.out_at = position
         if covered and not known:
             room.changed_at = position
-            room.joined_anew |= membership == "join" and prev_membership != "join"
+            room.joined_since |= membership == "join" and prev_membership != "join"
     for room_id, position in latest.items():
         room = found.rooms[room_id]
-        room.joined_anew |= room.before != "join" == room.membership
+        room.joined_since |= room.before != "join" == room.membership
         if (
             room.changed_at is not None
         ):  # an older change came late: the later one, which ``since`` covers, stays the last

@@ -52,7 +52,7 @@ class StreamQuery:
 
     cursor: Any
     user_id: str
-    circle: SharedRooms
+    shared: SharedRooms
     now: VectorToken
     since: VectorToken | None = None
     has_news: bool = True
@@ -125,7 +125,7 @@ class LatestRowPerKey:
         question.cursor.execute(self._sql(question), self._parameters(question))
         columns = [column.removeprefix("json:") for column in self.value]
         changed: dict[Key, Any] = {}
-        gone: set[Key] = set(self._left(question))
+        removed: set[Key] = set(self._lost_keys(question))
         newest: dict[Key, int] = {}
         for row in question.cursor.fetchall():
             key = tuple(part or "" for part in row[2 : 2 + len(self.key)])
@@ -139,19 +139,19 @@ class LatestRowPerKey:
                 continue
             if self.ended is not None and self.ended(value):
                 if question.since is not None:  # in a full answer the client holds nothing that could be removed
-                    gone.add(key)
+                    removed.add(key)
             else:
                 changed[key] = value or {"position": row[0]}
-        return StreamChanges(changed, frozenset(gone), whole=question.since is None)
+        return StreamChanges(changed, frozenset(removed), whole=question.since is None)
 
     def _values(self, row: Sequence[Any]) -> Iterable[Any]:
         for column, value in zip(self.value, row, strict=True):
             yield decode_stored_json(value) if column.startswith("json:") and value is not None else value
 
-    def _left(self, question: StreamQuery) -> Iterable[Key]:
+    def _lost_keys(self, question: StreamQuery) -> Iterable[Key]:
         if question.since is not None and self.kind is not Target.USER:
-            circle = question.circle
-            for entity in circle.rooms_gone if self.kind is Target.ROOM else circle.users_gone:
+            shared = question.shared
+            for entity in shared.rooms_lost if self.kind is Target.ROOM else shared.users_lost:
                 yield (entity,)
 
     def _sql(self, question: StreamQuery) -> str:
@@ -165,24 +165,24 @@ class LatestRowPerKey:
             f"{position} > coalesce((%(since_entries)s::jsonb ->> {writer})::bigint, %(since_base)s)"
         )
         if question.since is not None and not question.has_news:
-            mine, told = f"t.{self.entity} = ANY(%(come)s::text[])", ""
+            of_user, news = f"t.{self.entity} = ANY(%(come)s::text[])", ""
         else:
-            mine = self._mine()
-            told = "" if question.since is None else f"AND (({new}){self._come()})"
+            of_user = self._of_user_sql()
+            news = "" if question.since is None else f"AND (({new}){self._gained_sql()})"
         where = f"AND {self.where}" if self.where else ""
         by = ", ".join([*keys, self.apart] if self.apart else keys)
         return (
             f"SELECT DISTINCT ON ({by}) {', '.join([position, writer, *keys, *values])} FROM {table.name} t "
-            f"WHERE {mine} AND {known} {told} {where} ORDER BY {by}, {position} DESC"
+            f"WHERE {of_user} AND {known} {news} {where} ORDER BY {by}, {position} DESC"
         )
 
-    def _mine(self) -> str:
+    def _of_user_sql(self) -> str:
         if self.kind is Target.USER:
             return f"t.{self.entity} = %(user)s"
         if self.kind is Target.ROOM:
             return f"t.{self.entity} = ANY(%(rooms)s::text[])"
         # The current state may be newer than ``now``. It does not count for ``late`` users, whose membership changed after
-        # ``now``: of those, ``late_met`` are contacts.
+        # ``now``: of those, ``late_contacts`` are contacts.
         return (
             f"(t.{self.entity} = %(user)s OR t.{self.entity} = ANY(%(late_met)s::text[]) "
             f"OR (t.{self.entity} <> ALL(%(late)s::text[]) AND EXISTS (SELECT FROM events_currentstate c "
@@ -190,19 +190,19 @@ class LatestRowPerKey:
             f"AND c.room_id = ANY(%(rooms)s::text[]))))"
         )
 
-    def _come(self) -> str:
+    def _gained_sql(self) -> str:
         return "" if self.kind is Target.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
 
     def _parameters(self, question: StreamQuery) -> dict[str, Any]:
-        circle, since = question.circle, question.since or VectorToken(0)
+        shared, since = question.shared, question.since or VectorToken(0)
         # A room or contact gained since: its older rows are new to this client, too.
-        come = circle.rooms_come if self.kind is Target.ROOM else circle.users_come
+        gained = shared.rooms_gained if self.kind is Target.ROOM else shared.users_gained
         return {
             "user": question.user_id,
-            "rooms": list(circle.rooms),
-            "come": list(come),
-            "late": list(circle.late),
-            "late_met": list(circle.late_met),
+            "rooms": list(shared.rooms),
+            "come": list(gained),
+            "late": list(shared.late),
+            "late_met": list(shared.late_contacts),
             "now_base": question.now.base,
             "now_entries": json.dumps(dict(question.now.entries)),
             "since_base": since.base,
@@ -244,14 +244,14 @@ class _TypingUsers:
         if not ignored:
             return found
         now, before = self._without(ignored, found), dict[Key, Any]()
-        gone = {key for key in found.gone if key[0] in question.circle.rooms_gone}
+        removed = {key for key in found.gone if key[0] in question.shared.rooms_lost}
         if question.since is not None:  # the client is told only of lists that differ from those that it has
-            at_since = StreamQuery(question.cursor, question.user_id, question.circle, question.since)
+            at_since = StreamQuery(question.cursor, question.user_id, question.shared, question.since)
             before = self._without(ignored, self.lists.changes(at_since))
-            before = {key: value for key, value in before.items() if key[0] not in question.circle.rooms_come}
-            gone |= {key for key in (*found.changed, *found.gone) if key in before and key not in now}
+            before = {key: value for key, value in before.items() if key[0] not in question.shared.rooms_gained}
+            removed |= {key for key in (*found.changed, *found.gone) if key in before and key not in now}
         changed = {key: value for key, value in now.items() if value != before.get(key)}
-        return StreamChanges(changed, frozenset(gone), found.whole)
+        return StreamChanges(changed, frozenset(removed), found.whole)
 
     def _without(self, ignored: Collection[str], found: StreamChanges) -> dict[Key, Any]:
         lists = {
@@ -338,6 +338,6 @@ def answer_of(provider: Provider, question: StreamQuery) -> StreamChanges:
     try:
         check_not_trimmed(question.cursor, provider.stream, question.since)
     except ResyncNeeded:
-        whole = StreamQuery(question.cursor, question.user_id, question.circle, question.now)
+        whole = StreamQuery(question.cursor, question.user_id, question.shared, question.now)
         return provider.changes(whole)
     return found

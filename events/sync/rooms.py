@@ -18,8 +18,7 @@ from events.models import IgnoredUser
 from events.reading.event_json import ServedEvent, load_events
 from events.sync.answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
 from events.sync.memberships import Memberships, RoomMembership, read_memberships
-from events.sync.prepared import rows
-from events.sync.sql import ACTIVITY, LAST_IN, PUT_OUT, with_tokens
+from events.sync.sql import ACTIVITY, LAST_IN, PUT_OUT, rows, with_tokens
 from events.sync.windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
 from events.tokens.positions import current_token, events_token, read_events_token, read_token, room_text, token_text
 from events.tokens.sync_token import SyncToken
@@ -131,9 +130,9 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
         else:
             memberships = Memberships({room_id: RoomMembership(room_id, "join") for room_id in changed_rooms})
             windows = Windows(user_id, _joined_windows(memberships, span), span, alias)
-        standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
+        membership_of = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
         limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
-        answers = _answers(windows, standing, limit)
+        answers = _answers(windows, membership_of, limit)
         # If the event is the same as before, the client has it: only an older change, of another writer, came late.
         pending = [
             room
@@ -141,11 +140,11 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
             if room.changed_at is not None and room.event_id != room.event_before
         ]
         invited, knocked = _pending(user_id, pending, alias)
-    here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
-    return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)
+    joined = tuple(room for room in answers if room.membership == "join" and _has_news(room))
+    return RoomsSince(joined, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)
 
 
-def _has_anything(room: SyncRoom) -> bool:
+def _has_news(room: SyncRoom) -> bool:
     return bool(room.timeline or room.limited or room.state or room.removed or room.whole)
 
 
@@ -171,7 +170,7 @@ def _by_activity(
 def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
     low, high = span.since.base if span.since is not None else LOWEST, span.now.highest
     return [
-        Window(room.room_id, 0, high, whole=True) if room.joined_anew else Window(room.room_id, low, high)
+        Window(room.room_id, 0, high, whole=True) if room.joined_since else Window(room.room_id, low, high)
         for room in memberships.of("join")
     ]
 
@@ -183,9 +182,9 @@ def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
     return [
         Window(
             *(room.room_id, low, room.changed_at),
-            own_only=room.out_of_band,
+            memberships_only=room.out_of_band,
             state_high=room.out_at,
-            stateless=not room.was_in,
+            stateless=not room.was_joined,
         )
         for room in memberships.changed()
         if room.changed_at is not None and room.membership not in ("join", "invite", "knock")
@@ -209,21 +208,23 @@ def _kicked_or_banned(
         Window(
             *(room_id, LOWEST, position),
             whole=True,
-            own_only=out[event_id].out_of_band,
+            memberships_only=out[event_id].out_of_band,
             state_high=last_in.get(room_id),
             stateless=room_id not in last_in,
         )
         for room_id, event_id, position in placed
     ]
-    standing = {room_id: str(out[event_id].membership) for room_id, event_id, _ in placed}
+    membership_of = {room_id: str(out[event_id].membership) for room_id, event_id, _ in placed}
     limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows))))
-    return tuple(_answers(Windows(user_id, windows, span, using), standing, limit, topological=True))
+    return tuple(_answers(Windows(user_id, windows, span, using), membership_of, limit, topological=True))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topological: bool = False) -> list[SyncRoom]:
+def _answers(
+    windows: Windows, membership_of: Mapping[str, str], limit: int, *, topological: bool = False
+) -> list[SyncRoom]:
     if not windows.windows:
         return []
     gaps = windows.after_gaps()  # first: it moves the windows that the next lines read
@@ -236,16 +237,16 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
     for room_id, window in windows.windows.items():
         timeline, change = timelines[room_id], changes[room_id]
         limited = timeline.more or room_id in gaps or (window.whole and not topological)
-        untold = window.own_only or window.stateless  # the user may not know the state
+        is_stateless = window.memberships_only or window.stateless  # the user may not know the state
         found.append(
             SyncRoom(
                 room_id,
-                standing[room_id],
+                membership_of[room_id],
                 tuple(timeline.events),
                 limited,
                 _prev_batch(windows, timeline, limited, topological=topological),
-                () if untold else tuple(events[i] for i in change.entries.values() if i in events),
-                () if untold else tuple(change.removed),
+                () if is_stateless else tuple(events[i] for i in change.entries.values() if i in events),
+                () if is_stateless else tuple(change.removed),
                 window.whole,
             )
         )
@@ -278,16 +279,16 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 
 
 def _pending(
-    user_id: str, standings: Sequence[RoomMembership], using: str
+    user_id: str, pending: Sequence[RoomMembership], using: str
 ) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
     # Invites of users whom the user ignores are left out.
-    if not standings:
+    if not pending:
         return (), ()
-    events = load_events([room.event_id for room in standings if room.event_id is not None], using)
+    events = load_events([room.event_id for room in pending if room.event_id is not None], using)
     senders = {event.sender for event in events.values()} - {user_id}
     ignored = IgnoredUser.objects.using(using).filter(user_id=user_id, ignored_user_id__in=senders)
     without = set(ignored.values_list("ignored_user_id", flat=True)) if senders else ()
-    known = [(room, events[room.event_id]) for room in standings if room.event_id in events]
+    known = [(room, events[room.event_id]) for room in pending if room.event_id in events]
     known = [(room, event) for room, event in known if event.sender not in without]
     stripped = _stripped_states([event for room, event in known if not room.out_of_band], using)
     found: dict[str, list[PendingRoom]] = {"invite": [], "knock": []}
@@ -303,12 +304,12 @@ def _pending(
 def _stripped_states(memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
     # what an invited user may know, with the membership of the user who invites
     found: dict[str, list[Mapping[str, Any]]] = {event.room_id: [] for event in memberships}
-    asked = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
-    entries = rows(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)}, using)
+    values = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
+    entries = rows(_STRIPPED_STATE, {**values, "types": list(_STRIPPED)}, using)
     events = load_events([event_id for _, event_id in entries], using)
-    own = {event.event_id for event in memberships}
+    membership_ids = {event.event_id for event in memberships}
     for room_id, event_id in sorted(entries):
-        if event_id in events and event_id not in own:
+        if event_id in events and event_id not in membership_ids:
             found[room_id].append(_stripped(events[event_id]))
     return found
 
@@ -321,10 +322,10 @@ def _stripped(event: ServedEvent) -> Mapping[str, Any]:
 def _stripped_state_of(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
     # as another server sent it with an invite or with the answer to a knock
     unsigned = (decode_stored(event.json) or {}).get("unsigned")
-    told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
+    sent = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
     usable = [
-        {name: one.get(name) for name in ("type", "state_key", "content", "sender")}
-        for one in (told if isinstance(told, list) else [])[:_MOST_STRIPPED]
-        if isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("content"), dict)
+        {name: entry.get(name) for name in ("type", "state_key", "content", "sender")}
+        for entry in (sent if isinstance(sent, list) else [])[:_MOST_STRIPPED]
+        if isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("content"), dict)
     ]
     return [*usable, _stripped(event)]

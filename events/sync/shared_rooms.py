@@ -23,7 +23,7 @@ AND d.stream_ordering > coalesce((%(entries)s::jsonb ->> d.instance_name)::bigin
 """
 #: Candidates for gained and lost contacts: users whose membership in one of the rooms changed, and all who are joined to the
 #: rooms that the user joined or left.
-_PERHAPS = f"""
+_MAY_HAVE_MOVED = f"""
 SELECT d.state_key FROM events_currentstatedelta d WHERE d.room_id = ANY(%(rooms)s::text[]) AND {_AFTER}
 UNION
 SELECT state_key FROM events_currentstate
@@ -36,16 +36,16 @@ class SharedRooms:
     """A user's joined rooms at ``now``, with rooms and contacts gained (``…_come``) and lost (``…_gone``) since.
 
     ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not
-    used for them. ``late_met`` are those of them who are contacts at ``now``. Only ``with_late_members`` fills both.
+    used for them. ``late_contacts`` are those of them who are contacts at ``now``. Only ``with_late_members`` fills both.
     """
 
     rooms: frozenset[str]
-    rooms_come: frozenset[str] = frozenset()
-    rooms_gone: frozenset[str] = frozenset()
-    users_come: frozenset[str] = frozenset()
-    users_gone: frozenset[str] = frozenset()
+    rooms_gained: frozenset[str] = frozenset()
+    rooms_lost: frozenset[str] = frozenset()
+    users_gained: frozenset[str] = frozenset()
+    users_lost: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
-    late_met: frozenset[str] = frozenset()
+    late_contacts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +74,25 @@ def shared_rooms_between(
     """
     if known is not None:
         then, rooms = joined_rooms_between(cursor, user_id, since, now, known.rooms)
-        asked = known.changed | ((rooms | then) - known.rooms)  # a room that the user left later is not among them
+        rooms_to_read = known.changed | (
+            (rooms | then) - known.rooms
+        )  # a room that the user left later is not among them
     else:
         then, rooms = joined_rooms(cursor, user_id, since), joined_rooms(cursor, user_id, now)
-        asked = rooms | then
-    cursor.execute(_PERHAPS, {**_window(since), "rooms": list(asked), "moved": list(rooms ^ then)})
-    perhaps = {row[0] for row in cursor.fetchall()} - {user_id}
-    gone, come = frozenset[str](), frozenset[str]()
-    if perhaps:
+        rooms_to_read = rooms | then
+    cursor.execute(_MAY_HAVE_MOVED, {**_window(since), "rooms": list(rooms_to_read), "moved": list(rooms ^ then)})
+    candidates = {row[0] for row in cursor.fetchall()} - {user_id}
+    lost, gained = frozenset[str](), frozenset[str]()
+    if candidates:
         # After a change of membership the two users may still share another room.
-        gone, come = contacts_changed_between(cursor, user_id, perhaps, (since, then), (now, rooms))
-    return SharedRooms(rooms, rooms - then, then - rooms, come, gone)
+        lost, gained = contacts_changed_between(cursor, user_id, candidates, (since, then), (now, rooms))
+    return SharedRooms(rooms, rooms - then, then - rooms, gained, lost)
 
 
-def with_late_members(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
-    cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
+def with_late_members(cursor: Any, shared: SharedRooms, now: VectorToken) -> SharedRooms:
+    cursor.execute(_MAY_HAVE_MOVED, {**_window(now), "rooms": list(shared.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())
-    return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))
+    return replace(shared, late=late, late_contacts=frozenset(joined_rooms_of(cursor, late, now, shared.rooms)))
 
 
 def _window(after: VectorToken) -> dict[str, Any]:

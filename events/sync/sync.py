@@ -98,11 +98,11 @@ def sync(
     in a room's timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``InvalidQuery``,
     ``TokenError``, ``EpochChanged`` and ``TooManyWaiters``.
     """
-    talk = _SyncCall(user_id, since, timeout_seconds, events, using)
-    while (answer := talk.answer()) is None:
+    call = _SyncCall(user_id, since, timeout_seconds, events, using)
+    while (answer := call.answer()) is None:
         # The query covered positions up to 5, and a row at 6 arrives before this line. ``wait`` compares with ``answered``
         # (5), not with the time of this call, so it returns at once.
-        notifier.wait(user_id, talk.answered, talk.seconds_left(), using)
+        notifier.wait(user_id, call.answered, call.seconds_left(), using)
     return answer
 
 
@@ -123,9 +123,9 @@ async def await_sync(
     in a thread, and returns its result, as ``sync_to_async`` does. A caller that serves many clients can pass one that
     limits how many of these functions run at a time.
     """
-    talk = _SyncCall(user_id, since, timeout_seconds, events, using)
-    while (answer := await (sync_to_async(talk.answer)() if query is None else query(talk.answer))) is None:
-        await notifier.await_news(user_id, talk.answered, talk.seconds_left(), using)
+    call = _SyncCall(user_id, since, timeout_seconds, events, using)
+    while (answer := await (sync_to_async(call.answer)() if query is None else query(call.answer))) is None:
+        await notifier.await_news(user_id, call.answered, call.seconds_left(), using)
     return answer
 
 
@@ -166,12 +166,12 @@ class _SyncCall:
         # Positions first, the snapshot later (in ``_full`` and ``_changes``). A position is known after the commits that it
         # covers. If it were read inside the snapshot, it could cover a commit that the snapshot lacks, and the client would
         # never get that fact.
-        at = self._positions() if self.answered else self._positions_with_own_facts()
+        at = self._positions() if self.answered else self._positions_with_committed_facts()
         now = _token(at, self._epoch)
         if since is None:
             return self._full(now)
         if since.known_to(now).ahead_of(now):
-            at, now = self._followed(since.known_to(now), now)
+            at, now = self._wait_for_token(since.known_to(now), now)
         known = since.known_to(now).bounded_by(now)
         news = self._news(known, now)
         if _CACHES in news and self._is_marked(known, now):
@@ -199,7 +199,7 @@ class _SyncCall:
     def _positions(self) -> Mapping[str, At]:
         return notifier.positions(self._using) or _stored_positions(self._using)
 
-    def _positions_with_own_facts(self) -> Mapping[str, At]:
+    def _positions_with_committed_facts(self) -> Mapping[str, At]:
         # What this process has committed for a user is in the user's next answer.
         at, end, connection = self._positions(), time.monotonic() + FOLLOW_SECONDS, connections[self._using]
         behind = [
@@ -213,7 +213,7 @@ class _SyncCall:
                 stream.wait_for(committed, max(0.0, end - time.monotonic()), self._using)
         return self._positions() if behind else at
 
-    def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
+    def _wait_for_token(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
         # Another process has given out a token that is ahead of this one, which will soon be there. If a client made it
         # up, the call waits in vain, for ``FOLLOW_SECONDS``.
         end = time.monotonic() + FOLLOW_SECONDS
@@ -231,8 +231,8 @@ class _SyncCall:
 
     def _full(self, now: SyncToken) -> SyncAnswer:
         with read_only_snapshot(self._using) as cursor:
-            circle = shared_rooms_at(cursor, self._user_id, now.parts[EVENTS.name])
-            streams = self._streams(cursor, None, now, [n for n in providers() if n in now.parts], circle)
+            shared = shared_rooms_at(cursor, self._user_id, now.parts[EVENTS.name])
+            streams = self._streams(cursor, None, now, [n for n in providers() if n in now.parts], shared)
             rooms = self._all_rooms(now)
             token = self._since.followed_by(now) if self._since is not None else now
             held = {name: found for name, found in streams.items() if found.changed}
@@ -255,23 +255,23 @@ class _SyncCall:
         with read_only_snapshot(self._using) as cursor:
             rooms = RoomsSince()
             if before is None:
-                rooms, circle = self._all_rooms(now), shared_rooms_at(cursor, self._user_id, upto)
+                rooms, shared = self._all_rooms(now), shared_rooms_at(cursor, self._user_id, upto)
             elif EVENTS.name in news:
                 rooms = rooms_since(
                     *(self._user_id, before, upto, self._events, seen.changed, self._using),
                     memberships_changed=seen.memberships_changed,
                 )
                 if movers or movers is None or known is None:
-                    circle = shared_rooms_between(cursor, self._user_id, before, upto, known)
+                    shared = shared_rooms_between(cursor, self._user_id, before, upto, known)
                 else:  # no user's membership changed in any room
-                    circle = SharedRooms(seen.rooms)
+                    shared = SharedRooms(seen.rooms)
             elif seen.memberships_changed:  # after ``now`` was read, so ``seen.rooms`` may be too new
-                circle = shared_rooms_at(cursor, self._user_id, upto)
+                shared = shared_rooms_at(cursor, self._user_id, upto)
             else:
-                circle = SharedRooms(seen.rooms)
+                shared = SharedRooms(seen.rooms)
             # ``news`` knows the user's rooms as of now. A room that the user left after ``now`` is not among them.
-            in_news = news if circle.rooms <= seen.rooms else None
-            streams = self._streams(cursor, since, now, _asked(news, circle), circle, in_news)
+            in_news = news if shared.rooms <= seen.rooms else None
+            streams = self._streams(cursor, since, now, _streams_to_query(news, shared), shared, in_news)
             token = token_text(since.followed_by(now), self._using)
         return SyncAnswer(token, False, rooms, streams)
 
@@ -280,18 +280,18 @@ class _SyncCall:
         cursor: Any,
         since: SyncToken | None,
         now: SyncToken,
-        asked: Iterable[str],
-        circle: SharedRooms,
+        names: Iterable[str],
+        shared: SharedRooms,
         news: Collection[str] | None = None,
     ) -> dict[str, StreamChanges]:
         known, found = providers(), {}
-        asked = list(asked)
-        if any(known[name].kind is Target.CONTACT for name in asked):
-            circle = with_late_members(cursor, circle, now.parts[EVENTS.name])
-        for name in asked:
+        names = list(names)
+        if any(known[name].kind is Target.CONTACT for name in names):
+            shared = with_late_members(cursor, shared, now.parts[EVENTS.name])
+        for name in names:
             before = None if since is None else since.of(name)
             has_news = news is None or name in news
-            query = StreamQuery(cursor, self._user_id, circle, now.parts[name], before, has_news)
+            query = StreamQuery(cursor, self._user_id, shared, now.parts[name], before, has_news)
             found[name] = answer_of(known[name], query)
         return {name: changes for name, changes in found.items() if changes}
 
@@ -307,15 +307,15 @@ class _SyncCall:
             return bool(marked or trimmed > part.base)
 
 
-def _asked(news: Iterable[str], circle: SharedRooms) -> list[str]:
+def _streams_to_query(news: Iterable[str], shared: SharedRooms) -> list[str]:
     # those with news, and those that depend on gained or lost rooms or contacts
-    come_and_gone = {
-        Target.ROOM: bool(circle.rooms_come or circle.rooms_gone),
-        Target.CONTACT: bool(circle.users_come or circle.users_gone),
+    has_moved = {
+        Target.ROOM: bool(shared.rooms_gained or shared.rooms_lost),
+        Target.CONTACT: bool(shared.users_gained or shared.users_lost),
         Target.USER: False,
     }
     names = set(news)
-    return [name for name, provider in providers().items() if name in names or come_and_gone[provider.kind]]
+    return [name for name, provider in providers().items() if name in names or has_moved[provider.kind]]
 
 
 def _token(at: Mapping[str, At], epoch: str) -> SyncToken:

@@ -11,7 +11,7 @@ from typing import Any
 
 from events.reading.event_json import ServedEvent, served
 from events.sync import sql
-from events.sync.prepared import rows
+from events.sync.sql import rows
 from events.visibility.access import Access, access_parameters, read_access
 from state.store import entries
 from streams.core.tokens import VectorToken
@@ -35,7 +35,7 @@ class Span:
 class Window:
     """The part of a room that is read: ``low < position <= high``, within the span.
 
-    ``whole``: the room is read from its beginning, even if ``since`` covers it. ``own_only``: only the user's own
+    ``whole``: the room is read from its beginning, even if ``since`` covers it. ``memberships_only``: only the user's own
     memberships are read. ``state_high`` is the position of the state in the answer, if it differs from ``high``.
     ``stateless``: the answer contains no state.
     """
@@ -44,7 +44,7 @@ class Window:
     low: int
     high: int
     whole: bool = False
-    own_only: bool = False
+    memberships_only: bool = False
     state_high: int | None = None
     stateless: bool = False
 
@@ -87,8 +87,8 @@ class Windows:
     # --- timelines ------------------------------------------------------------------------------------------------
     def drop_quiet(self) -> None:
         """Removes the windows without any event and without any change of state. Whole windows stay."""
-        asked = [window for window in self.windows.values() if not window.whole]
-        lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
+        partial = [window for window in self.windows.values() if not window.whole]
+        lively = {room_id for (room_id,) in self._rows(sql.LIVELY, partial)} if partial else set()
         self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
 
     def after_gaps(self) -> set[str]:
@@ -100,10 +100,10 @@ class Windows:
         late is treated as a gap, too. Example: writer A commits 6, and writer B commits 7 at the same key. The last
         answer had 7 and not 6. A client that applied a timeline with 6 would go back to the older entry.
         """
-        asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
-        found = {room_id: position - 1 for room_id, position in self._rows(sql.GAPS, asked)} if asked else {}
-        if asked and self.span.since is not None and self.span.since.entries:
-            for room_id, position in self._rows(sql.OVERTAKEN, asked):
+        partial = [window for window in self.windows.values() if not window.whole and not window.memberships_only]
+        found = {room_id: position - 1 for room_id, position in self._rows(sql.GAPS, partial)} if partial else {}
+        if partial and self.span.since is not None and self.span.since.entries:
+            for room_id, position in self._rows(sql.OVERTAKEN, partial):
                 found[room_id] = max(position, found.get(room_id, position))
         for room_id, low in found.items():
             self.windows[room_id] = replace(self.windows[room_id], low=low)
@@ -133,12 +133,12 @@ class Windows:
     def changes(self) -> dict[str, StateChanges]:
         """Returns by room how the state changed within its window, or for a whole window the full state."""
         found = {room_id: StateChanges() for room_id in self.windows}
-        told = [
+        with_state = [
             replace(w, low=self._lows[w.room_id], high=w.high if w.state_high is None else w.state_high)
             for w in self.windows.values()
             if not w.stateless
         ]
-        parts = [window for window in told if not window.whole]
+        parts = [window for window in with_state if not window.whole]
         for room_id, kind, key, before, after in self._rows(sql.CHANGES, parts) if parts else []:
             room = found[room_id]
             room.known[kind, key] = before
@@ -146,7 +146,7 @@ class Windows:
                 room.entries[kind, key] = after
             elif after is None and before is not None:
                 room.removed.append((kind, key))
-        self._whole_states(found, [window for window in told if window.whole])
+        self._whole_states(found, [window for window in with_state if window.whole])
         for room in found.values():
             room.entries = {key: event_id for key, event_id in room.entries.items() if key[0] != _NEVER_SHOWN}
         return found
@@ -154,8 +154,8 @@ class Windows:
     def _whole_states(self, found: Mapping[str, StateChanges], windows: Sequence[Window]) -> None:
         if not windows:
             return
-        asked = {"rooms": [window.room_id for window in windows]}
-        for room_id, kind, key, event_id in rows(sql.CURRENT, asked, self.using):
+        partial = {"rooms": [window.room_id for window in windows]}
+        for room_id, kind, key, event_id in rows(sql.CURRENT, partial, self.using):
             found[room_id].entries[kind, key] = event_id
         # The table may be newer than the window: undo the later changes.
         for room_id, kind, key, event_id in self._rows(sql.LATER_CHANGES, windows):
@@ -191,7 +191,7 @@ class Windows:
             if (
                 not access.known or access.forgotten
             ):  # visibility cannot be computed, or the user has forgotten the room
-                self.windows[room_id] = replace(window, own_only=True)
+                self.windows[room_id] = replace(window, memberships_only=True)
             if access.membership == "ban" and not access.readable:  # like a user who left: events up to the ban
                 up_to = replace(access, known=True, readable=True, peeking=False)
                 self._access[room_id] = replace(up_to, cut=window.high, cut_depth=LARGEST)
@@ -212,7 +212,7 @@ class Windows:
             "lows": [window.low for window in columns],
             "highs": [window.high for window in columns],
             "wholes": [window.whole for window in columns],
-            "own_only": [window.own_only for window in columns],
+            "own_only": [window.memberships_only for window in columns],
             **(more or {}),
         }
         return rows(text, values, self.using, by_index="scanned" in values)
