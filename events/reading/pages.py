@@ -1,5 +1,8 @@
 """Reads rooms for users: a page of history, the events around an event, and which of some events a user sees.
 
+    page = timeline("!room:a", "@ann:a")                        # the newest events that Ann sees
+    page = timeline("!room:a", "@ann:a", before=page.end)       # older ones
+
 Each answer comes from one snapshot, except for ``Around.state``. A single query reads both a page and the user's access
 to the room. Events are redacted and pruned as the user may see them, and carry both orderings. Reads use the given
 database alias.
@@ -31,7 +34,7 @@ from state.groups.filters import EVERYTHING, StateFilter
 from streams.db.consistent_read import read_only_snapshot
 from streams.db.driver import Statement, is_repeated, send_together
 
-__all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]
+__all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "timeline_of", "visible_to"]
 
 PAGE_LIMIT = ROWS_READ
 """The most events of one page. If the requested limit is larger, this limit applies."""
@@ -55,7 +58,7 @@ SELECT {SERVED}, e.pruned FROM (
 class Page:
     """Some events of a room in the order of reading: newest first going back, oldest first going forward.
 
-    ``end`` is the token at which the next page begins: the place of the last event that was *examined*. It is null on
+    ``end`` is the token at which the next page begins: the place of the last event that was *examined*. It is None on
     the last page. So a page may be empty and have an ``end``; then it is not the last page.
     """
 
@@ -111,6 +114,24 @@ def timeline(
     return _page(room_id, user_id, checked_limit(limit, PAGE_LIMIT), start, using, query)
 
 
+def timeline_of(
+    user_id: str, room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
+) -> Sequence[ServedEvent]:
+    """Returns the last ``limit`` events of a room that the user sees, newest first, below the token ``before``.
+
+    Reads pages until it has ``limit`` events or the room has no more. Meant for commands and tests; services read page
+    by page. Raises the errors of ``timeline``.
+    """
+    found: list[ServedEvent] = []
+    while len(found) < limit:
+        page = timeline(room_id, user_id, min(limit - len(found), PAGE_LIMIT), before=before, using=using)
+        found += page.events
+        before = page.end
+        if before is None:
+            break
+    return found
+
+
 def events_around(
     event_id: str, user_id: str, limit: int = 10, using: str = "default", only: StateFilter = EVERYTHING
 ) -> Around:
@@ -148,7 +169,6 @@ def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -
 
 
 def _state_for(user_id: str, event_id: str, using: str, only: StateFilter) -> State:
-    """Returns those entries of the state after the event that the user may know."""
     with read_only_snapshot(using):
         state = state_after(event_id, using, only)
         if _knows_state(user_id, event_id, using):
@@ -158,11 +178,7 @@ def _state_for(user_id: str, event_id: str, using: str, only: StateFilter) -> St
 
 
 def _knows_state(user_id: str, event_id: str, using: str) -> bool:
-    """Returns true if the user may know the full state at the event. Assumes that the user sees the event.
-
-    The user may know the state in three cases: they were joined at the event, the event is their own leave, or the room
-    was open to them.
-    """
+    # Of an event that they see: they were joined at it, it is their own leave, or the room was open to them.
     (found,) = explain_visibility(user_id, [event_id], using)
     if not isinstance(found, Explanation):
         return False
@@ -207,7 +223,6 @@ def _page(room_id: str, user_id: str | None, limit: int, start: Start, using: st
 
 
 def _sides(event: ServedEvent, user_id: str, limit: int, using: str) -> tuple[Page, Page]:
-    """Returns the pages before and after an event that the user sees."""
     start = Start(event.topological_ordering, event.stream_ordering, back=True)
     where = _bounds(start) | {"room": event.room_id, "user_id": user_id, "wanted": limit}
     rows = _rows_for_user(event.room_id, user_id, where, SIDES, using)
@@ -216,8 +231,8 @@ def _sides(event: ServedEvent, user_id: str, limit: int, using: str) -> tuple[Pa
 
 
 def _bounds(start: Start) -> dict[str, Any]:
-    entries = start.told.entries if start.told is not None else {}
-    base = start.told.base if start.told is not None else LARGEST if start.back else -LARGEST
+    entries = start.covered.entries if start.covered is not None else {}
+    base = start.covered.base if start.covered is not None else LARGEST if start.back else -LARGEST
     place = {"topological": start.topological, "stream": start.stream, "base": base}
     return place | {"writers": list(entries), "positions": list(entries.values())}
 
@@ -234,10 +249,6 @@ def _unfiltered_rows(room_id: str, where: Mapping[str, Any], back: bool, using: 
 def _rows_for_user(
     room_id: str, user_id: str, where: Mapping[str, Any], query: str, using: str
 ) -> list[tuple[Any, ...]]:
-    """Checks the user's access, which the rows of a page contain. Returns the rows without the access columns.
-
-    If messages expire in the room, the query runs again with the time before which messages are expired.
-    """
     now_ms = time.time_ns() // 1_000_000
     kept_since: int | None = None
     # The query reads the room's retention together with the page, so the first run does not know it yet. It runs again until
@@ -251,13 +262,12 @@ def _rows_for_user(
 
 
 def _rows(query: str, values: Mapping[str, Any], using: str, *, again: bool = True) -> list[tuple[Any, ...]]:
-    """Returns the rows of a query. If ``again`` is true, a session that repeats the query plans it once."""
+    # ``again``: a session that repeats the query plans it once
     connection = connections[using]
     return send_together(connection, [Statement(query, values, again=again and is_repeated(connection, query))])
 
 
 def _page_of(rows: Sequence[tuple[Any, ...]], limit: int, back: bool) -> Page:
-    """Builds a page from the rows of a query of ``events.reading.page_sql``."""
     *_, topological, stream = rows[0]  # an empty page is one row of nulls
     events = [served(row, pruned=row[len(SERVED_TYPES)]) for row in rows if row[0] is not None]
     # The query adds JSON to the page without ORDER BY.

@@ -30,9 +30,11 @@ _LARGEST_DEPTH = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """The sender's input for an event. Everything else is filled in.
+    """The sender's input for an event.
 
-    If ``state_key`` is null, the event is no state event. If ``origin_server_ts`` is null, the current time is used.
+    Everything else is filled in.
+
+    Without ``state_key``, the event is no state event. Without ``origin_server_ts``, the current time is used.
     ``extra`` has additional keys of the top level, such as ``redacts`` before room version 11.
     """
 
@@ -71,7 +73,7 @@ def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> Parse
     Raises ``EventRefused`` for invalid input, and ``EventNotAllowed`` if the rules forbid the event.
     """
     _check(new, key)
-    new = _with_own_voucher(new, place, key)
+    new = _without_needless_voucher(new, place, key)
     parts = _parts(new, place)
     parts["auth_events"] = _references(_auth_event_ids(new, place), place)
     try:
@@ -95,13 +97,10 @@ def _check(new: NewEvent, key: SigningKey | None) -> None:
         )
 
 
-def _with_own_voucher(new: NewEvent, place: Place, key: SigningKey | None) -> NewEvent:
-    """Returns the event without a voucher that it does not need. Raises ``EventRefused`` for one that ``key`` cannot sign.
-
-    A *voucher* is the user who authorised a restricted join. Other servers demand the signature of the voucher's server
-    on every join that names one, also on a change of the display name for which a client copied the whole membership.
-    They would refuse the event, and all events on top of it.
-    """
+def _without_needless_voucher(new: NewEvent, place: Place, key: SigningKey | None) -> NewEvent:
+    # A *voucher* is the user who authorised a restricted join. Other servers demand the signature of the voucher's
+    # server on every join that names one, also on a change of the display name for which a client copied the whole
+    # membership. They would refuse the event, and all events on top of it.
     voucher = new.content.get(AUTHORISING_USER)
     if AUTHORISING_USER not in new.content or not place.version.restricted_joins:
         return new
@@ -153,7 +152,7 @@ def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
 
 
 def _draft(new: NewEvent, place: Place) -> ParsedEvent:
-    """Returns an unfinished event that has only the fields by which its auth events are chosen."""
+    # only the fields by which its auth events are chosen
     membership = new.content.get("membership") if new.type == "m.room.member" else None
     return ParsedEvent(
         event_id="",
