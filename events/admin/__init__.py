@@ -48,10 +48,6 @@ from streams.facts import Fact
 __all__ = ["EventAdmin", "EventJsonAdmin", "RoomAdmin"]
 
 
-def _preformatted(text: str) -> SafeString:
-    return format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere">{}</pre>', text)
-
-
 class _PageAdmin(ReadOnlyAdmin):
     # Adds ``page_template`` to Django's page of one row, if the site's templates are installed.
     page_template = ""
@@ -210,7 +206,8 @@ class EventJsonAdmin(ReadOnlyAdmin):
 
     @admin.display(description="JSON")
     def content(self, event: EventJson) -> SafeString:
-        return _preformatted(pretty_json(event.json))
+        style = "white-space: pre-wrap; overflow-wrap: anywhere"
+        return format_html('<pre style="{}">{}</pre>', style, pretty_json(event.json))
 
 
 @admin.register(EventAuth)

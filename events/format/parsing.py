@@ -508,24 +508,19 @@ def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id
         if hashed and _is_plain(entry, "$"):
             found[entry] = None
         else:
-            found[_reference(entry if hashed else _old_reference(entry, name), name)] = None
+            value = entry
+            if not hashed:  # ``[id, {"sha256": hash}]``, the form of room versions 1 and 2
+                if type(entry) is not list or len(entry) != 2:
+                    detail = f"{name} holds {shown(entry)}; it should hold pairs of ID and hashes"
+                    raise EventRefused(Reason.BAD_REFERENCE, detail)
+                value = entry[0]
+            reference = storable(value, f"an entry of {name}")
+            if not reference.startswith("$"):
+                raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {shown(reference)}, which is no event ID")
+            found[reference] = None
     if own_id in found:
         raise EventRefused(Reason.BAD_REFERENCE, f"{name} names the event itself")
     return tuple(found)
-
-
-def _reference(value: Any, name: str) -> str:
-    reference = storable(value, f"an entry of {name}")
-    if not reference.startswith("$"):
-        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {shown(reference)}, which is no event ID")
-    return reference
-
-
-def _old_reference(entry: Any, name: str) -> Any:
-    # ``[id, {"sha256": hash}]``, the form of room versions 1 and 2
-    if type(entry) is not list or len(entry) != 2:
-        raise EventRefused(Reason.BAD_REFERENCE, f"{name} holds {shown(entry)}; it should hold pairs of ID and hashes")
-    return entry[0]
 
 
 def shown(value: Any) -> str:

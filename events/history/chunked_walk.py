@@ -272,7 +272,9 @@ class RoomWalk:
             if event.state_key is not None or event_id in chunk.named or event_id in self._kept_messages:
                 self._keep(number, event)
             else:
-                self._store_names(number, event)
+                kind = self._name(event.type)
+                self._types_or_kept[number] = max(kind, 0)
+                self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
                 chunk.loaded.append(event_id)
         self._drop_loaded(chunk)
 
@@ -335,11 +337,6 @@ class RoomWalk:
             number = self._names[name] = len(self._name_list)
             self._name_list.append(name)
         return number
-
-    def _store_names(self, number: int, event: ParsedEvent) -> None:
-        kind = self._name(event.type)
-        self._types_or_kept[number] = max(kind, 0)
-        self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
 
     def with_verdicts(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
         if self._all is not None:

@@ -180,7 +180,11 @@ class RoomHistory:
         known: int | None = None
         for index, number in self._live():
             if flags[number] & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
-                self._add_live(tracker, number)
+                event = self._arriving(number)
+                if tracker.soft_fails(event):
+                    event.soft_failed = True
+                    self._flags[number] |= SOFT_FAILED
+                tracker.add_judged(event)
             group = tracker.current
             if group is not None:
                 self._current_on_arrival[number] = group
@@ -208,13 +212,6 @@ class RoomHistory:
             if flag & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
                 tracker.add_judged(self._arriving(number))
             self._current_on_arrival[number] = -1 if tracker.current is None else tracker.current
-
-    def _add_live(self, tracker: ExtremityTracker[int], number: int) -> None:
-        event = self._arriving(number)
-        if tracker.soft_fails(event):
-            event.soft_failed = True
-            self._flags[number] |= SOFT_FAILED
-        tracker.add_judged(event)
 
     def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
         flags = self._flags

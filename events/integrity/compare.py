@@ -164,21 +164,18 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         event = should.events[row.event_id]
         # The parser sets ``json`` only if it had to redact: the stored content does not fit its hash.
         if event.json:
-            stored, right = "content that does not fit its hash", "the redacted form"
-            yield Difference("state", "events_eventjson", row.event_id, "json", stored, right)
+            problem = "content that does not fit its hash"
+            yield Difference("state", "events_eventjson", row.event_id, "json", problem, "the redacted form")
         if event.room_id != rows.room_id:
             yield Difference("state", "events_event", row.event_id, "room_id", rows.room_id, event.room_id, False)
         if row.columns is not None:
-            yield from _columns(row.event_id, row.columns, Columns.of(event))
+            right = Columns.of(event)
+            for column in COLUMNS_OF_THE_EVENT:
+                if (found := getattr(row.columns, column)) != (computed := getattr(right, column)):
+                    yield Difference("state", "events_event", row.event_id, column, found, computed)
         if event.event_id in should.states.after and row.rejected_reason != event.rejected_reason:
             reason = event.rejected_reason
             yield Difference("state", "events_event", row.event_id, "rejected_reason", row.rejected_reason, reason)
-
-
-def _columns(event_id: str, stored: Columns, right: Columns) -> Iterator[Difference]:
-    for column in COLUMNS_OF_THE_EVENT:
-        if (found := getattr(stored, column)) != (computed := getattr(right, column)):
-            yield Difference("state", "events_event", event_id, column, found, computed)
 
 
 def _graph(rows: RoomRows, should: Computed) -> Iterator[Difference]:

@@ -92,7 +92,8 @@ class StoredGroups:
         return {chain: sorted(found) for chain, found in members.items()}
 
     def _digest_chain(self, chain: int, members: Sequence[int]) -> None:
-        base = self._base(chain)
+        first = self.rows.get(chain)
+        base = first[1] if first is not None and first[1] in self.rows else None
         digest = 0 if base is None else self.digests.get(base, 0)
         for last, group in pairwise([None, *members]):
             for key, event_id in self._changes.get(chain, {}).get(group or 0, {}).items():
@@ -101,11 +102,6 @@ class StoredGroups:
             digest &= _MASK
             if group in self.rows and self.rows[group][2] == chain:
                 self.digests[group] = digest
-
-    def _base(self, chain: int) -> int | None:
-        # the group on which the first group of a chain is built, if both are stored
-        first = self.rows.get(chain)
-        return first[1] if first is not None and first[1] in self.rows else None
 
     def _lookup(self, chain: int, last: int | None, base: int | None, key: StateKey) -> str | None:
         # The event at a key just before a group of a chain, whose predecessor there is ``last``.

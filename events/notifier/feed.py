@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from events.errors import TooManyWaiters
@@ -111,7 +112,7 @@ class NotifierFeed(Subscriber):
             now, ticket = found
             rooms = None
             try:
-                rooms = self._read_rooms(user_id, now)
+                rooms = self._query(partial(joined_rooms, user_id=user_id, at=now))
             finally:
                 self.cache.keep_rooms(ticket, rooms)
         return self._read_tables(user_id)
@@ -125,9 +126,6 @@ class NotifierFeed(Subscriber):
 
     def figures(self) -> NotifierFigures:
         return self.cache.figures()
-
-    def _read_rooms(self, user_id: str, now: VectorToken) -> frozenset[str]:
-        return self._query(lambda cursor: joined_rooms(cursor, user_id, now))
 
     def _read_tables(self, user_id: str) -> UserChanges:
         # While the memory is not filled, or if the user's rooms change faster than they can be read. Anything may have

@@ -6,7 +6,7 @@ additional round trips.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -305,7 +305,9 @@ class _RoomWriter:
         self._changes.new_groups = self._groups.add_rows(self._writing, self._room.room_id)
         self._state_changes()
         self._ranges()
-        self._close_gaps()
+        gaps = self._stored.reading.gaps
+        if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
+            self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
         self._current_state()
         if self._changes.filled.rejected:
             self._run_after(_UNFLAG, self._changes.filled.rejected)
@@ -360,8 +362,10 @@ class _RoomWriter:
 
     def _events(self, stored_outliers: Collection[str]) -> None:
         writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
-        if self._changes.filled.events:
-            self._fill(groups)
+        if filled := self._changes.filled.events:
+            rows = [(event.event_id, groups[event.event_id], event.rejected_reason) for event in filled]
+            with connections[self._stored.using].cursor() as cursor:
+                cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
             place = self._positions.get(event.event_id)  # None: assigned when it is inserted (``_write_lone``)
@@ -373,13 +377,6 @@ class _RoomWriter:
         for event in self._graph:
             for prev in event.prev_event_ids:
                 writing.add(EventEdge, event.event_id, prev)
-
-    def _fill(self, groups: Mapping[str, int]) -> None:
-        rows = [
-            (event.event_id, groups[event.event_id], event.rejected_reason) for event in self._changes.filled.events
-        ]
-        with connections[self._stored.using].cursor() as cursor:
-            cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
 
     def _state_changes(self) -> None:
         events = self._changes.events
@@ -397,11 +394,6 @@ class _RoomWriter:
         ]
 
     # --- updated rows ----------------------------------------------------------------------------------
-    def _close_gaps(self) -> None:
-        gaps = self._stored.reading.gaps
-        if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
-            self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
-
     def finish(self, using: str) -> None:
         """Writes what can be computed only after all other rows are stored: gaps, and ranges that are computed from rows."""
         self._open_gaps(using)

@@ -195,15 +195,11 @@ def _knows_state(user_id: str, event_id: str, using: str) -> bool:
 def _seen_of(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:
     found: dict[str, ServedEvent] = {}
     for first in range(0, len(event_ids), _IDS_PER_QUERY):
-        found.update(_visible(user_id, event_ids[first : first + _IDS_PER_QUERY], using))
+        part = event_ids[first : first + _IDS_PER_QUERY]
+        values = access_parameters(user_id, access_to_events(user_id, part, using).values()) | {"ids": list(part)}
+        rows = _rows(_VISIBLE, values, using, again=len(part) <= _IDS_OF_ONE_PLAN)
+        found.update((row[0], served(row, pruned=row[len(SERVED_TYPES)])) for row in rows)
     return found
-
-
-def _visible(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:
-    accesses = access_to_events(user_id, event_ids, using).values()
-    values = access_parameters(user_id, accesses) | {"ids": list(event_ids)}
-    rows = _rows(_VISIBLE, values, using, again=len(event_ids) <= _IDS_OF_ONE_PLAN)
-    return {row[0]: served(row, pruned=row[len(SERVED_TYPES)]) for row in rows}
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------

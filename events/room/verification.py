@@ -206,11 +206,12 @@ class _Signed:
         known = [(keys[key_id], signature) for key_id, signature in signatures if key_id in keys]
         if not known:
             return f"the key {', '.join(key_id[:100] for key_id, _ in signatures[:3])} is not known"
-        valid = [(key.key, signature) for key, signature in known if self._was_valid(key)]
+        made_at = self.event.origin_server_ts
+        valid = [
+            (key.key, signature)
+            for key, signature in known
+            if not self._version.enforces_key_validity or key.valid_until_ts is None or key.valid_until_ts >= made_at
+        ]
         if not valid:
             return f"the key did not hold any more at {self.event.origin_server_ts}"
         return None if verify_keys(self._pruned, valid) else "the signature is another one's, or of another event"
-
-    def _was_valid(self, key: PublicKey) -> bool:
-        until = key.valid_until_ts
-        return not self._version.enforces_key_validity or until is None or until >= self.event.origin_server_ts

@@ -75,7 +75,11 @@ def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> Parse
     _check(new, key)
     new = _without_needless_voucher(new, place, key)
     parts = _parts(new, place)
-    parts["auth_events"] = _references(_auth_event_ids(new, place), place)
+    keys = auth_keys(_draft(new, place), place.version)
+    if place.version.room_id_is_create_hash:
+        keys = [key for key in keys if key != CREATE]
+    auth_events = [found.event_id for key in keys if (found := place.state.get(key)) is not None]
+    parts["auth_events"] = _references(auth_events, place)
     try:
         event = finish_event(parts, place.version.name, key)
     except NotCanonical as error:
@@ -142,13 +146,6 @@ def _references(event_ids: Sequence[str], place: Place) -> list[Any]:
     if place.version.ids_are_hashes:
         return list(event_ids)
     return [[event_id, {"sha256": place.reference_hash(event_id)}] for event_id in event_ids]
-
-
-def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
-    keys = auth_keys(_draft(new, place), place.version)
-    if place.version.room_id_is_create_hash:
-        keys = [key for key in keys if key != CREATE]
-    return [found.event_id for key in keys if (found := place.state.get(key)) is not None]
 
 
 def _draft(new: NewEvent, place: Place) -> ParsedEvent:

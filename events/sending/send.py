@@ -208,17 +208,14 @@ def _store_create_event(
     for later in range(_ATTEMPTS):
         place = Place(room_id, version, {}, (), _now_ms() + later, secrets.token_urlsafe(18))
         create = compose(new, place, key)
-        if not Room.objects.using(using).filter(pk=create.room_id).exists() and _is_stored(create, using):
+        if Room.objects.using(using).filter(pk=create.room_id).exists():
+            continue
+        outcome = persist([_incoming(create)], using, verified=True)
+        if outcome.refused:
+            raise outcome.refused[0].error
+        if not outcome.duplicates:  # else another caller has stored the same event in the meantime
             return create.room_id
     raise EventNotAllowed("m.room.create", creator, room_id, "too many rooms were created at once")
-
-
-def _is_stored(create: ParsedEvent, using: str) -> bool:
-    # false if another caller has stored the same event in the meantime
-    outcome = persist([_incoming(create)], using, verified=True)
-    if outcome.refused:
-        raise outcome.refused[0].error
-    return not outcome.duplicates
 
 
 def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[NewEvent]:
@@ -362,19 +359,15 @@ def _stored(composed: Sequence[ParsedEvent], using: str, *, late: bool = False) 
         raise outcome.refused[0].error
     found = {stored.event_id: stored for stored in outcome.stored}
     if outcome.duplicates:  # an equal event was sent at the same place in the same millisecond
-        found |= _stored_before(outcome.duplicates, using)
+        columns = ("event_id", "room_id", "stream_ordering", "rejected_reason", "soft_failed")
+        rows = Event.objects.using(using).filter(event_id__in=outcome.duplicates).values_list(*columns)
+        found |= {row[0]: Persisted(*row) for row in rows}
     for event in composed:
         stored = found[event.event_id]
         reason = stored.rejected_reason or ("the current state forbids it" if stored.soft_failed and not late else None)
         if reason is not None:
             raise EventNotAllowed(event.type, event.sender, event.room_id, reason)
     return [found[event.event_id] for event in composed]
-
-
-def _stored_before(event_ids: Sequence[str], using: str) -> dict[str, Persisted]:
-    columns = ("event_id", "room_id", "stream_ordering", "rejected_reason", "soft_failed")
-    rows = Event.objects.using(using).filter(event_id__in=event_ids).values_list(*columns)
-    return {row[0]: Persisted(*row) for row in rows}
 
 
 def _incoming(event: ParsedEvent) -> Incoming:

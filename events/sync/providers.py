@@ -125,7 +125,11 @@ class LatestRowPerKey:
         question.cursor.execute(self._sql(question), self._parameters(question))
         columns = [column.removeprefix("json:") for column in self.value]
         changed: dict[Key, Any] = {}
-        removed: set[Key] = set(self._lost_keys(question))
+        removed: set[Key] = set()
+        if question.since is not None and self.kind is not Target.USER:
+            shared = question.shared
+            lost = shared.rooms_lost if self.kind is Target.ROOM else shared.users_lost
+            removed.update((entity,) for entity in lost)
         newest: dict[Key, int] = {}
         for row in question.cursor.fetchall():
             key = tuple(part or "" for part in row[2 : 2 + len(self.key)])
@@ -148,12 +152,6 @@ class LatestRowPerKey:
         for column, value in zip(self.value, row, strict=True):
             yield decode_stored_json(value) if column.startswith("json:") and value is not None else value
 
-    def _lost_keys(self, question: StreamQuery) -> Iterable[Key]:
-        if question.since is not None and self.kind is not Target.USER:
-            shared = question.shared
-            for entity in shared.rooms_lost if self.kind is Target.ROOM else shared.users_lost:
-                yield (entity,)
-
     def _sql(self, question: StreamQuery) -> str:
         table = registry.get(self.stream).declaration.tables[0]
         position, writer = f"t.{table.id_column}", f"t.{table.writer_column}"
@@ -168,7 +166,8 @@ class LatestRowPerKey:
             of_user, news = f"t.{self.entity} = ANY(%(come)s::text[])", ""
         else:
             of_user = self._of_user_sql()
-            news = "" if question.since is None else f"AND (({new}){self._gained_sql()})"
+            gained = "" if self.kind is Target.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
+            news = "" if question.since is None else f"AND (({new}){gained})"
         where = f"AND {self.where}" if self.where else ""
         by = ", ".join([*keys, self.apart] if self.apart else keys)
         return (
@@ -189,9 +188,6 @@ class LatestRowPerKey:
             f"WHERE c.type = 'm.room.member' AND c.state_key = t.{self.entity} AND c.membership = 'join' "
             f"AND c.room_id = ANY(%(rooms)s::text[]))))"
         )
-
-    def _gained_sql(self) -> str:
-        return "" if self.kind is Target.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
 
     def _parameters(self, question: StreamQuery) -> dict[str, Any]:
         shared, since = question.shared, question.since or VectorToken(0)

@@ -173,7 +173,8 @@ class _SyncCall:
         if since.known_to(now).ahead_of(now):
             at, now = self._wait_for_token(since.known_to(now), now)
         known = since.known_to(now).bounded_by(now)
-        news = self._news(known, now)
+        at_known = {name: At(part, known.generations.get(name)) for name, part in known.parts.items()}
+        news = notifier.news(self._user_id, at_known, list(now.parts), self._using)
         if _CACHES in news and self._is_marked(known, now):
             return self._full(now)
         found = self._changes(known, now, news) if news else None
@@ -222,10 +223,6 @@ class _SyncCall:
                 registry.get(stream).wait_for(part, max(0.0, end - time.monotonic()), self._using)
         at = self._positions()
         return at, _token(at, self._epoch)
-
-    def _news(self, since: SyncToken, now: SyncToken) -> list[str]:
-        known = {name: At(part, since.generations.get(name)) for name, part in since.parts.items()}
-        return notifier.news(self._user_id, known, list(now.parts), self._using)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -330,13 +327,10 @@ def _stored_positions(using: str) -> Mapping[str, At]:
         if (stream := registry.find(name)) is not None:
             now = stream.current(using)
             if stream.declaration.in_memory:
-                found[name] = At(VectorToken(now.linear), _generation(name, using))
+                with connections[using].cursor() as cursor:
+                    stored = stored_positions(cursor, [name]).get(name, {})
+                generation = max((at.generation for at in stored.values()), default=0)
+                found[name] = At(VectorToken(now.linear), generation)
             else:
                 found[name] = At(now.token(), None)
     return found
-
-
-def _generation(name: str, using: str) -> int:
-    with connections[using].cursor() as cursor:
-        stored = stored_positions(cursor, [name]).get(name, {})
-    return max((at.generation for at in stored.values()), default=0)

@@ -114,7 +114,9 @@ class Windows:
         found = {room_id: Timeline() for room_id in self.windows}
         more = {"limit": limit + 1, "scanned": examined_events(limit)}  # one event too many shows that there are more
         text = sql.LATEST if topological else sql.NEWEST
-        for *row, pruned, _ in self._rows(text, self._allowed(), {**more, **self._access_values()}):
+        allowed = self._allowed()
+        values = {**more, **access_parameters(self._user_id, self._access.values())}
+        for *row, pruned, _ in self._rows(text, allowed, values):
             event = served(row, pruned=pruned)
             found[event.room_id].events.append(event)
         few = []
@@ -198,9 +200,6 @@ class Windows:
             elif not access.readable:  # not in the room: only what came while they were joined, or is world-readable
                 self._access[room_id] = replace(access, known=True, readable=True, peeking=True)
         return list(self.windows.values())
-
-    def _access_values(self) -> dict[str, Any]:
-        return access_parameters(self._user_id, self._access.values())
 
     def _rows(
         self, text: str, windows: Iterable[Window], more: Mapping[str, Any] | None = None

@@ -93,14 +93,6 @@ class OpenRanges:
     ranges: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
 
-def _nothing(_user_id: str) -> OpenRanges:
-    return OpenRanges()
-
-
-def _no_users() -> Collection[str]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class StoredRanges:
     """The stored ranges that are open after the last stored event, which the next events continue."""
@@ -110,8 +102,8 @@ class StoredRanges:
     """The history visibility after the last event, or None if there is no event yet."""
     last: int = 0
     wide: OpenRanges = field(default_factory=OpenRanges)
-    of_user: Callable[[str], OpenRanges] = _nothing
-    invited: Callable[[], Collection[str]] = _no_users
+    of_user: Callable[[str], OpenRanges] = lambda _user_id: OpenRanges()
+    invited: Callable[[], Collection[str]] = lambda: ()
     """Returns the users who are invited in the room's current state."""
 
 

@@ -68,7 +68,7 @@ def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple
             found[-1] = found[-1][0], max(last, found[-1][1])
         else:
             found.append((first, last))
-    return found if not hidden else list(_without(found, sorted(hidden)))
+    return found if not hidden else list(_outside(found, [(number, number) for number in sorted(hidden)]))
 
 
 def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -83,17 +83,6 @@ def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
                 yield start, others[index][0] - 1
             start = others[index][1] + 1
             index += 1
-        if start <= last:
-            yield start, last
-
-
-def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
-    for first, last in spans:
-        start = first
-        for number in hidden[bisect_left(hidden, first) : bisect_right(hidden, last)]:
-            if start < number:
-                yield start, number - 1
-            start = number + 1
         if start <= last:
             yield start, last
 
@@ -116,11 +105,6 @@ class _Runs:
     def end(self) -> None:
         self.rows += self.run.ended() if self.run is not None else ()
         self.run = None
-
-
-def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
-    order, left = causal_order(events)
-    return [events[number] for number in (*order, *left)]
 
 
 def _arrived_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
@@ -192,8 +176,10 @@ class GraphRanges:
                 tracker.add(event)
                 found[event.event_id] = tracker.current
         if last is None:
-            for event in _in_order([event for event in self._graph if event.backfilled]):
-                tracker.add(event)
+            backfilled = [event for event in self._graph if event.backfilled]
+            order, left = causal_order(backfilled)
+            for number in (*order, *left):
+                tracker.add(backfilled[number])
         current = self.current = tracker.finish()
         self.extremities = list(tracker.extremities.current)
         if last is not None and current is not None:  # the next batch in this room continues from this state
