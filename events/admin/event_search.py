@@ -126,8 +126,8 @@ def _moment(name: str, text: str) -> datetime | None:
 
 def _search(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
     if query.event and not given["before"]:
-        begins = query.event if query.event.startswith("$") else f"${query.event}"
-        events = Event.objects.using(query.using).filter(event_id__startswith=begins)
+        prefix = query.event if query.event.startswith("$") else f"${query.event}"
+        events = Event.objects.using(query.using).filter(event_id__startswith=prefix)
         # In room versions 1 and 2 an ID may also begin otherwise, and all IDs have an index by code point.
         found = list(query.matching(events).order_by("event_id")[:EVENTS_PER_PAGE])
         if found:

@@ -228,8 +228,8 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
         event = decode_event(text) if plain is None else plain
         return parse_event(text, event, _bare_version(event, versions or {}), plain=plain is not None)
     except EventRefused as refused:
-        if refused.reason in (Reason.NOT_JSON, Reason.NOT_AN_OBJECT) and (what := foreign_form(text)) is not None:
-            raise EventRefused(refused.reason, f"the line is {what}") from None
+        if refused.reason in (Reason.NOT_JSON, Reason.NOT_AN_OBJECT) and (form := foreign_form(text)) is not None:
+            raise EventRefused(refused.reason, f"the line is {form}") from None
         raise
 
 
@@ -500,7 +500,7 @@ def boolean(value: Any, name: str) -> bool:
     return value
 
 
-def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id: str) -> tuple[str, ...]:
+def references(event: Mapping[str, Any], name: str, version: RoomVersion, event_id: str) -> tuple[str, ...]:
     """Returns the IDs in ``prev_events`` or ``auth_events``, in the event's order and without repetitions."""
     found: dict[str, None] = {}
     hashed = version.ids_are_hashes
@@ -518,7 +518,7 @@ def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id
             if not reference.startswith("$"):
                 raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {shown(reference)}, which is no event ID")
             found[reference] = None
-    if own_id in found:
+    if event_id in found:
         raise EventRefused(Reason.BAD_REFERENCE, f"{name} names the event itself")
     return tuple(found)
 

@@ -201,13 +201,13 @@ class RoomWalk:
         if len(at) < len(numbers):
             raise HistoryError(f"{self.source.room_id}: an event is given twice; drop duplicates first")
         chunk = _Chunk(numbers, events, at)
-        here, states = self.states.events, self.states
-        here.update((event.event_id, event) for event in events)
+        known_events, states = self.states.events, self.states
+        known_events.update((event.event_id, event) for event in events)
         chunk.named.update(*(event.auth_event_ids for event in events))
         targets = {event.redacts for event in events if event.redacts is not None}
         prevs = set[str]().union(*(event.prev_event_ids for event in events)) - at.keys()
-        chunk.elsewhere = self._find({*prevs, *(chunk.named - here.keys()), *(targets - at.keys())})
-        self._load(chunk, {*chunk.named, *targets} - here.keys())
+        chunk.elsewhere = self._find({*prevs, *(chunk.named - known_events.keys()), *(targets - at.keys())})
+        self._load(chunk, {*chunk.named, *targets} - known_events.keys())
         states.after.update(
             {
                 prev: self.after[n]
@@ -222,18 +222,18 @@ class RoomWalk:
 
     def _load(self, chunk: _Chunk, event_ids: Collection[str]) -> None:
         # from other chunks; of auth events among these the auth events, too
-        here = self.states.events
+        known_events = self.states.events
         wanted = {event_id: at for event_id in event_ids if (at := chunk.elsewhere.get(event_id)) is not None}
         while wanted:
             loaded = self.source.fetch(list(wanted.values()))
             more: set[str] = set()
             for number, event in zip(wanted.values(), loaded, strict=True):
-                here[event.event_id] = self._with_verdict(number, event)
+                known_events[event.event_id] = self._with_verdict(number, event)
                 chunk.loaded.append(event.event_id)
                 if event.event_id in chunk.named:
                     more.update(event.auth_event_ids)
             chunk.named |= more
-            wanted = self._find(more - here.keys())
+            wanted = self._find(more - known_events.keys())
 
     def _with_verdict(self, number: int, event: ParsedEvent) -> ParsedEvent:
         if self.reasons and (reason := self.reasons.get(number)) is not None:
@@ -257,9 +257,9 @@ class RoomWalk:
 
     def _store_chunk(self, chunk: _Chunk) -> None:
         # and drops what no later chunk needs
-        states, here = self.states, self.states.events
+        states, known_events = self.states, self.states.events
         for number, event_id in zip(chunk.numbers, chunk.at, strict=True):
-            event = here[event_id]
+            event = known_events[event_id]
             self.before[number] = states.before.get(event_id, _NONE)
             self.after[number] = states.after.get(event_id, _NONE)
             self.flags[number] = _flags(event)
@@ -312,11 +312,13 @@ class RoomWalk:
         # Equal strings are shared, and prev events are dropped if no rule can read them.
         self._types_or_kept[number] = -1 - len(self._kept)
         self._kept.append(event.event_id)
-        here = self.states.events
-        auth = tuple([here[other].event_id if other in here else other for other in event.auth_event_ids])
+        known_events = self.states.events
+        auth = tuple(
+            [known_events[other].event_id if other in known_events else other for other in event.auth_event_ids]
+        )
         prevs = event.prev_event_ids
         is_on_create = self.create is not None and prevs == (self.create.event_id,)  # the creator's join
-        here[event.event_id] = replace(
+        known_events[event.event_id] = replace(
             event,
             prev_event_ids=prevs if is_on_create or event.type == "m.room.create" else (),
             auth_event_ids=auth,

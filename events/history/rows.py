@@ -184,14 +184,14 @@ class RoomHistory:
                 if tracker.soft_fails(event):
                     event.soft_failed = True
                     self._flags[number] |= SOFT_FAILED
-                tracker.add_judged(event)
+                tracker.add_with_verdict(event)
             group = tracker.current
             if group is not None:
                 self._current_on_arrival[number] = group
                 known = self._record_change(index, known, group)
         for number in self._ordered(BACKFILLED) if not live else ():
             if flags[number] & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
-                tracker.add_judged(self._arriving(number))
+                tracker.add_with_verdict(self._arriving(number))
         current = tracker.finish()
         if known is not None:
             self._record_change(self._last_live(OUTLIER), known, current)
@@ -210,7 +210,7 @@ class RoomHistory:
             if flag & (OUTLIER | BACKFILLED):
                 continue
             if flag & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
-                tracker.add_judged(self._arriving(number))
+                tracker.add_with_verdict(self._arriving(number))
             self._current_on_arrival[number] = -1 if tracker.current is None else tracker.current
 
     def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:

@@ -264,9 +264,14 @@ def _extremities(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     )
     for table, stored, right in both:
         for event_id in sorted(stored ^ right):
-            here, there = event_id in stored, event_id in right
+            is_stored, is_right = event_id in stored, event_id in right
             yield Difference(
-                "extremities", table, event_id, "event_id", event_id if here else None, event_id if there else None
+                "extremities",
+                table,
+                event_id,
+                "event_id",
+                event_id if is_stored else None,
+                event_id if is_right else None,
             )
 
 
@@ -285,10 +290,10 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         return
     stored_rows, right_rows = set(rows.ranges), set(right or [])
     for found in sorted(stored_rows ^ right_rows, key=str):
-        here = [found.first, found.last] if found in stored_rows else None
-        there = [found.first, found.last] if found in right_rows else None
+        stored_span = [found.first, found.last] if found in stored_rows else None
+        right_span = [found.first, found.last] if found in right_rows else None
         key = f"{found.user_id or 'everyone'} {found.kind}"
-        yield Difference("visibility", "events_eventvisibility", key, "first, last", here, there)
+        yield Difference("visibility", "events_eventvisibility", key, "first, last", stored_span, right_span)
 
 
 def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:

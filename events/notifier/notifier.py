@@ -47,7 +47,7 @@ __all__ = [
     "waiting",
 ]
 
-_NOBODY = ""
+_NO_USER = ""
 """Used in place of a user ID that cannot be stored. Such a user is in no room."""
 
 
@@ -57,7 +57,7 @@ def look(user_id: str, since: VectorToken, using: str | None = None) -> UserChan
     The answer comes from memory. The first call for a user reads their rooms on a connection of the notifier's own, so
     it never sees uncommitted changes of the caller's transaction.
     """
-    return _feeds.obtain(using).ask(user_id if can_be_stored(user_id) else _NOBODY, since)
+    return _feeds.obtain(using).ask(user_id if can_be_stored(user_id) else _NO_USER, since)
 
 
 def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:

@@ -433,8 +433,8 @@ def _delete_empty_rooms(reading: RoomReading, stored: Collection[str], using: st
         room_id for room_id, room in reading.rooms.items() if room.create_event_id is None and room_id not in stored
     ]
     if empty:  # under the lock, so no other batch stores an event in them meanwhile
-        here = Event.objects.using(using).filter(room_id=OuterRef("pk"))
-        Room.objects.using(using).filter(~Exists(here), pk__in=empty).delete()
+        stored_events = Event.objects.using(using).filter(room_id=OuterRef("pk"))
+        Room.objects.using(using).filter(~Exists(stored_events), pk__in=empty).delete()
 
 
 def _with_stored_content(

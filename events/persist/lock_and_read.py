@@ -110,7 +110,7 @@ class GroupFacts:
 class RoomReading:
     """The rooms of a batch as they are under the lock.
 
-    ``batch_ids`` has the IDs of the batch's events. ``looked_up`` has all IDs that were looked up: those, and prev and auth
+    ``batch_ids`` has the IDs of the batch's events. ``queried`` has all IDs that were looked up: those, and prev and auth
     events, forward extremities and latest events. ``events`` has the stored ones among them. ``groups`` has the state
     groups after prev events, forward extremities and latest events.
     """
@@ -119,7 +119,7 @@ class RoomReading:
     extremities: dict[str, list[str]] = field(default_factory=dict)
     latest: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Room -> (its latest accepted live event, the position of that event)."""
-    looked_up: set[str] = field(default_factory=set)
+    queried: set[str] = field(default_factory=set)
     events: dict[str, EventFacts] = field(default_factory=dict)
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     batch_ids: frozenset[str] = frozenset()
@@ -174,16 +174,16 @@ def lock_and_read(
     return _reading(found[0][0], batch_ids, {*batch_ids, *prevs, *auths})
 
 
-def _reading(text: str, batch_ids: set[str], looked_up: set[str]) -> RoomReading:
+def _reading(text: str, batch_ids: set[str], queried: set[str]) -> RoomReading:
     rooms, extremities, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
-    found = RoomReading(batch_ids=frozenset(batch_ids), gaps=frozenset(gaps), looked_up=looked_up)
+    found = RoomReading(batch_ids=frozenset(batch_ids), gaps=frozenset(gaps), queried=queried)
     for values in rooms:
         found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)
     for room_id, event_id in extremities:
         found.extremities.setdefault(room_id, []).append(event_id)
     found.latest = {room_id: (event_id, position) for room_id, event_id, position in latest}
     found.events = {event_id: EventFacts(*facts) for event_id, *facts in events}
-    found.looked_up.update(found.events)
+    found.queried.update(found.events)
     found.groups = {group: GroupFacts(*facts) for group, *facts in groups}
     found.above = [(prev, event_id) for prev, event_id in above]
     found.redactions = [(room_id, event_id, target) for room_id, event_id, target in redactions]

@@ -238,13 +238,13 @@ class RoomBatch:
 
     def _find_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
         # of the power levels and third-party invites that authorise these events
-        judged = [event for event in events if event.type in _AUTHORISED_BY_PRUNED]
-        if not judged:
+        authorised = [event for event in events if event.type in _AUTHORISED_BY_PRUNED]
+        if not authorised:
             return
         groups = set(self.stored.after.values())
         levels = {states.builder.lookup(group, POWER_LEVELS) for group in groups}
         levels |= {given.get(POWER_LEVELS) for given in states.given.values()}
-        named = {other for event in judged for other in event.auth_event_ids}
+        named = {other for event in authorised for other in event.auth_event_ids}
         states.event_auth.redacted |= self.stored.redacted(
             [*named, *(found for found in levels if found)], PRUNED_TYPES
         )
@@ -396,19 +396,21 @@ class RoomBatch:
         # Backfilled events come first. They may connect a forward extremity to a live event, which changes the current
         # state before any live event of the batch. That change gets the number of the first live event.
         for event in old:
-            tracker.add_judged(event)
+            tracker.add_with_verdict(event)
             changes.events.append(event)
         changes.backfilled = len(old)
         if live and tracker.current is not None and tracker.current != known:
             self._record_changes(len(changes.events), known, tracker.current, between=True)
             known = tracker.current
         for event in live:
-            judged = tracker.add(event)
-            changes.events.append(judged)
+            authorised = tracker.add(event)
+            changes.events.append(authorised)
             if tracker.current is not None and tracker.current != known:
-                self._record_changes(len(changes.events) - 1, known, tracker.current, between=not is_accepted(judged))
+                self._record_changes(
+                    len(changes.events) - 1, known, tracker.current, between=not is_accepted(authorised)
+                )
                 known = tracker.current
-            self._add_step(steps, judged, tracker.current)
+            self._add_step(steps, authorised, tracker.current)
         changes.events += outliers
         self._finish(tracker, known, steps, len(live))
         return steps
@@ -631,15 +633,15 @@ def _authorise_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: 
     again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]
     states.events.update((event.event_id, event) for event in again)
     states.assign([*again, *waiting])
-    judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
+    authorised = [states.events[event.event_id] for event in again if event.event_id in states.after]
     # ``assign`` has authorised all of them, and auth events that arrived since may have changed verdicts. But an event that still
     # has no state keeps its stored verdict for now.
     for event in found:
         if event.event_id not in states.after:
             states.events[event.event_id] = event
     return Filled(
-        judged,
-        {event.event_id: event.stream_ordering for event in judged if event.stream_ordering is not None},
+        authorised,
+        {event.event_id: event.stream_ordering for event in authorised if event.stream_ordering is not None},
         [e.event_id for e in found if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
         waiting=[event.event_id for event in found if event.event_id in states.unproven],
         more=len(found) >= MOST_FILLED,

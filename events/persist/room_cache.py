@@ -156,7 +156,7 @@ class StoredEvents(dict[str, ParsedEvent]):
         self._absent: set[str] = set()
 
     def load(self, event_ids: Iterable[str]) -> None:
-        asked, facts = self._reading.looked_up, self._reading.events
+        asked, facts = self._reading.queried, self._reading.events
         wanted, missing = [], []
         for event_id in event_ids:
             if dict.__contains__(self, event_id) or event_id in self._absent:
@@ -182,12 +182,12 @@ class StoredEvents(dict[str, ParsedEvent]):
             with connections[self._using].cursor() as cursor:
                 cursor.execute(_FACTS, [unknown])
                 known.update((event_id, EventFacts(*facts)) for event_id, *facts in cursor.fetchall())
-            self._reading.looked_up.update(unknown)
-        here = [event_id for event_id in event_ids if event_id in known]
-        parsed = parsed_events(here, self._using)
+            self._reading.queried.update(unknown)
+        existing = [event_id for event_id in event_ids if event_id in known]
+        parsed = parsed_events(existing, self._using)
         self._absent.update(event_ids)
-        self._absent.difference_update(here)
-        for event_id in here:
+        self._absent.difference_update(existing)
+        for event_id in existing:
             # Without the JSON, which nothing here needs. The verdicts are those of the row, which was read under the lock.
             event = replace(parsed[event_id], json=b"", rejection_given=True, soft_failure_given=True)
             self[event_id] = event = _with_verdict(event, known[event_id])
@@ -278,7 +278,7 @@ class StoredRoom:
                 continue
             if facts is not None and facts.state_group in self.reading.groups:
                 found.append((event_id, facts.state_group, self.reading.groups[facts.state_group]))
-            elif event_id not in self.reading.looked_up or (facts is not None and facts.state_group is not None):
+            elif event_id not in self.reading.queried or (facts is not None and facts.state_group is not None):
                 missing.append(event_id)
         if missing:
             with connections[self.using].cursor() as cursor:

@@ -164,7 +164,7 @@ class ExtremityTracker(Generic[Id]):
         self._groups.change(after, extremities.current, ())
         self.current = self._merged()
 
-    def add_judged(self, event: Arriving[Id]) -> None:
+    def add_with_verdict(self, event: Arriving[Id]) -> None:
         """Adds an event of the graph with its verdict."""
         self._arrived.add(event.event_id)
         is_extremity, removed = self.extremities.add(event)
@@ -173,7 +173,7 @@ class ExtremityTracker(Generic[Id]):
             self.current = self._merged()
 
     def add_on_extremities(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Does the same as ``soft_fails`` and ``add_judged``, fast, for an accepted event on top of exactly the extremities.
+        """Does the same as ``soft_fails`` and ``add_with_verdict``, fast, for an accepted event on top of all extremities.
 
         Most events are. For all others, does nothing and returns false.
         """
@@ -233,11 +233,11 @@ class EventExtremityTracker(ExtremityTracker[str]):
         ):
             return event
         is_on_given = event.event_id in self._states.on_given
-        # Before ``add_judged``: the event is checked against the current state that the events before it made, and only an event
-        # with its final verdict may become a forward extremity.
+        # Before ``add_with_verdict``: the event is checked against the current state that the events before it made, and only
+        # an event with its final verdict may become a forward extremity.
         if self.soft_fails(event, self._states.before[event.event_id] if is_on_given else None):
             event = self._states.events[event.event_id] = replace(event, soft_failed=True)
-        self.add_judged(event)
+        self.add_with_verdict(event)
         return event
 
 

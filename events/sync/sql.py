@@ -57,7 +57,7 @@ AND {now:e} AND (w.whole OR NOT {since:e})
 _IN_WINDOW_FROM_TOP = f"e.room_id = w.room_id AND CASE WHEN {_IN_WINDOW} THEN true ELSE false END"
 #: The user's own membership events: always sent, whether the user is in the room or not. Outliers only if ``own_only``.
 #: Invites of users whom the user ignores are not sent.
-_OWN = """
+_OWN_MEMBERSHIP = """
 (e.type = 'm.room.member' AND e.state_key = a.user_id AND NOT e.soft_failed AND e.rejected_reason IS NULL
  AND (w.own_only OR NOT e.outlier)
  AND (e.membership IS DISTINCT FROM 'invite' OR NOT EXISTS (
@@ -69,7 +69,7 @@ _IS_CURRENT = f"""
   SELECT FROM events_currentstate c
   WHERE c.room_id = e.room_id AND c.type = e.type AND c.state_key = e.state_key AND c.event_id = e.event_id))
 """
-_SHOWN = f"(CASE WHEN w.own_only THEN {_OWN} ELSE ({sees()}) OR {_OWN} OR {_IS_CURRENT} END)"
+_SHOWN = f"(CASE WHEN w.own_only THEN {_OWN_MEMBERSHIP} ELSE ({sees()}) OR {_OWN_MEMBERSHIP} OR {_IS_CURRENT} END)"
 
 
 def _timelines(order: str, back: str, window: str = _IN_WINDOW) -> str:

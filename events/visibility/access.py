@@ -62,7 +62,7 @@ IGNORED_USERS_LIMIT = 10_000
 ROOMS_LIMIT = 10_000
 _ROWS_OF_LOCKS = 64
 """Rows that lock lists of ignored users. A hash assigns each user to one of them."""
-_NOBODY = ""
+_NO_USER = ""
 """A user ID in place of one that cannot be stored. It is in no room."""
 
 #: Selects how a user may read rooms. A room that is not stored has no row. The function's plan is kept for the connection.
@@ -141,7 +141,7 @@ def read_access(
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     rooms = checked_ids(room_ids, ROOMS_LIMIT)
     with connections[using].cursor() as cursor:
-        cursor.execute(_ACCESS, {"user": user_id if can_be_stored(user_id) else _NOBODY, "rooms": sorted(rooms)})
+        cursor.execute(_ACCESS, {"user": user_id if can_be_stored(user_id) else _NO_USER, "rooms": sorted(rooms)})
         rows = cursor.fetchall()
     return {row[0]: access_of(row, now_ms) for row in rows}
 
@@ -149,7 +149,7 @@ def read_access(
 def access_to_events(user_id: str, event_ids: Collection[str], using: str = "default") -> dict[str, Access]:
     """Returns the user's present access to the rooms of these events, by one query. The IDs must be storable."""
     connection = connections[using]
-    values = {"user": user_id if can_be_stored(user_id) else _NOBODY, "events": list(event_ids)}
+    values = {"user": user_id if can_be_stored(user_id) else _NO_USER, "events": list(event_ids)}
     again = is_repeated(connection, _ACCESS_TO_EVENTS)
     rows = send_together(connection, [Statement(_ACCESS_TO_EVENTS, values, again=again)])
     now_ms = time.time_ns() // 1_000_000

@@ -269,10 +269,14 @@ class VisibilityRanges:
                 self._change_peeking(event_id, step)
             elif event_type == "m.room.member":
                 was = self._user(user_id).membership
-                is_own = step.event.type == "m.room.member" and step.event.state_key == user_id
+                is_their_event = step.event.type == "m.room.member" and step.event.state_key == user_id
                 found = self._events.get(event_id or "")
                 membership = None if found is None else found.membership or "leave"
-                if self._change_membership(user_id, membership, step, is_own) and is_own and was in _KINDS:
+                if (
+                    self._change_membership(user_id, membership, step, is_their_event)
+                    and is_their_event
+                    and was in _KINDS
+                ):
                     left[user_id] = str(was)
         return left
 
@@ -283,19 +287,21 @@ class VisibilityRanges:
         else:
             self._close(None, "peekable", self._last)
 
-    def _change_membership(self, user_id: str, membership: str | None, step: Step, is_own: bool) -> bool:
+    def _change_membership(self, user_id: str, membership: str | None, step: Step, is_their_event: bool) -> bool:
         # Returns false if nothing changed. The range of a membership that the user's own event ends includes this
         # event.
         user = self._user(user_id)
-        if membership == user.membership and not (is_own and membership == "leave"):
+        if membership == user.membership and not (is_their_event and membership == "leave"):
             return False
         user.membership = membership
-        self._close(user_id, "joined", step.index if is_own else self._last)
+        self._close(user_id, "joined", step.index if is_their_event else self._last)
         opened_here = (
             user.ranges.get("invited", (None, False))[0] == step.index and membership == "join"
         )  # by a new setting
         self._close(
-            user_id, "invited", step.index if is_own and self._setting == "invited" and not opened_here else self._last
+            user_id,
+            "invited",
+            step.index if is_their_event and self._setting == "invited" and not opened_here else self._last,
         )
         self._invited.discard(user_id)
         if membership == "join" or (membership == "invite" and self._setting == "invited"):

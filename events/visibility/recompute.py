@@ -22,13 +22,13 @@ from state.groups.deltas import GroupBuilder
 __all__ = ["GraphRanges", "show_the_same"]
 
 
-def show_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
+def show_the_same(left: Sequence[VisibilityRow], right: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
     """Returns true if the two sets of ranges show the same accepted events, at ``places``, to all users.
 
     Different rows may mean the same: each batch of backfilled events may have ranges of its own, and in a room with
     very many forward extremities the current state is computed only once for each batch.
     """
-    return _covered(one, places) == _covered(other, places)
+    return _covered(left, places) == _covered(right, places)
 
 
 _CONTINUING_KINDS = ("joined", "invited")

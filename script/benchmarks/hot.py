@@ -126,7 +126,9 @@ def elsewhere(since: VectorToken, number: int) -> None:
     with feed.cache._lock:
         events = feed.cache.streams["events"]
         for n in range(number):
-            events.add_row("bench", since.highest + 1 + n, ["ev", ["$", f"!e{n}", "m.x", None, None, None, None, False]])
+            events.add_row(
+                "bench", since.highest + 1 + n, ["ev", ["$", f"!e{n}", "m.x", None, None, None, None, False]]
+            )
 
 
 def wakes(commit: Callable[[], float]) -> list[float]:

@@ -76,7 +76,7 @@ def whole(state: Mapping[StateKey, str]) -> dict[StateKey, str]:
 
 
 def differing_keys(
-    one: Mapping[StateKey, str], other: Mapping[StateKey, str], compared: dict[tuple[int, int], set[StateKey]]
+    left: Mapping[StateKey, str], right: Mapping[StateKey, str], compared: dict[tuple[int, int], set[StateKey]]
 ) -> set[StateKey]:
     """Returns the keys at which two states differ.
 
@@ -85,8 +85,8 @@ def differing_keys(
     ``compared`` caches the keys at which two older states differ, by the pair of their ``id``. The caller must keep the
     older states alive as long as it uses ``compared``.
     """
-    base, changes = parts(one)
-    other_base, other_changes = parts(other)
+    base, changes = parts(left)
+    other_base, other_changes = parts(right)
     below: set[StateKey] = set()
     if base is not other_base:
         if (id(base), id(other_base)) not in compared:
@@ -94,7 +94,7 @@ def differing_keys(
             below.update(key for key in other_base if key not in base)
             compared[id(base), id(other_base)] = below
         below = compared[id(base), id(other_base)]
-    return {key for key in {*below, *changes, *other_changes} if one.get(key) != other.get(key)}
+    return {key for key in {*below, *changes, *other_changes} if left.get(key) != right.get(key)}
 
 
 def parts(state: Mapping[StateKey, str]) -> tuple[Mapping[StateKey, str], Mapping[StateKey, str | None]]:

@@ -9,6 +9,7 @@ HERE = PROJECT / "tests" / "unit"
 OF_SEVERAL_MODULES = {
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
     "test_downloads.py": "the shell functions of script/_environment that load something",
+    "test_identifiers.py": "all modules of some packages",
     "test_imports.py": "all modules",
     "test_interpreters.py": "the shell functions of script/_environment",
     "test_mirror.py": "this folder",
