@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from state.rules.auth_selection import server_of
 from state.rules.power_levels import PowerLevels
 from state.rules.room_versions import RoomVersion
 
@@ -96,11 +97,7 @@ def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: 
     if target.type == "m.room.create" or target.room_id != redaction.room_id:
         return False
     if version.ids_are_hashes:
-        same_server = _server(redaction.sender) == _server(target.sender)
+        same_server = server_of(redaction.sender) == server_of(target.sender)
     else:
-        same_server = _server(redaction.event_id) == _server(target.event_id)
+        same_server = server_of(redaction.event_id) == server_of(target.event_id)
     return same_server or (levels is not None and levels.of_user(redaction.sender) >= levels.to_redact())
-
-
-def _server(identifier: str) -> str:
-    return identifier.partition(":")[2]

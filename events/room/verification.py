@@ -19,7 +19,7 @@ from events.format.redaction import pruned_fields
 from events.format.signatures import is_public_key, signatures_of, verify_keys
 from events.format.strict_json import decode_event
 from events.room.event_auth import is_third_party_invite
-from state.rules.auth_selection import AUTHORISING_USER
+from state.rules.auth_selection import AUTHORISING_USER, server_of
 from state.rules.room_versions import RoomVersion, room_version
 from streams.runtime.gc_pause import collector_paused
 
@@ -129,7 +129,7 @@ def proves_version(create: ParsedEvent) -> bool:
     It proves nothing if no hash covers the version, or if its sender is of another server than the room ID.
     """
     version = room_version(create.room_version)
-    is_same_server = version.room_id_is_create_hash or _server(create.room_id) == _server(create.sender)
+    is_same_server = version.room_id_is_create_hash or server_of(create.room_id) == server_of(create.sender)
     is_stated = create.content.get("room_version", "1") == create.room_version
     return is_same_server and is_stated and (create.content_hash_matches or version.newer_redactions)
 
@@ -146,16 +146,12 @@ def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
     version = room_version(event.room_version)
     found: list[str] = []
     if not is_third_party_invite(event):
-        found.append(_server(event.sender))
+        found.append(server_of(event.sender))
     if not version.ids_are_hashes:
-        found.append(_server(event.event_id))
+        found.append(server_of(event.event_id))
     if version.restricted_joins and event.membership == "join" and AUTHORISING_USER in event.content:
-        found.append(_server(event.content[AUTHORISING_USER]))
+        found.append(server_of(event.content[AUTHORISING_USER]))
     return tuple(dict.fromkeys(found))
-
-
-def _server(name: Any) -> str:
-    return name.partition(":")[2] if isinstance(name, str) else ""
 
 
 def check_signatures(events: Sequence[ParsedEvent], keys_of: KeysOf) -> list[EventRefused | None]:

@@ -17,7 +17,7 @@ from events.format.parsing import ParsedEvent, ruled_content
 from events.format.signatures import SigningKey, signed_by
 from events.sending.finish import finish_event
 from state.rules.auth_rules import AuthRules
-from state.rules.auth_selection import AUTHORISING_USER, CREATE, State, auth_keys
+from state.rules.auth_selection import AUTHORISING_USER, CREATE, State, auth_keys, server_of
 from state.rules.membership import needs_voucher
 from state.rules.room_versions import RoomVersion
 
@@ -92,7 +92,7 @@ def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> Parse
 def _check(new: NewEvent, key: SigningKey | None) -> None:
     if not isinstance(new.content, Mapping):
         raise EventRefused(Reason.WRONG_TYPE, f"content is {new.content!r:.100} and should be an object")
-    server = new.sender.partition(":")[2] if isinstance(new.sender, str) else ""
+    server = server_of(new.sender)
     if not server:
         raise EventRefused(Reason.BAD_IDENTIFIER, f"sender is {new.sender!r} and should look like '@user:server'")
     if key is not None and key.server != server:
@@ -112,7 +112,7 @@ def _without_needless_voucher(new: NewEvent, place: Place, key: SigningKey | Non
         return new
     if not needs_voucher(place.state, new.state_key or "", place.version):
         return replace(new, content={name: value for name, value in new.content.items() if name != AUTHORISING_USER})
-    server = voucher.partition(":")[2] if isinstance(voucher, str) else ""
+    server = server_of(voucher)
     if key is not None and key.server != server:
         raise EventRefused(
             Reason.BAD_SIGNATURE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys, server_of
 from state.rules.membership import MemberChange, SignedBy, membership_refusal
 from state.rules.power_level_changes import level_change_refusal
 from state.rules.power_levels import PowerLevels, creators_of, too_low
@@ -119,7 +119,7 @@ class AuthRules:
     def _create(self, event: AuthEvent) -> str | None:
         if event.prev_event_ids:
             return "a create event has no prev events"
-        if not self.version.room_id_is_create_hash and _server(event.room_id) != _server(event.sender):
+        if not self.version.room_id_is_create_hash and server_of(event.room_id) != server_of(event.sender):
             return "room ID and sender are of different servers"
         named = event.content.get("room_version", "1")
         if not isinstance(named, str) or named not in ROOM_VERSIONS:
@@ -139,17 +139,17 @@ class AuthRules:
         # of the sender, and of the user whose membership changes
         if create.content.get("m.federate", True) is not False:
             return None
-        home = _server(create.sender)
+        home = server_of(create.sender)
         users = [event.sender]
         if event.type == "m.room.member" and event.state_key is not None:
             users.append(event.state_key)
-        strange = [user for user in users if _server(user) != home]
+        strange = [user for user in users if server_of(user) != home]
         return f"the room is not federated, and {strange[0]} is of another server" if strange else None
 
     def _aliases(self, event: AuthEvent) -> str | None:
         if not event.state_key:
             return "aliases have a server as their state key"
-        return None if event.state_key == _server(event.sender) else "the aliases are those of another server"
+        return None if event.state_key == server_of(event.sender) else "the aliases are those of another server"
 
     def _by_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
         has = levels.of_user(event.sender)
@@ -171,7 +171,7 @@ class AuthRules:
         # For room versions 1 and 2. Later ones check the right when the redaction takes effect.
         if levels.of_user(event.sender) >= levels.to_redact():
             return None
-        same = event.redacts is not None and _server(event.redacts) == _server(event.event_id)
+        same = event.redacts is not None and server_of(event.redacts) == server_of(event.event_id)
         return None if same else f"{event.sender} may not redact events of other servers"
 
 
@@ -182,7 +182,3 @@ def _unusable_creators(value: Any) -> str | None:
         if not isinstance(user, str) or not user.startswith("@") or ":" not in user or len(user.encode()) > 255:
             return "additional_creators holds what is no user ID"
     return None
-
-
-def _server(identifier: str) -> str:
-    return identifier.partition(":")[2]

@@ -16,6 +16,7 @@ __all__ = [
     "AuthEvent",
     "State",
     "auth_keys",
+    "server_of",
     "state_key_of",
 ]
 
@@ -70,6 +71,11 @@ class State(Protocol):
 
 def state_key_of(event: AuthEvent) -> StateKey:
     return event.type, event.state_key or ""
+
+
+def server_of(identifier: object) -> str:
+    """Returns the server in an ID of a user, room or event. Empty if there is none."""
+    return identifier.partition(":")[2] if isinstance(identifier, str) else ""
 
 
 def auth_keys(event: AuthEvent, version: RoomVersion) -> list[StateKey]:

@@ -295,7 +295,7 @@ def test_own_commits_come_while_nothing_is_remembered(room):
     since = settled(ALICE)
     sent = room.send(ALICE, "m.room.message", {})
     heard()
-    found = notifier._feeds.obtain()._ask_the_tables(ALICE)
+    found = notifier._feeds.obtain()._read_tables(ALICE)
     assert since.before_or_equal(found.now)
     assert found.now.covers("master", sent.stream_ordering)
     assert found.rooms == {room.room_id}
