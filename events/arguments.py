@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from events.errors import InvalidQuery
 from events.format.parsing import IDENTIFIER_LIMIT_BYTES
 
-__all__ = ["can_be_stored", "checked_ids", "checked_limit"]
-
 
 def can_be_stored(value: object) -> bool:
     """Returns true if an identifier column can hold the value. Raises ``InvalidQuery`` if it is no string."""

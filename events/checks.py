@@ -9,8 +9,6 @@ from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import router
 
-__all__ = ["check_catalog"]
-
 
 @register(Tags.database)
 def check_catalog(

@@ -10,8 +10,6 @@ from operator import attrgetter
 
 from events.format.parsing import ParsedEvent
 
-__all__ = ["EVENT_COLUMNS", "INSERT_INTO", "event_fields", "event_row", "is_unresolved"]
-
 _EVENT_FIELDS = (
     "event_id", "room_id", "type", "state_key", "sender", "topological_ordering", "origin_server_ts", "membership", "redacts",
     "relates_to", "outlier", "rejected_reason", "soft_failed",

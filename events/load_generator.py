@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from events.format.parsing import ParsedEvent
     from streams.stream_object import Stream
 
-__all__ = ["BackfillLoad", "EventLoad"]
-
 _ROOM_VERSION = "11"
 
 

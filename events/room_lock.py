@@ -19,8 +19,6 @@ from events.room_lock_sql import READ_COMMITTED
 from streams.db import driver
 from streams.errors import InTransaction
 
-__all__ = ["begins_transaction", "room_transaction"]
-
 _SQLSTATE_TOO_LATE = "25001"
 #: Connections of the driver whose transactions are at READ COMMITTED unless they set another level.
 _read_committed_by_default: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -17,8 +17,6 @@ from events.models import EventJson
 from state.groups.deltas import StateKey
 from state.store import entries
 
-__all__ = ["StoredStates", "parsed_events"]
-
 _EVENTS_PER_QUERY = 1_000
 #: The columns of events from which ``ParsedEvent`` objects are made without their JSON, in the order of its fields.
 _COLUMNS = """

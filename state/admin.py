@@ -12,8 +12,6 @@ from django.utils.safestring import SafeString
 from state.models import StateGroup, StateGroupDelta
 from streams.admin.base import ReadOnlyAdmin
 
-__all__ = ["StateGroupAdmin"]
-
 MOST_DELTAS = 200
 
 

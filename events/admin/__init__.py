@@ -45,8 +45,6 @@ from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.facts import Fact
 
-__all__ = ["EventAdmin", "EventJsonAdmin", "RoomAdmin"]
-
 
 class _PageAdmin(ReadOnlyAdmin):
     # Adds ``page_template`` to Django's page of one row, if the site's templates are installed.

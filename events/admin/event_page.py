@@ -30,8 +30,6 @@ from state.rules.room_versions import room_version
 from streams.runtime.amounts import byte_size
 from streams.runtime.text import safe_text
 
-__all__ = ["MOST_JSON", "event_page", "event_user"]
-
 MOST_JSON = 20_000
 """Most characters of JSON on the page. A link leads to the exact bytes."""
 _MOST_EDGES = 50

@@ -25,8 +25,6 @@ from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.moments import FORMS, moment_ms
 from streams.runtime.text import safe_text
 
-__all__ = ["EVENTS_EXAMINED", "EVENTS_PER_PAGE", "event_search"]
-
 EVENTS_PER_PAGE = 50
 EVENTS_EXAMINED = 100_000
 """The most events that one search examines."""

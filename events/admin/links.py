@@ -11,8 +11,6 @@ from django.urls import reverse
 from events.models import Event
 from streams.runtime.text import safe_text
 
-__all__ = ["EventLink", "event_links", "event_url", "link_of", "page_number", "room_url", "verdict_words"]
-
 _COLUMNS = (
     "stream_ordering", "event_id", "type", "state_key", "sender", "outlier", "rejected_reason", "soft_failed", "redacted_by",
 )  # fmt: skip

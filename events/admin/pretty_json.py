@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["pretty_json"]
-
 
 def pretty_json(stored: bytes | memoryview) -> str:
     """Returns indented JSON, or the bytes as text if they are not JSON. It can always be encoded as UTF-8."""

@@ -19,8 +19,6 @@ from events.models import BackwardExtremity, CurrentState, RoomSummary
 from state.rules.room_versions import ROOM_VERSIONS
 from streams.admin.base import EstimatedPaginator
 
-__all__ = ["HealthFilter", "RoomPaginator", "VersionFilter", "by_exact_order", "found_rooms"]
-
 if TYPE_CHECKING:
     _Rooms = QuerySet[RoomSummary]
 #: Coarse column with an index -> exact column, by which rows with equal values are sorted.

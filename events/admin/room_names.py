@@ -10,8 +10,6 @@ from django.db import connections
 from events.models import BackwardExtremity, Room, RoomSummary
 from streams.runtime.text import safe_text
 
-__all__ = ["HEALTH", "RoomName", "health_words", "room_names"]
-
 HEALTH = {
     "healthy": "All states are known, and no event is missing.",
     "gaps": "Some events refer to events that are not here. Usual if the server joined late: backfill brings them.",

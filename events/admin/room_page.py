@@ -30,8 +30,6 @@ from events.reading.event_lines import EventLine, event_lines
 from state.rules.room_versions import ROOM_VERSIONS
 from streams.runtime.text import safe_text
 
-__all__ = ["room_page"]
-
 _LAST_EVENTS = 50
 _MOST_EDGES = 2_000
 _MOST_LISTED = 50

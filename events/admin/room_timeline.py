@@ -23,8 +23,6 @@ from events.visibility.explain import Explanation, explain_visibility
 from events.visibility.visibility_words import REACHES, RULES
 from streams.runtime.text import safe_text
 
-__all__ = ["EVENTS_EXAMINED", "EVENTS_PER_PAGE", "TimelineRow", "room_timeline"]
-
 EVENTS_PER_PAGE = 50
 _EVENTS_PER_READ = 500
 EVENTS_EXAMINED = 2_000

@@ -19,8 +19,6 @@ import orjson
 from events.errors import NotCanonical, Reason
 from streams.core.own_stack import on_own_stack
 
-__all__ = ["LARGEST_INTEGER", "encode", "encode_examined", "examine"]
-
 LARGEST_INTEGER = 2**53 - 1
 _TOO_LONG = 10**4_300
 """The least integer with more digits than Python reads and writes. Events from elsewhere are refused when they are read."""

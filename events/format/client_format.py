@@ -23,8 +23,6 @@ from events.format.strict_json import decode_stored
 from state.rules.room_versions import room_version
 from streams.core.own_stack import on_own_stack
 
-__all__ = ["StoredForm", "client_json", "covered_json", "pruned_json"]
-
 
 class StoredForm(msgspec.Struct, frozen=True):
     """The stored bytes of an event, and the stored values that its form for clients needs.

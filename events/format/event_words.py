@@ -10,8 +10,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["MOST_WORDS", "event_words", "power_level_tables"]
-
 MOST_WORDS = 300
 """The most characters of a line."""
 _LEVELS_SHOWN = 4

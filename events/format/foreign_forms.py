@@ -9,8 +9,6 @@ from __future__ import annotations
 import codecs
 import re
 
-__all__ = ["BYTE_ORDER_MARK", "foreign_form"]
-
 BYTE_ORDER_MARK = codecs.BOM_UTF8
 """The mark that some programs write before JSON in UTF-8. It is ignored, as RFC 8259, 8.1, allows."""
 

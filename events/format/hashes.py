@@ -15,8 +15,6 @@ from events.format.canonical_json import encode_examined, examine
 from events.format.redaction import pruned_fields
 from state.rules.room_versions import EventIdForm, RoomVersion
 
-__all__ = ["NOT_COVERED", "content_hash", "content_hash_matches", "event_id", "reference_hash"]
-
 _STANDARD = str.maketrans("-_", "+/")
 _PADDED = 44
 NOT_COVERED = ("unsigned", "age_ts", "outlier", "destinations")

@@ -12,8 +12,6 @@ from state.rules.auth_selection import server_of
 from state.rules.power_levels import PowerLevels
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["REDACTION", "may_redact", "prune", "prune_content", "pruned_fields"]
-
 REDACTION = "m.room.redaction"
 """An event of this type that names no target, for instance because it was redacted itself, is not given to clients."""
 _KEPT_TOP_LEVEL = frozenset(

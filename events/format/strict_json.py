@@ -16,8 +16,6 @@ import orjson
 from events.errors import EventRefused, Reason
 from streams.core.own_stack import on_own_stack
 
-__all__ = ["decode_event", "decode_plain", "decode_stored"]
-
 _DECODER = msgspec.json.Decoder()
 _FLOATS = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
 

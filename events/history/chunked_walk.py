@@ -32,19 +32,6 @@ from events.room.state_assignment import CYCLE, RoomStates, Stored, is_create
 from state.groups.deltas import GroupBuilder
 from state.rules.room_versions import RoomVersion
 
-__all__ = [
-    "ACCEPTED",
-    "BACKFILLED",
-    "OUTLIER",
-    "REJECTED",
-    "SOFT_FAILED",
-    "SOFT_FAILURE_GIVEN",
-    "EventSource",
-    "PlainEvent",
-    "RoomWalk",
-    "walk_room",
-]
-
 OUTLIER, REJECTED, SOFT_FAILED, SOFT_FAILURE_GIVEN, BACKFILLED = 1, 2, 4, 8, 16
 ACCEPTED = OUTLIER | REJECTED | SOFT_FAILED
 """The flags of which an accepted event has none."""

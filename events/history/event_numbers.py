@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, MutableSet
 
 from events.errors import HistoryError
 
-__all__ = ["EventNumbers", "Links", "NumberSet"]
-
 
 class EventNumbers:
     """A map from event ID to number, in about twenty bytes for each event. ``names`` returns the IDs of numbers."""

@@ -42,13 +42,6 @@ from events.visibility.ranges import Step, VisibilityRow, visibility_rows
 from state.rules.auth_selection import State
 from state.rules.room_versions import room_version
 
-__all__ = [
-    "EVENTS_PER_CHUNK",
-    "EventPart",
-    "GivenEvents",
-    "RoomHistory",
-]
-
 EVENTS_PER_CHUNK = 20_000
 _EVENTS_PER_PART = 5_000
 

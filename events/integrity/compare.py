@@ -18,17 +18,6 @@ from events.room.graph import is_accepted
 from events.visibility.ranges import VisibilityRow
 from events.visibility.recompute import show_the_same
 
-__all__ = [
-    "COLUMNS_OF_THE_EVENT",
-    "EVERYTHING",
-    "SUBJECTS",
-    "Difference",
-    "RoomReport",
-    "compare",
-    "differences",
-    "includes_subject",
-]
-
 SUBJECTS = ("state", "extremities", "visibility")
 EVERYTHING = "rooms"
 """All subjects at once."""

@@ -26,8 +26,6 @@ from events.visibility.viewer import membership
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["Columns", "Computed", "RoomRows", "StoredEvent", "compute", "event_of_columns", "stored_before"]
-
 
 class Columns(NamedTuple):
     """The columns of an event, and its rows in other tables, that follow from its JSON.

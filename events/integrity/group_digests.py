@@ -14,8 +14,6 @@ from itertools import pairwise
 from state.groups.compaction import entry_digest
 from state.groups.deltas import GroupBuilder, StateKey
 
-__all__ = ["DeltaRow", "Digests", "GroupRow", "StoredGroups"]
-
 GroupRow = tuple[int, int | None, int, int, int, int]
 """(group, prev group, chain, hops, keys, rows to read)."""
 DeltaRow = tuple[int, int, str, str, str | None]

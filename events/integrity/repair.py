@@ -14,8 +14,6 @@ from events.persist.room_cache import clear_caches
 from streams.caches import invalidate_room_state
 from streams.db.consistent_read import long_transaction, read_only_snapshot
 
-__all__ = ["all_rooms", "check_room", "resync_room"]
-
 _ROOMS_AT_ONCE = 1_000
 
 

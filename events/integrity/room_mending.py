@@ -31,8 +31,6 @@ from state.group_ids import reserve_group_ids
 from state.groups.deltas import GroupBuilder, StoredGroup
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["Found", "Mended", "Resynced", "RoomTransactions", "check", "find_damage", "repair_room", "resync"]
-
 _PUT_STATE = f"""
 {INSERT_INTO["events_currentstate"]} VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership

@@ -17,8 +17,6 @@ from events.integrity.expected_rows import Columns, RoomRows, StoredEvent
 from events.visibility.ranges import VisibilityRow, in_order
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["EventParser", "Mark", "read_mark", "read_room"]
-
 Mark = Sequence[tuple[int, int | None]]
 """Number and row versions of a room's rows, by table. Equal marks mean that no row was written in between."""
 

@@ -21,8 +21,6 @@ from events.notifier.waiters import RoutedWaiter, RoutedWaiters
 from streams.core.cache_store import MISSING, CacheStore, Ticket
 from streams.core.tokens import VectorToken
 
-__all__ = ["ROOMS_PER_USER", "NotifierCache", "NotifierFigures", "Read", "UserChanges", "rooms_cache"]
-
 #: The memory keeps this many rooms times the number of users that it may keep. Each user counts as at least this many.
 ROOMS_PER_USER = 100
 #: Streams whose rows about a user make the remembered rooms of that user outdated.

@@ -27,8 +27,6 @@ from itertools import islice
 
 from streams.core.tokens import VectorToken
 
-__all__ = ["NOTHING", "LastChanges"]
-
 #: The answer that nothing changed.
 NOTHING: frozenset[str] = frozenset()
 

@@ -43,8 +43,6 @@ from streams.reading.watcher import Found, Rank, Subscriber
 from streams.runtime.logs import get_logger
 from streams.waiting.waking import wake_all
 
-__all__ = ["NotifierFeed", "newest_rows"]
-
 log = get_logger(__name__)
 RETRY_SECONDS = 0.2
 ROWS_PER_READ = 1_000

@@ -15,8 +15,6 @@ from typing import Any
 
 from streams.core.tokens import VectorToken
 
-__all__ = ["contacts_changed_between", "joined_rooms", "joined_rooms_between", "joined_rooms_of", "rooms_of_users"]
-
 #: Rooms that the users are joined to now (without position), and changes of membership above the token's base: user,
 #: room, position, writer, membership after, membership before.
 _JOINED = """

@@ -17,8 +17,6 @@ from events.notifier.change_index import LastChanges
 from events.notifier.routing import Concern, Concerns, Target
 from streams.core.tokens import VectorToken
 
-__all__ = ["ALL_WRITERS", "At", "RowRange", "StreamCache"]
-
 #: The only lane of a stream that is read in the order of its IDs, for all writers together.
 ALL_WRITERS = ""
 

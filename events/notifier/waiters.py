@@ -16,8 +16,6 @@ from typing import Any
 
 from streams.waiting.waiters import Waiters
 
-__all__ = ["RoutedWaiter", "RoutedWaiters"]
-
 
 @dataclass(slots=True, eq=False)
 class RoutedWaiter:

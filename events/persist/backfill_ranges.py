@@ -27,8 +27,6 @@ from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import OF_CURRENT_STATE, Step, VisibilityRanges, VisibilityRow
 
-__all__ = ["write_backfill_ranges"]
-
 _RANGES = frozenset({"joined", "invited", "shared", "world"})
 """The kinds of rows that cover several events. Rows of other kinds are for single events."""
 #: Selects the accepted backfilled events around some positions, ascending: from the nearest event below all of them to the

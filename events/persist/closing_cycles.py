@@ -21,8 +21,6 @@ from django.db import connections
 from events.format.parsing import ParsedEvent
 from events.room.graph import causal_order, cycles, refers_to
 
-__all__ = ["closing_a_cycle"]
-
 #: Selects the stored events of the room above some events, along prev events. A row is (event, prev event on the path to it).
 _UP = """
 WITH RECURSIVE up AS (

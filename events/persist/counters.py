@@ -15,8 +15,6 @@ from state.groups.deltas import HOPS_LIMIT
 if TYPE_CHECKING:
     from events.persist.room_batch import RoomChanges
 
-__all__ = ["MEASURES", "count_stored"]
-
 EVENTS = Counter("replsite_events_persisted", "Events that were stored, by where their sender lives", ["origin"])
 EVENTS_BY_TYPE = Counter(
     "replsite_events_persisted_by_type", "Events that were stored, by type and by where their sender lives",

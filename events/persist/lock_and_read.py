@@ -18,8 +18,6 @@ from events.room.verification import proves_version
 from events.room_lock_sql import BY_INDEX, READ_COMMITTED
 from streams.db.driver import Statement, send_together
 
-__all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
-
 #: Two transactions may create the same room: A inserts the row, and B waits here for the end of A. The first content generation
 #: is the present time. So a room that was deleted and is created again has another generation, and no process uses cached
 #: values of the old room.

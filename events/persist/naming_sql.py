@@ -8,8 +8,6 @@ Migrations have a text of their own. If you change the function here, add a migr
 
 from __future__ import annotations
 
-__all__ = ["EVENTS_NAMING", "NAMING_PER_EVENT"]
-
 NAMING_PER_EVENT = 500
 """The most state events that are read for one auth event. If it has more, these are enough to find one that counts."""
 

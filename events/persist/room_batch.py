@@ -38,8 +38,6 @@ from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
 from state.rules.room_versions import room_version
 
-__all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
-
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """

@@ -29,8 +29,6 @@ from state.resolution.local_difference import Naming
 from state.store import changes_from, full_state
 from streams.core.bounded import SharedCache
 
-__all__ = ["StoredEvents", "StoredRoom", "clear_caches"]
-
 _MOST_EVENTS = 20_000
 _MOST_ENTRIES = 500_000
 _MOST_RESOLVED = 20_000

@@ -12,8 +12,6 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from state.groups.layered import StateKey, parts
 
-__all__ = ["StateCache"]
-
 State = Mapping[StateKey, str]
 
 

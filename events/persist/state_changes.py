@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["users_of"]
-
 
 def users_of(event_type: str, state_key: str) -> list[str]:
     return [state_key] if event_type == "m.room.member" else []

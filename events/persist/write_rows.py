@@ -45,8 +45,6 @@ from streams.writing.insert import insert_statements
 from streams.writing.name import writer_name
 from streams.writing.reservation import take_ids
 
-__all__ = ["write_rooms"]
-
 _FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
 #: Replaces forward extremities by others. An updated row takes the place of a deleted row and an inserted row.
 _MOVE_EXTREMITIES = """

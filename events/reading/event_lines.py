@@ -20,8 +20,6 @@ from events.reading.event_json import ServedEvent
 from state.errors import UnknownRoomVersion
 from state.rules.room_versions import room_version
 
-__all__ = ["EventLine", "event_lines", "line_of", "sent_at"]
-
 UNREADABLE = "content cannot be read"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVENTS_PER_QUERY = 1_000

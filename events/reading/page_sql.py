@@ -19,17 +19,6 @@ import re
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.visibility.predicate_sql import pruned, sees
 
-__all__ = [
-    "FOR_USER",
-    "FROM_LEAVE",
-    "LARGEST",
-    "PAGE_AFTER",
-    "PAGE_BEFORE",
-    "ROWS_READ",
-    "SIDES",
-    "UNFILTERED",
-]
-
 LARGEST = 2**63 - 1
 """A number above every position."""
 ROWS_READ = 1_000

@@ -20,8 +20,6 @@ from streams.core.tokens import RoomToken, VectorToken
 from streams.errors import TokenError
 from streams.reading.rows import writer_names
 
-__all__ = ["OLDEST", "Start", "start_of"]
-
 OLDEST = f"t0--{LARGEST}"
 """The token below every event of a room."""
 _TEXT_LIMIT = 100_000

@@ -23,16 +23,6 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State
 from state.rules.room_versions import RoomVersion
 
-__all__ = [
-    "PRUNED_TYPES",
-    "REFUSED_BY_AUTH_EVENTS",
-    "REFUSED_BY_STATE",
-    "EventAuthorizer",
-    "as_seen_by",
-    "is_ruled_by_sender",
-    "is_third_party_invite",
-]
-
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
 """The types of state events whose redaction removes content that the auth rules read."""
 

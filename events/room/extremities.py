@@ -26,8 +26,6 @@ from events.room.graph import Id, Node, is_accepted
 from events.room.state_assignment import RoomStates
 from state.rules.auth_selection import State
 
-__all__ = ["Arriving", "EventExtremityTracker", "ExtremityTracker", "ForwardExtremities", "GroupsAfter"]
-
 _MOST_STATES_PER_EVENT = 50
 """The most different states of forward extremities that are resolved after every event.
 

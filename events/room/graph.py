@@ -12,17 +12,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-__all__ = [
-    "Node",
-    "backward_extremities",
-    "causal_order",
-    "cycles",
-    "is_accepted",
-    "numbers_in_order",
-    "on_cycles",
-    "refers_to",
-]
-
 Id = TypeVar("Id", bound=Hashable)
 """The type of the keys that identify events: event IDs, or numbers."""
 _Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)

@@ -30,8 +30,6 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import AuthEvent
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "Stored", "is_create"]
-
 _MOST_UNPLACED = 2_000
 """The most events without a known state that are examined in the auth chain of an event. The room is locked meanwhile."""
 CYCLE = "cycle: its prev or auth events lead back to it"

@@ -21,8 +21,6 @@ from state.rules.auth_selection import AUTHORISING_USER, CREATE, State, auth_key
 from state.rules.membership import needs_voucher
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["MOST_PREV_EVENTS", "NewEvent", "Place", "compose"]
-
 MOST_PREV_EVENTS = 10
 """The most forward extremities that a new event names as prev events."""
 _LARGEST_DEPTH = 2**63 - 1

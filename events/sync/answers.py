@@ -10,8 +10,6 @@ from events.reading.event_json import ServedEvent
 from events.tokens.sync_token import SyncToken
 from streams.core.tokens import VectorToken
 
-__all__ = ["InitialSync", "PendingRoom", "RoomsSince", "SyncRoom"]
-
 StateKey = tuple[str, str]
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, MEMBERSHIPS_AMONG, OUT_OF_BAND, rows, with_tokens
 from streams.core.tokens import VectorToken
 
-__all__ = ["Memberships", "RoomMembership", "read_memberships"]
-
 
 @dataclass(slots=True)
 class RoomMembership:

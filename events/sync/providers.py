@@ -27,17 +27,6 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.errors import ResyncNeeded
 
-__all__ = [
-    "Key",
-    "LatestRowPerKey",
-    "Provider",
-    "StreamChanges",
-    "StreamQuery",
-    "answer_of",
-    "join_sync",
-    "providers",
-]
-
 Key = tuple[str, ...]
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from events.notifier.joined_rooms import contacts_changed_between, joined_rooms, joined_rooms_between, joined_rooms_of
 from streams.core.tokens import VectorToken
 
-__all__ = ["Known", "SharedRooms", "shared_rooms_at", "shared_rooms_between", "with_late_members"]
-
 _AFTER = """
 d.type = 'm.room.member' AND d.stream_ordering > %(base)s::bigint
 AND d.stream_ordering > coalesce((%(entries)s::jsonb ->> d.instance_name)::bigint, 0)

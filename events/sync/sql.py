@@ -21,28 +21,6 @@ from events.visibility.predicate_sql import ACCESS_ROWS, is_accepted, pruned, se
 from streams.core.tokens import VectorToken
 from streams.db.driver import Statement, send_together
 
-__all__ = [
-    "ACTIVITY",
-    "BEFORE",
-    "CHANGES",
-    "CURRENT",
-    "GAPS",
-    "LAST_IN",
-    "LATER_CHANGES",
-    "LATEST",
-    "LIVELY",
-    "MEMBERSHIPS",
-    "MEMBERSHIPS_AMONG",
-    "MEMBERSHIP_CHANGES",
-    "MORE_LATEST",
-    "MORE_NEWEST",
-    "OUT_OF_BAND",
-    "OVERTAKEN",
-    "PUT_OUT",
-    "rows",
-    "with_tokens",
-]
-
 _WINDOWS = """
 unnest(%(rooms)s::text[], %(lows)s::bigint[], %(highs)s::bigint[], %(wholes)s::boolean[], %(own_only)s::boolean[])
 AS w (room_id, low, high, whole, own_only)

@@ -16,8 +16,6 @@ from events.visibility.access import Access, access_parameters, read_access
 from state.store import entries
 from streams.core.tokens import VectorToken
 
-__all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "examined_events"]
-
 LOWEST, LARGEST = -(2**63) + 1, 2**63 - 1
 StateKey = tuple[str, str]
 _NEVER_SHOWN = "m.room.aliases"

@@ -28,8 +28,6 @@ from types import MappingProxyType
 from streams.core.tokens import VectorToken
 from streams.errors import TokenError
 
-__all__ = ["LONGEST_TOKEN", "MOST_STREAMS", "SyncToken"]
-
 LONGEST_TOKEN = 16_384
 """The most characters of a token. A longer text is refused."""
 MOST_STREAMS = 64

@@ -28,8 +28,6 @@ from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.rules.room_versions import room_version
 from streams.db.consistent_read import read_only_snapshot
 
-__all__ = ["Explanation", "explain_visibility"]
-
 _EVENTS_PER_ROUND = 200
 
 

@@ -31,19 +31,6 @@ from events.visibility.rule import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admi
 from events.visibility.viewer import HISTORY_VISIBILITY, SeenEvent, Viewer, history_visibility, rule_input
 from state.groups.deltas import GroupBuilder
 
-__all__ = [
-    "OF_CURRENT_STATE",
-    "OpenRanges",
-    "Step",
-    "StoredRanges",
-    "VisibilityRanges",
-    "VisibilityRow",
-    "in_order",
-    "open_ranges",
-    "visibility_rows",
-    "wide_ranges",
-]
-
 OF_CURRENT_STATE = frozenset({"cut", "peekable"})
 """The kinds of ranges that follow only from the current state. Backfilled events have no such ranges."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}

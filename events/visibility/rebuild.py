@@ -23,8 +23,6 @@ from events.visibility.recompute import GraphRanges
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import room_version
 
-__all__ = ["rebuild_visibility", "recomputed_ranges"]
-
 #: Selects a room's events with a place in the graph, in stream order.
 _EVENTS = """
 SELECT e.event_id, e.room_id, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts,

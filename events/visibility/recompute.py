@@ -19,8 +19,6 @@ from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.groups.deltas import GroupBuilder
 
-__all__ = ["GraphRanges", "show_the_same"]
-
 
 def show_the_same(left: Sequence[VisibilityRow], right: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
     """Returns true if the two sets of ranges show the same accepted events, at ``places``, to all users.

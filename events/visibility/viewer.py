@@ -10,8 +10,6 @@ from events.visibility.rule import RuleInput
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import JOIN_RULES, State
 
-__all__ = ["HISTORY_VISIBILITY", "SeenEvent", "Viewer", "history_visibility", "membership", "rule_input"]
-
 HISTORY_VISIBILITY: StateKey = ("m.room.history_visibility", "")
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["REACHES", "RULES", "Explained", "answer_in_words", "reasons_in_words"]
-
 RULES = {
     "always_included": "It is part of the current state, which is sent in any case.",
     "own_membership": "It is the user's own membership, known without the room.",

@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["GroupCollection", "GroupPlace", "Run", "plan_collection"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:

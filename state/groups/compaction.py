@@ -23,8 +23,6 @@ from hashlib import blake2b
 from state.errors import StepTooLarge
 from state.groups.deltas import GroupBuilder, StateKey
 
-__all__ = ["Compression", "Need", "WrittenRows", "entry_digest"]
-
 _LATEST = 4
 """A state that builds on no group is compared with this many of the latest groups."""
 _MASK = 2**64 - 1

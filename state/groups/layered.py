@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-__all__ = ["LayeredState", "StateKey", "differing_keys", "layered", "layered_on_base", "parts", "whole"]
-
 StateKey = tuple[str, str]
 """``(type, state_key)``."""
 _FEW = 64

@@ -25,8 +25,6 @@ from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, state_ke
 from state.rules.power_levels import PowerLevels, creators_of
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["AuthGraph"]
-
 
 class AuthGraph:
     """The auth events of a room's events.

@@ -21,8 +21,6 @@ from state.groups.layered import StateKey
 from state.resolution.auth_graph import AuthGraph
 from state.rules.auth_selection import state_key_of
 
-__all__ = ["IsCommon", "Naming", "Reads", "local_difference"]
-
 IsCommon = Callable[[str, StateKey], bool]
 """Returns true if all states share this event, which has this key in them."""
 _MOST_NAMING = 20_000

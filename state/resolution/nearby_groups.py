@@ -27,8 +27,6 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import POWER_LEVELS, auth_keys, state_key_of
 from state.rules.room_versions import Resolution
 
-__all__ = ["Changes", "Resolved", "resolve_near"]
-
 Changes = dict[StateKey, "str | None"]
 """Key -> its event in the resolved state, or None if the resolved state has no entry there."""
 _SPARE_EVENTS = 100

@@ -16,8 +16,6 @@ from state.groups.deltas import StateKey
 from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import POWER_LEVELS, AuthEvent
 
-__all__ = ["resolve_v1", "settle_v1"]
-
 StateMap = Mapping[StateKey, str]
 
 

@@ -22,8 +22,6 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, AuthEvent, state_key_of
 from state.rules.room_versions import Resolution
 
-__all__ = ["Base", "resolve_v2", "settle"]
-
 StateMap = Mapping[StateKey, str]
 
 

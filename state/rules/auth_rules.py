@@ -17,8 +17,6 @@ from state.rules.power_level_changes import level_change_refusal
 from state.rules.power_levels import PowerLevels, creators_of, too_low
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion
 
-__all__ = ["AuthRules"]
-
 
 def _no_signature(_signed: Mapping[str, Any], _keys: Sequence[str]) -> bool:
     return False

@@ -8,18 +8,6 @@ from typing import Any, Protocol
 from state.groups.deltas import StateKey
 from state.rules.room_versions import RoomVersion
 
-__all__ = [
-    "AUTHORISING_USER",
-    "CREATE",
-    "JOIN_RULES",
-    "POWER_LEVELS",
-    "AuthEvent",
-    "State",
-    "auth_keys",
-    "server_of",
-    "state_key_of",
-]
-
 CREATE: StateKey = ("m.room.create", "")
 POWER_LEVELS: StateKey = ("m.room.power_levels", "")
 JOIN_RULES: StateKey = ("m.room.join_rules", "")

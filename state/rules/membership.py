@@ -10,8 +10,6 @@ from state.rules.auth_selection import AUTHORISING_USER, JOIN_RULES, AuthEvent, 
 from state.rules.power_levels import PowerLevels, shown_level, too_low
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["MemberChange", "SignedBy", "membership_refusal", "needs_voucher"]
-
 SignedBy = Callable[[Mapping[str, Any], Sequence[str]], bool]
 """Returns true if a signed object has a valid signature of one of these ed25519 public keys (base64)."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from state.rules.power_levels import PowerLevels, level_of, shown_level
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["level_change_refusal"]
-
 _NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "redact", "invite")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of", "shown_level", "too_low"]
-
 _CREATOR_LEVEL = 100
 _LONGEST_TEXT = 100
 

@@ -10,8 +10,6 @@ from enum import Enum
 
 from state.errors import UnknownRoomVersion
 
-__all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "room_version"]
-
 
 class EventIdForm(Enum):
     """The ways in which an event gets its ID."""
