@@ -9,6 +9,10 @@ each chunk, only what the events of later chunks can need is kept:
   its type and its sender (``events.history.event_numbers``).
 
 Anything else that an event refers to is fetched again. The size of a chunk affects time and memory, never the result.
+
+For example, the first chunk has a create event, a join and 998 messages. Of it the two state events, their groups and
+the integers of 1,000 events are kept. A topic in the second chunk names the last message as prev event: its integers
+say which group is the state before the topic.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The digest of a state is a sum over its entries. So the digest of a group is computed from the digest of the group below
 and the delta between the two. Comparing the states of all events of a room therefore takes time in proportion to the
 delta rows. Any of the rows may be damaged. A missing row has the same effect here as in ``state.store``.
+
+    digest(group 2) = digest(group 1) - digest(topic: T1) + digest(topic: T2)      for group 2 = group 1 + {topic: T2}
 """
 
 from __future__ import annotations

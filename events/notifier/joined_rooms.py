@@ -4,6 +4,9 @@ A commit changes the table of the current state at once, but positions cover the
 be ahead of a position. One SQL statement reads the table and the changes after the position. Python code then undoes
 these changes.
 
+For example, this process is at position 5, and change 6, by which Ada left a room, is committed. The table has the room
+no more. Change 6 says that she was joined before it, so at position 5 she is.
+
 The functions accept a cursor of any connection.
 """
 

@@ -5,6 +5,9 @@ the events that ``events.visibility.predicate_sql.sees`` accepts, with the colum
 most ``ROWS_READ`` rows. So a page may have fewer events than wanted, or none, without being the last. The result then
 has the place at which reading ended.
 
+For example, the newest events are m9, m8, m7 and m6, and Bob may not see m8. A page of two has m9 and m7, and ended at
+m7. The next call begins there and examines m6 first.
+
 Functions are used because pages are read often, and the query of a page takes longer to plan than to run. PostgreSQL
 keeps the plan of a function for the connection. This plan must fit all values, so the limit of rows is a literal, and
 JSON is looked up event by event.

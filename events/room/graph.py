@@ -2,6 +2,9 @@
 
 Edges lead from an event to its prev events. Some functions also follow edges to auth events. Outliers are not in the
 graph. All functions take time linear in events and edges.
+
+    e1 ◄─ e2 ◄─ e4       in causal order: e1, e2, e4, or with e3 anywhere;
+          e3 ◄─ ?        a gap below e3, whose prev event is missing
 """
 
 from __future__ import annotations

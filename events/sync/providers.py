@@ -5,6 +5,10 @@ facts of a room, and with the user for facts that contacts see. An answer (``Str
 which to remove. After these changes the mapping equals a fresh full answer. ``tests/integration/events/test_sync.py`` tests
 this for every stream; do the same for a stream of your own.
 
+    the client holds    {(!a, @ada): 5, (!b, @bob): 7}
+    the answer says     gone [(!b,)], changed {(!a, @ada): 6}
+    the client holds    {(!a, @ada): 6}
+
 A stream joins with ``join_sync(LatestRowPerKey(…))``, or with a provider of its own. Such a provider needs two things.
 A function maps a ``StreamQuery`` to ``StreamChanges``. A rule says which users a row concerns, so that only callers
 that wait for these users are woken. Older tokens have no position in the new stream, so the next answer to such a token

@@ -10,6 +10,9 @@ the state before an event reads the group below.
 
 Equal states are found by digests. The digest of a state is a sum over its entries. Memory grows with the number of new
 rows, and time with the number of old rows.
+
+    old   1 (full) ◄─ 2 {topic: T1} ◄─ 3 {topic: T2, name: N}     1 and 3 are needed
+    new   0 (full) ◄─ 1 {topic: T2, name: N}
 """
 
 from __future__ import annotations

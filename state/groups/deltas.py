@@ -4,6 +4,10 @@ The scheme and its invariants are described in ``state.models``. The *tip* of a 
 at a tip adds one row. A fork opens a new chain on top of the old chain. A group is stored in full only if a query for
 its state would otherwise read too many rows or too many chains. The groups of a builder are numbered from 0 in the
 order of creation. The caller maps these numbers to ascending IDs.
+
+    1 ◄─ 2 ◄─ 3       a chain with the tip 3: a state event after 3 adds group 4 to it
+         ▲
+         5            a state event after 2, which is no tip: a new chain, read by way of 2 and 1
 """
 
 from __future__ import annotations

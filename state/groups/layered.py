@@ -3,6 +3,8 @@
 A join changes one entry of a state that may have 100,000. A plain copy takes milliseconds for each join, and filling a
 room takes time that is quadratic in its members. A layered state keeps the changes beside the older state instead. When
 the changes become many, they are merged once into a new plain state. So reading and adding both stay cheap.
+
+    base {topic: T1, name: N} with changes {topic: T2, name: None} is read as {topic: T2}
 """
 
 from __future__ import annotations

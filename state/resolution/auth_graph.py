@@ -7,6 +7,11 @@ Every event has a *rank*, which is higher than the ranks of its auth events. So 
 visits each event once, after all events that refer to it. The walk can stop as soon as no event of a lower rank
 matters. No function recurses.
 
+    create (0) ◄─ join of Ada (1) ◄─ power levels (2) ◄─ topic (3)
+
+The difference of the auth chains of the topic and of the power levels is the topic. The walk ends at rank 2: from there
+on everything is in both.
+
 Auth events that are missing, belong to another room, or are no state events are left out. Auth events that would close
 a cycle are left out, too. Cycles are possible only in room versions whose event IDs are not hashes.
 

@@ -9,6 +9,13 @@ There are too many shared entries to start a search from each of them. So a seco
 to the events that name it as auth event, until it meets a shared entry.
 
 Assumes that no event leads back to itself.
+
+    A ◄─ P1     Ada's join A is an auth event of P1, the power levels of state 1,
+    A ◄─ P2     and of P2, those of state 2.
+    A ◄─ A2     Both states have A2, her new display name.
+
+The search down from P1 and P2 finds A, which is in neither state. The search up from A meets A2, which is in both. So A
+is in both auth chains, and the difference is P1 and P2.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ the size of the states. Here time grows with the changes between the groups, and
 difference. If all events of the room are in memory, time grows with the changes, and with the number of state events
 since the oldest disputed event. An event is *disputed* if it is in the states of some groups only.
 
+For example, group 7 has 100,000 entries. On top of it, group 8 has a new topic and group 9 a new name. The old and new
+events of these two keys are disputed. Nothing else of the states is read.
+
 In three cases there is no result, and the caller has to resolve the full states:
 
 * The changes between the groups are not known.

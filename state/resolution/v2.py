@@ -6,6 +6,9 @@ prefers senders of higher power. The other candidates follow, in the order of th
 events. Each candidate is authorised once, by the state that the candidates before it have built. An entry that all
 states share is never replaced.
 
+For example, Ada bans Bob while he sets the topic. The ban is a power event and comes first. Then Ada's old topic is
+allowed. Bob's topic is refused, because the state that has been built bans him.
+
 Time is linear in the size of the states. In addition, time is O(n log n). Here n counts the candidates, their auth
 events, and the events of the auth graph that are not older than the oldest candidate.
 """
