@@ -38,7 +38,7 @@ def room_transaction(using: str) -> Iterator[None]:
     There is no savepoint: after an error the caller's transaction can only be rolled back as a whole. Raises
     ``InTransaction`` if it is at another isolation level.
     """
-    connection = connections[using]
+    connection: Any = connections[using]
     is_new = begins_transaction(using)
     try:
         with transaction.atomic(using=using, savepoint=False):

@@ -5,7 +5,7 @@ Reads on the given database alias, in the caller's transaction if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -61,9 +61,7 @@ def _read(event_ids: Collection[str], using: str) -> _Read:
         return _Read(found, {})
     with connections[using].cursor() as cursor:
         cursor.execute(_COLUMNS, [sorted(missing)])
-        content_hash_matches, json, content = True, b"", dict[str, Any]()
-        rest = (content_hash_matches, json, content)
-        others = [ParsedEvent(*row[:8], tuple(row[8]), tuple(row[9]), *row[10:], *rest) for row in cursor.fetchall()]
+        others = [_from_columns(row) for row in cursor.fetchall()]
     unreadable = {event.event_id: event.room_id for event in others if event.type in RULED_TYPES}
     return _Read(found | {event.event_id: event for event in others if event.event_id not in unreadable}, unreadable)
 
@@ -74,6 +72,12 @@ def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent | None:
         return None if event is None else parse_event(json, event, version, event_id)
     except EventRefused:  # damaged as well: every stored event was parsed before it was stored
         return None
+
+
+def _from_columns(row: Sequence[Any]) -> ParsedEvent:
+    content_hash_matches, json, content = True, b"", dict[str, Any]()
+    values = (*row[:8], tuple(row[8]), tuple(row[9]), *row[10:], content_hash_matches, json, content)
+    return ParsedEvent(*values)
 
 
 def _unreadable(event_id: str, room_id: str) -> EventUnreadable:
