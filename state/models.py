@@ -32,9 +32,11 @@ class StateGroupQuerySet(ReadOnlyQuerySet["StateGroup"]):
     """Queries of state groups. The table has indexes on ID, (room_id, ID) and prev_group."""
 
     def in_room(self, room_id: str) -> StateGroupQuerySet:
+        """Returns the groups of a room in the order of creation."""
         return self.filter(room_id=room_id).order_by("id")
 
     def built_on(self, group: int) -> StateGroupQuerySet:
+        """Returns the groups that are stored as deltas on top of ``group``."""
         return self.filter(prev_group=group).order_by("id")
 
 

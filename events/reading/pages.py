@@ -34,7 +34,7 @@ from state.groups.filters import EVERYTHING, StateFilter
 from streams.db.consistent_read import read_only_snapshot
 from streams.db.driver import Statement, is_repeated, send_together
 
-__all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "timeline_of", "visible_to"]
+__all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]
 
 PAGE_LIMIT = ROWS_READ
 """The most events of one page. If the requested limit is larger, this limit applies."""
