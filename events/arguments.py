@@ -12,11 +12,9 @@ from collections.abc import Iterable
 from events.errors import InvalidQuery
 from events.format.parsing import IDENTIFIER_LIMIT_BYTES
 
-__all__ = ["can_be_stored", "checked_ids", "checked_limit"]
-
 
 def can_be_stored(value: object) -> bool:
-    """Returns true if an identifier column can hold the value. Raises ``InvalidQuery`` if the value is no string."""
+    """Returns true if an identifier column can hold the value. Raises ``InvalidQuery`` if it is no string."""
     if type(value) is not str:
         raise InvalidQuery(f"{value!r:.100} is no identifier; give a string.")
     if "\0" in value:
@@ -30,8 +28,7 @@ def can_be_stored(value: object) -> bool:
 def checked_ids(values: Iterable[str], most: int) -> list[str]:
     """Returns the IDs that can be stored, in the order given and without repetitions.
 
-    Raises ``InvalidQuery`` if ``values`` is a single ID, is not iterable, or contains anything but strings. Raises
-    ``InvalidQuery`` also if the result would have more than ``most`` IDs.
+    Raises ``InvalidQuery`` if ``values`` is no list of strings, or has more than ``most`` IDs.
     """
     if isinstance(values, str | bytes):
         raise InvalidQuery(f"{values!r:.100} is one ID; give a list of them.")
@@ -44,7 +41,7 @@ def checked_ids(values: Iterable[str], most: int) -> list[str]:
 
 
 def checked_limit(limit: int, most: int) -> int:
-    """Returns ``limit``, or ``most`` if that is smaller. Raises ``InvalidQuery`` if ``limit`` is no whole number or below 1."""
+    """Returns ``limit``, but at most ``most``. Raises ``InvalidQuery`` if it is no whole number or below 1."""
     if type(limit) is not int or limit < 1:
         raise InvalidQuery(f"A limit of {limit!r:.100} is unusable; give a whole number from 1 to {most}.")
     return min(limit, most)

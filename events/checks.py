@@ -9,17 +9,12 @@ from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import router
 
-__all__ = ["check_catalog"]
-
 
 @register(Tags.database)
 def check_catalog(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Returns an error if the tables of rooms are created without the tables of the homeserver streams.
-
-    Code that writes rooms appends facts to these streams.
-    """
+    """Returns an error if tables of rooms are created without those of the homeserver streams, which rooms write."""
     wanted = [alias for alias in databases or () if router.allow_migrate(alias, "events")]
     if apps.is_installed("streams.catalog") or not wanted:
         return []

@@ -10,16 +10,14 @@ from operator import attrgetter
 
 from events.format.parsing import ParsedEvent
 
-__all__ = ["EVENT_COLUMNS", "INSERT_INTO", "event_row", "is_unresolved", "own_columns"]
-
-_OWN = (
+_EVENT_FIELDS = (
     "event_id", "room_id", "type", "state_key", "sender", "topological_ordering", "origin_server_ts", "membership", "redacts",
     "relates_to", "outlier", "rejected_reason", "soft_failed",
 )  # fmt: skip
-EVENT_COLUMNS = (*_OWN, "redacted_by", "state_unresolved", "state_group")
+EVENT_COLUMNS = (*_EVENT_FIELDS, "redacted_by", "state_unresolved", "state_group")
 """The columns of ``events_event``, except its position, writer and time of arrival."""
-own_columns = attrgetter(*("depth" if name == "topological_ordering" else name for name in _OWN))
-"""Returns the values of the columns ``_OWN``, which follow from the event itself."""
+event_fields = attrgetter(*("depth" if name == "topological_ordering" else name for name in _EVENT_FIELDS))
+"""Returns the values of the columns ``_EVENT_FIELDS``, which follow from the event itself."""
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "events_backwardextremity": ("room_id", "event_id"),
     "events_currentstate": ("room_id", "type", "state_key", "event_id", "membership"),
@@ -40,13 +38,9 @@ INSERT_INTO = {table: f"INSERT INTO {table} ({', '.join(columns)})" for table, c
 
 
 def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
-    """Returns the values of ``EVENT_COLUMNS`` for one event.
-
-    The state of an event in the graph counts as unknown if ``state_group`` is null.
-    """
-    return (*own_columns(event), redacted_by, is_unresolved(event, state_group), state_group)
+    """Returns the values of ``EVENT_COLUMNS`` for one event."""
+    return (*event_fields(event), redacted_by, is_unresolved(event, state_group), state_group)
 
 
 def is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
-    """Returns true if the event is in the graph and the state at the event is not known."""
     return state_group is None and not event.outlier

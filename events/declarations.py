@@ -10,8 +10,6 @@ from __future__ import annotations
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.row_format import IsSet, Literal, RowFormat
 
-__all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "CACHE_NAME", "EVENTS", "EVENTS_SEQUENCE", "RESYNC_USER", "declarations"]
-
 EVENTS_SEQUENCE = "events_event_stream_seq"
 BACKFILL_SEQUENCE = "events_event_backfill_seq"
 
@@ -41,7 +39,7 @@ _NEW_EVENT = (
     *("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership"),
     IsSet("rejected_reason"),
 )
-#: A null event ID says that the entry was removed.
+#: A NULL event ID says that the entry was removed.
 _STATE = ("room_id", "type", "state_key", "event_id")
 
 EVENTS = StreamDeclaration(

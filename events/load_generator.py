@@ -26,51 +26,42 @@ if TYPE_CHECKING:
     from events.format.parsing import ParsedEvent
     from streams.stream_object import Stream
 
-__all__ = ["BackfillLoad", "EventLoad"]
-
 _ROOM_VERSION = "11"
 
 
 @dataclass(slots=True)
-class _Line:
-    """The progress of a generator in its room: the number of events, the latest event, and the state after it.
-
-    The next event names ``last_event`` as its prev event, and the events in ``state`` as its auth events. A generator
-    replaces its ``_Line`` only after a commit.
-    """
-
+class _Progress:
+    # Replaced only after a commit. ``last_event`` is the next prev event, ``state`` has the next auth events.
     number: int = 0
     last_event: str | None = None
     state: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 class EventLoad:
-    """A generator of events in one room. The first three events set up the room."""
+    """A generator of events in one room. The first three set up the room."""
 
     def __init__(self, _stream: Stream, thread: int) -> None:
         server = stream_settings().server_name
         self.room_id = f"!load-{thread}-{secrets.token_hex(6)}:{server}"
         self._sender = f"@load-{thread}:{server}"
-        self._line = _Line()
+        self._progress = _Progress()
 
     def append(self, count: int) -> list[int]:
-        """Appends ``count`` events in one transaction, each with its own ID. Returns the IDs."""
-        events, line = self._events(count)
+        events, progress = self._events(count)
         stored = persist([Incoming(event.json, _ROOM_VERSION) for event in events], verified=True).stored
-        self._line = line
+        self._progress = progress
         return [event.stream_ordering for event in stored]
 
-    def _events(self, count: int) -> tuple[list[ParsedEvent], _Line]:
-        """Returns (the next ``count`` events of the room, the progress after them). Each event is on top of the event before."""
-        line = _Line(self._line.number + count, self._line.last_event, dict(self._line.state))
+    def _events(self, count: int) -> tuple[list[ParsedEvent], _Progress]:
+        progress = _Progress(self._progress.number + count, self._progress.last_event, dict(self._progress.state))
         found: list[ParsedEvent] = []
-        for number in range(self._line.number, line.number):
-            event = finish_event(self._parts(number, line.last_event, line.state), _ROOM_VERSION)
-            line.last_event = event.event_id
+        for number in range(self._progress.number, progress.number):
+            event = finish_event(self._parts(number, progress.last_event, progress.state), _ROOM_VERSION)
+            progress.last_event = event.event_id
             if event.state_key is not None:
-                line.state[event.type, event.state_key] = event.event_id
+                progress.state[event.type, event.state_key] = event.event_id
             found.append(event)
-        return found, line
+        return found, progress
 
     def _parts(self, number: int, last: str | None, state: dict[tuple[str, str], str]) -> dict[str, Any]:
         set_up: list[tuple[str, str, dict[str, Any]]] = [
@@ -103,13 +94,13 @@ class BackfillLoad:
         self._sender = f"@load-{thread}:{server}"
 
     def append(self, count: int) -> list[int]:
-        """Appends ``count`` events in one transaction, each with its own ID. Returns the IDs."""
         using = stream_settings().database
         events = [self._event() for _ in range(count)]
         texts = [EventJson(event_id=event.event_id, room_version=_ROOM_VERSION, json=event.json) for event in events]
         with transaction.atomic(using=using):
             EventJson.objects.using(using).bulk_create(texts)
-            return self._stream.append(*(_fact(replace(event, outlier=True)) for event in events))
+            rows = [event_row(replace(event, outlier=True), None, None) for event in events]
+            return self._stream.append(*(Event(**dict(zip(EVENT_COLUMNS, row, strict=True))) for row in rows))
 
     def _event(self) -> ParsedEvent:
         return finish_event(
@@ -125,7 +116,3 @@ class BackfillLoad:
             },
             _ROOM_VERSION,
         )
-
-
-def _fact(event: ParsedEvent) -> Event:
-    return Event(**dict(zip(EVENT_COLUMNS, event_row(event, None, None), strict=True)))

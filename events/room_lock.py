@@ -19,32 +19,35 @@ from events.room_lock_sql import READ_COMMITTED
 from streams.db import driver
 from streams.errors import InTransaction
 
-__all__ = ["begins_transaction", "room_transaction"]
-
 _SQLSTATE_TOO_LATE = "25001"
 #: Connections of the driver whose transactions are at READ COMMITTED unless they set another level.
-_fresh: weakref.WeakSet[Any] = weakref.WeakSet()
+_read_committed_by_default: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def begins_transaction(using: str) -> bool:
-    """Returns true if ``transaction.atomic`` would begin a transaction now. Returns false inside the caller's transaction."""
     connection = connections[using]
     return not connection.in_atomic_block and connection.get_autocommit()
 
 
 @contextmanager
 def room_transaction(using: str) -> Iterator[None]:
-    """Runs the block in the caller's transaction, or else in a new one at READ COMMITTED. The block may lock rooms.
+    """Runs the block in the caller's transaction, or else in a new one at READ COMMITTED.
+
+    The block may lock rooms.
 
     There is no savepoint: after an error the caller's transaction can only be rolled back as a whole. Raises
-    ``InTransaction`` if the caller's transaction is at another isolation level.
+    ``InTransaction`` if it is at another isolation level.
     """
-    connection = connections[using]
-    is_own = begins_transaction(using)
+    connection: Any = connections[using]
+    is_new = begins_transaction(using)
     try:
         with transaction.atomic(using=using, savepoint=False):
-            if is_own:
-                _set_level(connection)
+            if is_new and connection.connection not in _read_committed_by_default:
+                with connection.cursor() as cursor:
+                    cursor.execute(READ_COMMITTED)
+                    cursor.execute("SELECT current_setting('default_transaction_isolation') = 'read committed'")
+                    if cursor.fetchone()[0] and connection.isolation_level not in driver.SNAPSHOT_LEVELS:
+                        _read_committed_by_default.add(connection.connection)
             yield
     except InternalError as error:
         if driver.sqlstate(error) != _SQLSTATE_TOO_LATE:
@@ -53,18 +56,3 @@ def room_transaction(using: str) -> Iterator[None]:
             "The caller's transaction is at an isolation level above READ COMMITTED (repeatable read or serializable), which "
             "hides what others store in the room meanwhile. Call this in a transaction at READ COMMITTED, or outside of any."
         ) from error
-
-
-def _set_level(connection: Any) -> None:
-    """Sets the isolation level of the transaction that was just opened.
-
-    If transactions on this connection are at READ COMMITTED by default, remembers that. Later calls for the connection
-    then send no statement.
-    """
-    if connection.connection in _fresh:
-        return
-    with connection.cursor() as cursor:
-        cursor.execute(READ_COMMITTED)
-        cursor.execute("SELECT current_setting('default_transaction_isolation') = 'read committed'")
-        if cursor.fetchone()[0] and connection.isolation_level not in driver.SNAPSHOT_LEVELS:
-            _fresh.add(connection.connection)

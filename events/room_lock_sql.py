@@ -5,8 +5,6 @@ They are used by ``events.room_lock``, by other code that locks a room, and by t
 
 from __future__ import annotations
 
-__all__ = ["BY_INDEX", "CHANGE_ROOM", "LOCK_ROOM", "READ_COMMITTED"]
-
 #: Comes first in the lock's message. In a transaction at another level that has read something, the server refuses it.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 #: Makes PostgreSQL use indexes for the rest of the transaction. It plans a prepared statement once, until the next ANALYZE. A

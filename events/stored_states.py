@@ -17,8 +17,6 @@ from events.models import EventJson
 from state.groups.deltas import StateKey
 from state.store import entries
 
-__all__ = ["StoredStates", "parsed_events"]
-
 _EVENTS_PER_QUERY = 1_000
 #: The columns of events from which ``ParsedEvent`` objects are made without their JSON, in the order of its fields.
 _COLUMNS = """
@@ -31,14 +29,15 @@ LEFT JOIN events_room r ON r.room_id = e.room_id WHERE e.event_id = ANY(%s)
 
 
 class _Read(NamedTuple):
-    """Stored events. ``unreadable`` maps the ID of an event whose content rules need, and cannot have, to its room."""
-
+    # ``unreadable`` maps the ID of an event whose content rules need, and cannot have, to its room.
     events: dict[str, ParsedEvent]
     unreadable: dict[str, str]
 
 
 def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[str, ParsedEvent]:
-    """Returns the stored events with these IDs, parsed. IDs that are not stored are left out.
+    """Returns the stored events with these IDs, parsed.
+
+    IDs that are not stored are left out.
 
     An event whose JSON is damaged or missing comes from its columns, without content. Raises ``EventUnreadable`` if its
     content decides who may do or see what.
@@ -89,7 +88,7 @@ def _unreadable(event_id: str, room_id: str) -> EventUnreadable:
 
 
 class StoredStates:
-    """The entries with the given keys in the states of some groups, and the parsed events that these entries name."""
+    """The entries at the given keys in the states of some groups, and the parsed events that these entries name."""
 
     def __init__(self, groups: Iterable[int], keys: Collection[StateKey], using: str = "default") -> None:
         self._entries = entries(sorted(set(groups)), keys, using)
@@ -97,9 +96,9 @@ class StoredStates:
         self._events, self._unreadable = _read(named, using)
 
     def state(self, group: int | None) -> Mapping[StateKey, ParsedEvent] | None:
-        """Returns the entries of a group's state that were read, in the form for the auth rules.
+        """Returns the entries of a group's state that were read.
 
-        Returns null if ``group`` is null. Raises ``EventUnreadable`` if an entry has no readable content.
+        Raises ``EventUnreadable`` if one has no readable content.
         """
         if group is None:
             return None

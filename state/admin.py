@@ -12,15 +12,11 @@ from django.utils.safestring import SafeString
 from state.models import StateGroup, StateGroupDelta
 from streams.admin.base import ReadOnlyAdmin
 
-__all__ = ["StateGroupAdmin"]
-
 MOST_DELTAS = 200
 
 
 @admin.register(StateGroup)
 class StateGroupAdmin(ReadOnlyAdmin):
-    """The pages of state groups: each shows the entries in which a group differs from the group below."""
-
     list_display = ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read")
     ordering = ("-id",)
     search_fields = ("id__exact", "room_id__exact")
@@ -28,7 +24,6 @@ class StateGroupAdmin(ReadOnlyAdmin):
 
     @admin.display(description=f"differs in (first {MOST_DELTAS})")
     def deltas(self, group: StateGroup) -> SafeString:
-        """Returns an HTML list of the first ``MOST_DELTAS`` delta rows of the group."""
         rows = StateGroupDelta.objects.filter(chain=group.chain, state_group=group.pk).order_by("type", "state_key")
         lines = rows.values_list("type", "state_key", "event_id")[:MOST_DELTAS]
         items = format_html_join(

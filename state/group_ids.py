@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["reserve_group_ids"]
-
 #: Reserves IDs for new groups. The IDs ascend.
 _RESERVE = """
 SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)

@@ -8,9 +8,9 @@ one is open.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import connections
 
@@ -158,17 +158,24 @@ def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHIN
     """
     if only.is_keys_only and len(only.keys) <= ONE_BY_ONE:
         return _entries_of_stored([group], only.keys, using)[group]
-    state = _one_pass(group, only, using)
-    if not state and not StateGroup.objects.using(using).filter(pk=group).exists():
+    condition, values = _condition(only)
+    query = _FILTERED.format(condition=condition) if condition else _FULL_STATE_PLANNED
+    with connections[using].cursor() as cursor:
+        cursor.execute(query, {"group": group, **values})
+        found = {(event_type, state_key): event_id for event_type, state_key, event_id in cursor.fetchall()}
+    if None in found.values():
+        found = {key: event_id for key, event_id in found.items() if event_id is not None}
+    if not found and not StateGroup.objects.using(using).filter(pk=group).exists():
         raise _unknown(group)
-    return state
+    return found
 
 
 def full_states(groups: Iterable[int], using: str = "default", only: StateFilter = EVERYTHING) -> dict[int, State]:
-    """Returns ``{group: state}`` with those entries of each state that ``only`` accepts. Raises ``UnknownStateGroup``.
+    """Returns ``{group: state}`` with those entries of each state that ``only`` accepts.
 
-    If ``only`` names a few keys, each key is looked up separately. Otherwise one query reads each delta row once. All
-    states are in memory at the same time. So callers split many groups of large rooms over several calls.
+    Raises ``UnknownStateGroup``.
+
+    All states are in memory at the same time. So callers split many groups of large rooms over several calls.
     """
     wanted = sorted(set(groups))
     if not wanted:
@@ -176,35 +183,39 @@ def full_states(groups: Iterable[int], using: str = "default", only: StateFilter
     if only.is_keys_only and len(only.keys) <= ONE_BY_ONE:
         return _entries_of_stored(wanted, only.keys, using)
     condition, values = _condition(only)
-    found = _Chains()
+    ends: dict[int, dict[int, int]] = {}
+    rows: dict[int, list[tuple[int, StateKey, str | None]]] = {}
     with connections[using].cursor() as cursor:
         cursor.execute(_MANY.format(condition=condition), {"groups": wanted, **values})
-        for row in cursor.fetchall():
-            found.take(row)
+        for of_group, chain, group, event_type, state_key, event_id in cursor.fetchall():
+            if of_group is None:
+                rows.setdefault(chain, []).append((group, (event_type, state_key), event_id))
+            else:
+                ends.setdefault(of_group, {})[chain] = group
     for group in wanted:
-        if group not in found:
+        if group not in ends:
             raise _unknown(group)
-    return found.states()
+    return _states_of_chains(ends, rows)
 
 
 def changes_from(known: int, groups: Collection[int], using: str = "default") -> dict[int, dict[StateKey, str | None]]:
-    """Returns ``{group: changes}``: the changes that lead from the state of the group ``known`` to the state of each group.
+    """Returns ``{group: changes from the state of known to its state}``: key -> event ID, or None.
 
-    Changes map keys to event IDs, or to null where the group has no entry. Reads only the delta rows in which two
-    groups differ. The result lacks groups with too many such rows, and groups that share no rows with ``known``.
+    Reads only the delta rows in which two groups differ. The result lacks groups with too many such rows, and groups
+    that share no rows with ``known``.
     """
     spans: dict[int, dict[int, int]] = {}
     with connections[using].cursor() as cursor:
         cursor.execute(_SPANS_OF_MANY, {"groups": [known, *groups]})
         for group, chain, upto in cursor.fetchall():
             spans.setdefault(group, {})[chain] = upto
-        own = spans.pop(known, {})
-        spans = {group: its for group, its in spans.items() if not own.keys().isdisjoint(its)}
+        known_spans = spans.pop(known, {})
+        spans = {group: its for group, its in spans.items() if not known_spans.keys().isdisjoint(its)}
         ranges = [
-            (group, chain, *sorted((own.get(chain, -1), its.get(chain, -1))))
+            (group, chain, *sorted((known_spans.get(chain, -1), its.get(chain, -1))))
             for group, its in spans.items()
-            for chain in {*own, *its}
-            if own.get(chain) != its.get(chain)
+            for chain in {*known_spans, *its}
+            if known_spans.get(chain) != its.get(chain)
         ]
         touched: dict[int, set[StateKey]] = {group: set() for group in spans}
         rows: Counter[tuple[int, int]] = Counter()
@@ -230,14 +241,12 @@ def changes_from(known: int, groups: Collection[int], using: str = "default") ->
 
 
 class StateDigest(NamedTuple):
-    """The number of entries of a state, and a digest by which the state is compared with other states."""
-
     entries: int
     sha256: str
 
 
 def state_digest(group: int, using: str = "default") -> StateDigest | None:
-    """Returns the digest of a group's state, computed by the database, or null if the group is not stored."""
+    """Returns the digest of a group's state, computed by the database, or None if the group is not stored."""
     with connections[using].cursor() as cursor:
         cursor.execute(_DIGEST, {"group": group})
         is_stored, *found = cursor.fetchone()
@@ -245,17 +254,19 @@ def state_digest(group: int, using: str = "default") -> StateDigest | None:
 
 
 def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "default") -> dict[int, State]:
-    """Returns for each group its entries at these keys.
-
-    The result is ``{group: {key: event ID}}``, without the keys at which a group has no entry. A group that is not
-    stored has an empty dictionary.
-    """
+    """Returns ``{group: {key: event ID}}`` at these keys. A group that is not stored has an empty dictionary."""
     found: dict[int, State] = {group: {} for group in groups}
-    return found | _at_keys(list(found), keys, using)
+    sought = _storable_keys(keys)
+    types, state_keys = [key[0] for key in sought], [key[1] for key in sought]
+    values: dict[str, list[int] | list[str]] = {"groups": list(found), "types": types, "keys": state_keys}
+    with connections[using].cursor() as cursor:
+        cursor.execute(_AT_KEYS, values)
+        for group, event_type, state_key, event_id in cursor.fetchall():
+            found[group][event_type, state_key] = event_id
+    return found
 
 
 def _entries_of_stored(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
-    """Returns the same as ``entries``. Raises ``UnknownStateGroup`` for a group that is not stored."""
     found = entries(groups, keys, using)
     without = {group for group, state in found.items() if not state}
     if without:
@@ -265,22 +276,10 @@ def _entries_of_stored(groups: Collection[int], keys: Collection[StateKey], usin
     return found
 
 
-def _one_pass(group: int, only: StateFilter, using: str) -> State:
-    condition, values = _condition(only)
-    query = _FILTERED.format(condition=condition) if condition else _FULL_STATE_PLANNED
-    with connections[using].cursor() as cursor:
-        cursor.execute(query, {"group": group, **values})
-        found = {(event_type, state_key): event_id for event_type, state_key, event_id in cursor.fetchall()}
-    if None in found.values():
-        return {key: event_id for key, event_id in found.items() if event_id is not None}
-    return found
-
-
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 
 def _condition(only: StateFilter) -> tuple[str, dict[str, list[str]]]:
-    """Returns the filter as an SQL condition on delta rows, with its values as parameters."""
     if only.is_everything:
         return "", {}
     keys = _storable_keys(only.keys)
@@ -296,7 +295,7 @@ def _condition(only: StateFilter) -> tuple[str, dict[str, list[str]]]:
 
 
 def _storable(values: Iterable[str]) -> list[str]:
-    """Returns the values that a text column can hold. Other values occur in no stored entry."""
+    # other values occur in no stored entry
     return sorted(value for value in values if _can_be_stored(value))
 
 
@@ -308,78 +307,34 @@ def _can_be_stored(value: str) -> bool:
     return "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
-    """Returns for each group its entries at these keys. A group that has no entry at any of the keys is left out."""
-    asked = _storable_keys(keys)
-    found: dict[int, State] = {}
-    types, state_keys = [key[0] for key in asked], [key[1] for key in asked]
-    values: dict[str, list[int] | list[str]] = {"groups": list(groups), "types": types, "keys": state_keys}
-    with connections[using].cursor() as cursor:
-        cursor.execute(_AT_KEYS, values)
-        for group, event_type, state_key, event_id in cursor.fetchall():
-            found.setdefault(group, {})[event_type, state_key] = event_id
-    return found
-
-
 # --- several groups ---------------------------------------------------------------------------------------------------
 
 
-class _Chains:
-    """Computes the states of some wanted groups from the rows of the chains on which these groups build."""
-
-    def __init__(self) -> None:
-        self._spans: dict[int, dict[int, int]] = {}
-        self._rows: dict[int, list[tuple[int, StateKey, str | None]]] = {}
-
-    def take(self, row: tuple[Any, ...]) -> None:
-        """Adds a row of the query ``_MANY``, which returns two kinds of rows.
-
-        A row of the first kind is a chain on which a wanted group builds, with the highest group to read in that chain.
-        A row of the second kind is a delta row of a chain.
-        """
-        wanted, chain, group, event_type, state_key, event_id = row
-        if wanted is None:
-            self._rows.setdefault(chain, []).append((group, (event_type, state_key), event_id))
-        else:
-            self._spans.setdefault(wanted, {})[chain] = group
-
-    def __contains__(self, group: int) -> bool:
-        return group in self._spans
-
-    def states(self) -> dict[int, State]:
-        """Returns the states of the wanted groups, by group.
-
-        Each chain is read once, in ascending order of the chains' IDs. A chain builds on a group of a chain with a
-        lower ID. So the state of that group is known before the chain is read.
-        """
-        below, ends = self._places()
-        at: dict[int | None, State] = {None: {}}
-        for chain in sorted(ends):
-            state = dict(at[below[chain]])
-            rows = sorted(self._rows.get(chain, ()), key=itemgetter(0), reverse=True)
-            for end in sorted(ends[chain]):
-                while rows and rows[-1][0] <= end:
-                    _, key, event_id = rows.pop()
-                    if event_id is not None:
-                        state[key] = event_id
-                    else:
-                        state.pop(key, None)
-                at[end] = dict(state)
-        return {group: at[group] for group in self._spans}
-
-    def _places(self) -> tuple[dict[int, int | None], dict[int, set[int]]]:
-        """Returns two dictionaries by chain: the group on which it builds, and its groups whose states are needed.
-
-        The group on which a chain builds is null for a chain that builds on no group.
-        """
-        below: dict[int, int | None] = {}
-        ends: dict[int, set[int]] = {}
-        for spans in self._spans.values():
-            line = sorted(spans.items(), reverse=True)
-            for (chain, upto), under in zip(line, [*line[1:], (0, None)], strict=True):
-                below[chain] = under[1]
-                ends.setdefault(chain, set()).add(upto)
-        return below, ends
+def _states_of_chains(
+    ends: Mapping[int, Mapping[int, int]], rows: Mapping[int, list[tuple[int, StateKey, str | None]]]
+) -> dict[int, State]:
+    """Returns the states of groups. ``ends`` maps each to ``{chain that it builds on: last group to read there}``."""
+    base_of_chain: dict[int, int | None] = {}
+    ends_in_chain: dict[int, set[int]] = {}
+    for of_group in ends.values():
+        descending = sorted(of_group.items(), reverse=True)
+        for (chain, end), (_, base) in zip(descending, [*descending[1:], (0, None)], strict=True):
+            base_of_chain[chain] = base
+            ends_in_chain.setdefault(chain, set()).add(end)
+    at: dict[int | None, State] = {None: {}}
+    # Ascending: a chain builds on a group of a chain with a lower ID, whose state is known by then.
+    for chain in sorted(ends_in_chain):
+        state = dict(at[base_of_chain[chain]])
+        unread = sorted(rows.get(chain, ()), key=itemgetter(0), reverse=True)
+        for end in sorted(ends_in_chain[chain]):
+            while unread and unread[-1][0] <= end:
+                _, key, event_id = unread.pop()
+                if event_id is not None:
+                    state[key] = event_id
+                else:
+                    state.pop(key, None)
+            at[end] = dict(state)
+    return {group: at[group] for group in ends}
 
 
 def _unknown(group: int) -> UnknownStateGroup:

@@ -45,35 +45,20 @@ from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.facts import Fact
 
-__all__ = ["EventAdmin", "EventJsonAdmin", "RoomAdmin"]
-
-
-def _preformatted(text: str) -> SafeString:
-    return format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere">{}</pre>', text)
-
 
 class _PageAdmin(ReadOnlyAdmin):
-    """An admin that adds the template ``page_template`` to Django's page of one row.
-
-    If the site's templates are not installed, only Django's page is shown.
-    """
-
+    # Adds ``page_template`` to Django's page of one row, if the site's templates are installed.
     page_template = ""
 
     @property
     def change_form_template(self) -> Any:  # type: ignore[override]  # Django takes the first template that there is
-        """The templates of the page. Django uses the first that exists: ``page_template``, else its own."""
         return [self.page_template, "admin/change_form.html"]
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Returns the variables that ``page_template`` needs in addition to Django's."""
         raise NotImplementedError
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
-        """Renders the page with the variables of ``page_context``.
-
-        Django has already checked that the user may view the row.
-        """
+        # Django has already checked that the user may view the row.
         if (row := more.get("obj")) is not None:
             context |= self.page_context(request, row)
         return super().render_change_form(request, context, *args, **more)
@@ -81,8 +66,6 @@ class _PageAdmin(ReadOnlyAdmin):
 
 @admin.register(Room)
 class RoomAdmin(_PageAdmin):
-    """The admin of rooms: a list with name, members, events, last activity and health, and a page for each room."""
-
     page_template = "events/room_page.html"
     list_display = ("called", "members", "stored_events", "last_activity", "version", "health")
     sortable_by = ("called", "members", "stored_events", "last_activity")
@@ -93,24 +76,17 @@ class RoomAdmin(_PageAdmin):
     search_help_text = "Part of a name, an alias or a room ID; or a member: @ann:example.org"
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Returns rows of ``RoomSummary`` for the list of rooms, and rows of ``Room`` for all other pages.
-
-        Both models have the room ID as primary key.
-        """
+        # Summaries for the list of rooms, ``Room`` for all other pages. Both have the room ID as primary key.
         match = request.resolver_match
         if match is None or not (match.url_name or "").endswith("_changelist"):
             return super().get_queryset(request)
         return RoomSummary.objects.using(stream_settings().database)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
-        """Returns the rooms that ``room_list.found_rooms`` finds."""
         return found_rooms(queryset, search_term), False
 
     def ready(self, rows: Iterable[Any]) -> list[Any]:
-        """Returns one page of the list: summaries, each with its room's name, health and version.
-
-        One query reads the rooms of all summaries.
-        """
+        # one query reads the rooms of all summaries
         found, using = list(rows), stream_settings().database
         ids = [row.room_id for row in found]
         rooms = {room.room_id: room for room in Room.objects.using(using).filter(room_id__in=ids)}
@@ -121,7 +97,6 @@ class RoomAdmin(_PageAdmin):
         return super().ready(found)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """Returns a list class that sorts by indexed columns first."""
         base: Any = super().get_changelist(request, **kwargs)
 
         class RoomList(base):
@@ -135,7 +110,6 @@ class RoomAdmin(_PageAdmin):
 
     @admin.display(description="Room", ordering=Lower("name"))
     def called(self, room: Any) -> SafeString:
-        """Returns the room's name with the alias and the ID below it."""
         name = room.name_shown
         below = " ".join(part for part in (name.alias, str(room.room_id)) if part and part != name.text)
         return format_html(
@@ -146,70 +120,57 @@ class RoomAdmin(_PageAdmin):
 
     @admin.display(description="Members", ordering="joined")
     def members(self, room: Any) -> str:
-        """Returns the number of joined users."""
         return f"{room.joined:,}"
 
     @admin.display(description="Events", ordering="size")
     def stored_events(self, room: Any) -> str:
-        """Returns the number of stored events."""
         return f"{room.events:,}"
 
     @admin.display(description="Last activity (UTC)", ordering="active_on")
     def last_activity(self, room: Any) -> str:
-        """Returns when the newest accepted event was sent or received, whichever is earlier."""
         at = room.active_at
         return f"{at:%Y-%m-%d %H:%M:%S}" if at.timestamp() > 0 else "never"
 
     @admin.display(description="Version")
     def version(self, room: Any) -> str:
-        """Returns the room version."""
         return str(room.version_shown)
 
     @admin.display(description="Health")
     def health(self, room: Any) -> SafeString:
-        """Returns the health word as HTML. The explanation of the word is the title attribute."""
         return format_html('<span title="{}">{}</span>', HEALTH[room.health_word], room.health_word)
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Returns the variables of ``events.admin.room_page``."""
         return room_page(row, request.GET.dict(), stream_settings().database)
 
 
 @admin.register(Event)
 class EventAdmin(_PageAdmin, FactAdmin):
-    """The admin of events, newest first. The page of an event shows its JSON, edges, state and visibility."""
-
     page_template = "events/event_page.html"
 
     @property
     def list_before_template(self) -> str | None:
-        """The template that is shown above the list of events: a link to the search. Null without the site's templates."""
         return "events/search_link.html" if apps.is_installed("replsite") else None
 
     def get_list_display(self, request: object) -> tuple[str, ...]:
-        """Returns the columns that identify an event at a glance."""
         return (
             "stream_ordering", "event_id", "type", "state_key", "sender", "room_id", "topological_ordering", "outlier",
             "rejected_reason", "soft_failed", "received_at",
         )  # fmt: skip
 
     def get_search_fields(self, request: object) -> tuple[str, ...]:
-        """Returns fields that are searched for exact values. Each has an index."""
+        # each has an index
         return ("event_id__exact", "room_id__exact")
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Returns the variables of ``events.admin.event_page``."""
         return context_of_event(row, request.GET.dict(), stream_settings().database)
 
     def get_urls(self) -> list[Any]:
-        """Returns the URLs of ``search_view`` and ``json_view``, followed by Django's URLs."""
         view = self.admin_site.admin_view
         search = path("search/", view(self.search_view), name="events_event_search")
-        own = path("<path:object_id>/json/", view(self.json_view), name="events_event_json")
-        return [search, own, *super().get_urls()]
+        stored_json = path("<path:object_id>/json/", view(self.json_view), name="events_event_json")
+        return [search, stored_json, *super().get_urls()]
 
     def search_view(self, request: HttpRequest) -> HttpResponse:
-        """Shows the events that fit part of an ID, a sender, a type, a room and times (``events.admin.event_search``)."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if not apps.is_installed("replsite"):
@@ -223,10 +184,7 @@ class EventAdmin(_PageAdmin, FactAdmin):
         return TemplateResponse(request, "events/event_search.html", context)
 
     def json_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Serves the stored JSON of an event unchanged, with headers that keep browsers from rendering it as a page.
-
-        Raises ``PermissionDenied``, or ``Http404`` if the event or its JSON is not stored.
-        """
+        """Serves the stored JSON of an event unchanged, with headers that keep browsers from rendering it as a page."""
         event = self.get_object(request, unquote(object_id))
         if not self.has_view_permission(request, event):
             raise PermissionDenied
@@ -239,8 +197,6 @@ class EventAdmin(_PageAdmin, FactAdmin):
 
 @admin.register(EventJson)
 class EventJsonAdmin(ReadOnlyAdmin):
-    """The admin of the stored JSON of events, byte for byte."""
-
     list_display = ("event_id", "room_version")
     ordering = ("event_id",)
     search_fields = ("event_id__exact",)
@@ -248,14 +204,12 @@ class EventJsonAdmin(ReadOnlyAdmin):
 
     @admin.display(description="JSON")
     def content(self, event: EventJson) -> SafeString:
-        """Returns the stored bytes of an event as indented JSON, for display."""
-        return _preformatted(pretty_json(event.json))
+        style = "white-space: pre-wrap; overflow-wrap: anywhere"
+        return format_html('<pre style="{}">{}</pre>', style, pretty_json(event.json))
 
 
 @admin.register(EventAuth)
 class EventAuthAdmin(ReadOnlyAdmin):
-    """The admin of the auth events of state events."""
-
     list_display = ("event_id", "auth_event_ids")
     ordering = ("event_id",)
     search_fields = ("event_id__exact",)
@@ -263,8 +217,6 @@ class EventAuthAdmin(ReadOnlyAdmin):
 
 @admin.register(ForwardExtremity)
 class ForwardExtremityAdmin(ReadOnlyAdmin):
-    """The admin of the forward extremities of rooms."""
-
     list_display = ("event_id", "room_id")
     ordering = ("event_id",)
     search_fields = ("event_id__exact", "room_id__exact")
@@ -272,8 +224,6 @@ class ForwardExtremityAdmin(ReadOnlyAdmin):
 
 @admin.register(BackwardExtremity)
 class BackwardExtremityAdmin(ReadOnlyAdmin):
-    """The admin of the backward extremities of rooms."""
-
     list_display = ("room_id", "event_id")
     ordering = ("room_id", "event_id")
     search_fields = ("room_id__exact",)
@@ -281,8 +231,6 @@ class BackwardExtremityAdmin(ReadOnlyAdmin):
 
 @admin.register(TimelineGap)
 class TimelineGapAdmin(ReadOnlyAdmin):
-    """The admin of gaps in timelines. A gap stays listed after the missing events have arrived."""
-
     list_display = ("room_id", "stream_ordering", "instance_name")
     ordering = ("room_id", "stream_ordering")
     search_fields = ("room_id__exact",)
@@ -290,8 +238,6 @@ class TimelineGapAdmin(ReadOnlyAdmin):
 
 @admin.register(CurrentState)
 class CurrentStateAdmin(ReadOnlyAdmin):
-    """The admin of the current state of rooms."""
-
     list_display = ("room_id", "type", "state_key", "event_id", "membership")
     ordering = ("room_id", "type", "state_key")
     search_fields = ("room_id__exact",)
@@ -304,8 +250,6 @@ class CurrentStateDeltaAdmin(FactAdmin):
 
 @admin.register(EventVisibility)
 class EventVisibilityAdmin(ReadOnlyAdmin):
-    """The admin of the visibility ranges of rooms."""
-
     list_display = ("room_id", "user_id", "kind", "first", "last")
     ordering = ("room_id", "user_id", "first")
     search_fields = ("room_id__exact", "user_id__exact")
@@ -313,8 +257,6 @@ class EventVisibilityAdmin(ReadOnlyAdmin):
 
 @admin.register(ErasedUser)
 class ErasedUserAdmin(ReadOnlyAdmin):
-    """The admin of users who asked for erasure."""
-
     list_display = ("user_id", "erased_at")
     ordering = ("user_id",)
     search_fields = ("user_id__exact",)

@@ -30,8 +30,6 @@ from state.rules.room_versions import room_version
 from streams.runtime.amounts import byte_size
 from streams.runtime.text import safe_text
 
-__all__ = ["MOST_JSON", "event_page", "event_user"]
-
 MOST_JSON = 20_000
 """Most characters of JSON on the page. A link leads to the exact bytes."""
 _MOST_EDGES = 50
@@ -54,8 +52,7 @@ class Text:
 class Links:
     """The linked events on one side of an event in the graph.
 
-    ``more`` is true if there are more linked events than ``links`` has. ``nothing`` is the text to show if ``links`` is
-    empty.
+    ``more``: there are more linked events than ``links`` has. ``nothing`` is the text to show if ``links`` is empty.
     """
 
     title: str
@@ -80,7 +77,7 @@ class Entry:
 def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, Any]:
     """Returns the template variables of an event's page. ``asked`` has the query parameters ``user`` and ``state_page``."""
     stored = EventJson.objects.using(using).filter(event_id=event.event_id).first()
-    content = _decoded(stored)
+    content = decode_stored(bytes(stored.json)) if stored is not None else None
     sides = _edges(event, content, using)
     state = _StatePart.read(event, asked.get("state_page"), using)
     of_event = [event_id for event_id in (event.redacted_by, event.redacts, event.relates_to) if event_id is not None]
@@ -101,7 +98,6 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
 
 
 def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
-    """Returns the template variables that describe the event itself, in words and links."""
     return {
         "event": event,
         "title_words": f"{safe_text(event.type, 100)} {safe_text(event.state_key, 100)}".strip(),
@@ -116,7 +112,6 @@ def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
 
 
 def _words(event: Event, using: str) -> dict[str, str]:
-    """Returns the template variables for the event's content in one line, and for the name of its room."""
     event_id, room_id = ("".join(text) for text in (event.event_id, event.room_id))
     line = event_lines([event_id], using).get(event_id)
     return {
@@ -126,22 +121,14 @@ def _words(event: Event, using: str) -> dict[str, str]:
 
 
 def _viewers(event: Event, using: str) -> dict[str, Any]:
-    """Returns the template variables for the users who see the event. ``viewers_more`` is true if the list is shortened.
-
-    Only users with a membership in the room's current state are listed. They are sorted by ID, at most
-    ``_MOST_VIEWERS``.
-    """
+    # Only users with a membership in the room's current state, sorted by ID.
     found = VisibleEvent.objects.using(using).filter(event_id="".join(event.event_id)).order_by("user_id")
     users = list(found.values_list("user_id", flat=True)[: _MOST_VIEWERS + 1])
     return {"viewers": [safe_text(user) for user in users[:_MOST_VIEWERS]], "viewers_more": len(users) > _MOST_VIEWERS}
 
 
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
-    """Returns the template variables that say in words whether the user may see the event.
-
-    If ``user`` is empty, the result has no answer. If ``user`` is no user ID, or the answer is not known, the result
-    has an error message.
-    """
+    """Returns the template variables that say in words whether the user may see the event."""
     user = user.strip()
     if not user:
         return {"asked_user": ""}
@@ -180,10 +167,7 @@ def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] |
 
 
 def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> bool:
-    """Returns true if the event's content does not match the content hash. Returns false if this cannot be checked.
-
-    True means that the event was pruned, by this server or before the event arrived.
-    """
+    # it was pruned, by this server or before it arrived
     if stored is None or content is None:
         return False
     try:
@@ -192,12 +176,7 @@ def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> b
         return False
 
 
-def _decoded(stored: EventJson | None) -> dict[str, Any] | None:
-    return decode_stored(bytes(stored.json)) if stored is not None else None
-
-
 def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | None:
-    """Returns the pruned form of the event, or null if this form cannot be computed."""
     if stored is None or content is None:
         return None
     try:
@@ -215,11 +194,7 @@ def _cut(text: str) -> Text:
 
 
 def _edges(event: Event, content: dict[str, Any] | None, using: str) -> list[tuple[str, list[str], bool, str]]:
-    """Returns the lists of related events: prev events, next events and auth events.
-
-    Each item of the result is (title, event IDs, flag, text). The flag is true if there are more related events than
-    IDs. The text is shown if there are no IDs.
-    """
+    # (title, event IDs, are there more, text to show if there are none)
     edges = EventEdge.objects.using(using)
     below = edges.filter(event_id=event.event_id).order_by("prev_event_id")
     above = edges.filter(prev_event_id=event.event_id).order_by("event_id")
@@ -241,7 +216,7 @@ def _first(ids: Any) -> tuple[list[str], bool]:
 
 
 def _auth_events(content: dict[str, Any] | None) -> list[str]:
-    """Returns the IDs that the event lists as auth events. In room versions 1 and 2 each ID comes with a hash."""
+    # in room versions 1 and 2 each ID comes with a hash
     listed = content.get("auth_events") if content is not None else None
     found = [
         item[0] if isinstance(item, list) and item else item for item in (listed if isinstance(listed, list) else [])
@@ -254,11 +229,7 @@ def _auth_events(content: dict[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _StatePart:
-    """The state before and after an event. ``entries`` has one page of the state after the event.
-
-    If the state is not known, ``state`` is null and ``trouble`` has the reason.
-    """
-
+    # The state before and after an event, with one page of the state after it; or None and the reason (``trouble``).
     state: StateAt | None
     trouble: str
     page: int = 1
@@ -267,7 +238,6 @@ class _StatePart:
 
     @classmethod
     def read(cls, event: Event, asked: str | None, using: str) -> _StatePart:
-        """Reads the state before and after the event. ``asked`` is the requested page number as text."""
         try:
             found = state_at(event.event_id, using)
         except (ReadingError, StateError) as error:
@@ -280,7 +250,6 @@ class _StatePart:
         return cls(found, "", page, pages, [(key, found.after[key]) for key in keys])
 
     def named(self) -> list[str]:
-        """Returns the IDs of the events that this part of the page links to."""
         changed = [event_id for pair in self.changes.values() for event_id in pair if event_id is not None]
         return [*changed, *(event_id for _, event_id in self.entries)]
 

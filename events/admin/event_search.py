@@ -25,8 +25,6 @@ from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.moments import FORMS, moment_ms
 from streams.runtime.text import safe_text
 
-__all__ = ["EVENTS_EXAMINED", "EVENTS_PER_PAGE", "event_search"]
-
 EVENTS_PER_PAGE = 50
 EVENTS_EXAMINED = 100_000
 """The most events that one search examines."""
@@ -55,8 +53,7 @@ class FoundEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """The checked parameters of a search. Only events below the stream position ``below`` are examined."""
-
+    # Only events below the stream position ``below`` are examined.
     event: str
     sender: str
     type: str
@@ -67,7 +64,7 @@ class _Query:
     using: str
 
     def matching(self, events: QuerySet[Event]) -> QuerySet[Event]:
-        """Filters events by sender, type, room and times. The event ID and the stream position are not checked here."""
+        # The event ID and the stream position are not checked here.
         if self.sender:
             events = events.filter(sender__startswith=self.sender)
         if self.type:
@@ -84,7 +81,9 @@ class _Unusable(ValueError):
 
 
 def event_search(asked: Mapping[str, str], using: str) -> dict[str, Any]:
-    """Returns the template variables of the search page. ``asked`` has the query parameters ``_NAMES``; all are optional.
+    """Returns the template variables of the search page.
+
+    ``asked`` has the query parameters ``_NAMES``; all are optional.
 
     ``event`` is the beginning or another part of an event ID. ``sender`` and ``type`` are the beginnings of a sender
     and of an event type. ``since`` and ``until`` are times of reception in UTC. ``before`` is a stream position: only
@@ -125,8 +124,8 @@ def _moment(name: str, text: str) -> datetime | None:
 
 def _search(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
     if query.event and not given["before"]:
-        begins = query.event if query.event.startswith("$") else f"${query.event}"
-        events = Event.objects.using(query.using).filter(event_id__startswith=begins)
+        prefix = query.event if query.event.startswith("$") else f"${query.event}"
+        events = Event.objects.using(query.using).filter(event_id__startswith=prefix)
         # In room versions 1 and 2 an ID may also begin otherwise, and all IDs have an index by code point.
         found = list(query.matching(events).order_by("event_id")[:EVENTS_PER_PAGE])
         if found:
@@ -135,7 +134,7 @@ def _search(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _examine(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
-    """Examines events below ``query.below``, the newest first, until the page is full or ``EVENTS_EXAMINED`` are examined."""
+    # the newest first, until the page is full or ``EVENTS_EXAMINED`` are examined
     events = Event.objects.using(query.using).order_by("-stream_ordering")
     if query.room:
         events = events.filter(room_id=query.room)
@@ -162,7 +161,7 @@ def _examine(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _first_received(moment: datetime, using: str) -> int:
-    """Returns a position above which all live events were received at or after the moment, by bisection."""
+    # A position above which all live events were received at or after the moment, by bisection.
     live = Event.objects.using(using).filter(stream_ordering__gt=0)
     low, high = 0, live.order_by("-stream_ordering").values_list("stream_ordering", flat=True).first() or 0
     while low < high:

@@ -11,8 +11,6 @@ from django.urls import reverse
 from events.models import Event
 from streams.runtime.text import safe_text
 
-__all__ = ["EventLink", "event_links", "event_url", "link_of", "page_number", "room_url", "verdict_words"]
-
 _COLUMNS = (
     "stream_ordering", "event_id", "type", "state_key", "sender", "outlier", "rejected_reason", "soft_failed", "redacted_by",
 )  # fmt: skip
@@ -21,7 +19,7 @@ _EVENTS_PER_QUERY = 1_000
 
 @dataclass(frozen=True, slots=True)
 class EventLink:
-    """A link to an event by its ID. ``url`` is null if the event is not stored."""
+    """A link to an event by its ID. ``url`` is None if the event is not stored."""
 
     event_id: str
     url: str | None = None
@@ -46,14 +44,13 @@ def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
 
 
 def link_of(event: Event) -> EventLink:
-    """Returns a link to an event whose row the caller has loaded."""
     key = f" {safe_text(event.state_key, 60)}" if event.state_key else ""
     about = f"{safe_text(event.type, 60)}{key} by {safe_text(event.sender, 60)}"
     return EventLink(event.event_id, event_url(event.stream_ordering), about, tuple(verdict_words(event)))
 
 
 def verdict_words(event: Event) -> list[str]:
-    """Returns words for what is special about an event, the most important first. For an ordinary event the list is empty."""
+    """Returns words for what is special about an event, the most important first."""
     found = {
         "rejected": event.rejected_reason is not None,
         "soft-failed": event.soft_failed,
@@ -65,19 +62,14 @@ def verdict_words(event: Event) -> list[str]:
 
 
 def event_url(stream_ordering: int) -> str:
-    """Returns the address of an event's page."""
     return reverse("admin:events_event_change", args=[quote(stream_ordering)])
 
 
 def room_url(room_id: str) -> str:
-    """Returns the address of a room's page."""
     return reverse("admin:events_room_change", args=[quote(room_id)])
 
 
 def page_number(asked: str | None, pages: int) -> int:
-    """Returns the requested page number, limited to the range from 1 to ``pages``.
-
-    Anything but a number of at most 8 digits means the first page.
-    """
+    """Returns the requested page number, limited to the range from 1 to ``pages``. Anything unusable means 1."""
     number = int(asked) if asked is not None and asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
     return min(max(number, 1), pages)

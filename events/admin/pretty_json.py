@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["pretty_json"]
-
 
 def pretty_json(stored: bytes | memoryview) -> str:
-    """Returns indented JSON, or the bytes as text if they are not JSON.
-
-    The result can always be encoded as UTF-8 and displayed.
-    """
+    """Returns indented JSON, or the bytes as text if they are not JSON. It can always be encoded as UTF-8."""
     raw = bytes(stored)
     try:
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)

@@ -19,8 +19,6 @@ from events.models import BackwardExtremity, CurrentState, RoomSummary
 from state.rules.room_versions import ROOM_VERSIONS
 from streams.admin.base import EstimatedPaginator
 
-__all__ = ["HealthFilter", "RoomPaginator", "VersionFilter", "by_exact_order", "found_rooms"]
-
 if TYPE_CHECKING:
     _Rooms = QuerySet[RoomSummary]
 #: Coarse column with an index -> exact column, by which rows with equal values are sorted.
@@ -31,26 +29,19 @@ _LONGEST_TERM = 300
 
 
 class RoomPaginator(EstimatedPaginator):
-    """A paginator that ends after a limited number of pages.
-
-    To find a room beyond the last page, use another sort order or a search.
-    """
+    """Ends after a limited number of pages. To find a room beyond, use another sort order or a search."""
 
     most_pages = 200
 
 
 class HealthFilter(admin.SimpleListFilter):
-    """A filter that selects the rooms with one health word."""
-
     title = "health"
     parameter_name = "health"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Returns the words of ``room_names.HEALTH``."""
         return [(word, word) for word in HEALTH]
 
     def queryset(self, request: HttpRequest, queryset: _Rooms) -> _Rooms:
-        """Returns the rooms of the chosen health."""
         unknown = Q(room__current_state_unresolved=True) | Q(room__visibility_unresolved=True)
         gaps = Exists(BackwardExtremity.objects.filter(room_id=OuterRef("pk")))
         if self.value() == "unknown":
@@ -61,25 +52,18 @@ class HealthFilter(admin.SimpleListFilter):
 
 
 class VersionFilter(admin.SimpleListFilter):
-    """A filter that selects the rooms of one room version."""
-
     title = "version"
     parameter_name = "version"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Returns the known room versions."""
         return [(version, version) for version in ROOM_VERSIONS]
 
     def queryset(self, request: HttpRequest, queryset: _Rooms) -> _Rooms:
-        """Returns the rooms of the chosen version."""
         return queryset.filter(room__room_version=self.value()) if self.value() in ROOM_VERSIONS else queryset
 
 
 def by_exact_order(ordering: list[Any]) -> list[Any]:
-    """Returns the sort columns of the list, with the exact column inserted after each coarse column.
-
-    Coarse columns have an index. The exact column sorts the rooms with the same coarse value.
-    """
+    """Returns the sort columns, with the exact column after each coarse (indexed) column, for equal coarse values."""
     found: list[Any] = []
     for field in ordering:
         found.append(field)
@@ -91,8 +75,7 @@ def by_exact_order(ordering: list[Any]) -> list[Any]:
 def found_rooms(rooms: _Rooms, term: str) -> _Rooms:
     """Returns the rooms whose name, alias or ID contains the term.
 
-    If the term begins with ``@``, it is the beginning of a user ID. Then the rooms are returned to which such a user is
-    joined or invited.
+    A term that begins with ``@`` is the beginning of a user ID: the rooms to which such a user is joined or invited.
     """
     term = term.strip()
     if not term:

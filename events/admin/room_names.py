@@ -10,8 +10,6 @@ from django.db import connections
 from events.models import BackwardExtremity, Room, RoomSummary
 from streams.runtime.text import safe_text
 
-__all__ = ["HEALTH", "RoomName", "health_words", "room_names"]
-
 HEALTH = {
     "healthy": "All states are known, and no event is missing.",
     "gaps": "Some events refer to events that are not here. Usual if the server joined late: backfill brings them.",
@@ -34,7 +32,9 @@ CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class RoomName:
-    """The name to show for a room. ``text`` is the room's name, else its alias, else its members, else the room ID.
+    """The name to show for a room.
+
+    ``text`` is the room's name, else its alias, else its members, else the room ID.
 
     ``alias`` is empty if ``text`` is the alias already, or if the room has no alias.
     """
@@ -44,7 +44,6 @@ class RoomName:
 
 
 def room_names(room_ids: Collection[str], using: str) -> dict[str, RoomName]:
-    """Returns the name to show for each of these rooms."""
     wanted = ["".join(room_id) for room_id in room_ids]  # the characters themselves, also of text that escapes some
     summaries = {row.room_id: row for row in RoomSummary.objects.using(using).filter(room_id__in=wanted)}
     nameless = [room_id for room_id in wanted if (row := summaries.get(room_id)) is None or not (row.name or row.alias)]
@@ -68,7 +67,6 @@ def _name(room_id: str, row: RoomSummary | None, members: Sequence[str]) -> Room
 
 
 def health_words(rooms: Sequence[Room], using: str) -> dict[str, str]:
-    """Returns the health of each room in one word of ``HEALTH``, by room ID."""
     wanted = ["".join(room.room_id) for room in rooms]
     gaps = set(
         BackwardExtremity.objects.using(using).filter(room_id__in=wanted).values_list("room_id", flat=True).distinct()

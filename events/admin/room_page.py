@@ -30,8 +30,6 @@ from events.reading.event_lines import EventLine, event_lines
 from state.rules.room_versions import ROOM_VERSIONS
 from streams.runtime.text import safe_text
 
-__all__ = ["room_page"]
-
 _LAST_EVENTS = 50
 _MOST_EDGES = 2_000
 _MOST_LISTED = 50
@@ -54,8 +52,6 @@ class LastEvent:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a longer list of rows."""
-
     rows: Sequence[Any]
     number: int
     pages: int
@@ -121,10 +117,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
 
 
 def _levels(room: Room, levels: EventLine | None, create: EventLine | None) -> dict[str, Any] | None:
-    """Returns the power levels as tables, or null if the room has no readable power levels.
-
-    From version 12 on the creators of a room outrank all levels, and are listed first.
-    """
+    # From version 12 on the creators of a room outrank all levels, and are listed first.
     content = levels.content if levels is not None else None
     if content is None:
         return None
@@ -154,11 +147,7 @@ def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
 
 
 def _last_events(room_id: str, extremities: set[str], using: str) -> list[LastEvent]:
-    """Returns the latest events with the events that each builds on.
-
-    The latest events are chosen by arrival, not by depth. Otherwise a sender could push events out of the list by
-    claiming a large depth.
-    """
+    # By arrival, not by depth: otherwise a sender could push events out of the list by claiming a large depth.
     events = list(Event.read.using(using).in_room(room_id).order_by("-stream_ordering")[:_LAST_EVENTS])
     edges: dict[str, list[str]] = {event.event_id: [] for event in events}
     rows = EventEdge.objects.using(using).filter(event_id__in=edges).order_by("event_id", "prev_event_id")

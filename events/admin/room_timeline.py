@@ -23,8 +23,6 @@ from events.visibility.explain import Explanation, explain_visibility
 from events.visibility.visibility_words import REACHES, RULES
 from streams.runtime.text import safe_text
 
-__all__ = ["EVENTS_EXAMINED", "EVENTS_PER_PAGE", "TimelineRow", "room_timeline"]
-
 EVENTS_PER_PAGE = 50
 _EVENTS_PER_READ = 500
 EVENTS_EXAMINED = 2_000
@@ -37,10 +35,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """One event of the timeline.
-
-    ``rule`` is the reason why the requested user sees the event. It is empty if no user was requested.
-    """
+    """One event of the timeline. ``rule`` is the reason why the requested user sees it, or empty."""
 
     url: str
     at: str
@@ -54,8 +49,7 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The query parameters of the timeline."""
-
+    # the query parameters
     user: str
     type: str
     sender: str
@@ -73,13 +67,15 @@ class _Asked:
         return (not self.type or event.type == self.type) and (not self.sender or event.sender == self.sender)
 
     def link(self, before: str) -> str:
-        """Returns the query string of a link to the page of events below the token ``before``."""
         names = {"user": self.user, "type": self.type, "sender": self.sender, "before": before}
         return urlencode({name: value for name, value in names.items() if value})
 
 
 def room_timeline(room_id: str, asked: Mapping[str, str], using: str) -> dict[str, Any]:
-    """Returns the template variables of the timeline. ``asked`` has ``user``, ``type``, ``sender`` and the token ``before``."""
+    """Returns the template variables of the timeline.
+
+    ``asked`` has ``user``, ``type``, ``sender`` and the token ``before``.
+    """
     wanted = _Asked.of(asked)
     context: dict[str, Any] = {
         "asked_user": safe_text(wanted.user, 300),
@@ -112,7 +108,7 @@ def _is_user(user: str) -> bool:
 
 
 def _read(room_id: str, wanted: _Asked, using: str) -> tuple[list[ServedEvent], str | None]:
-    """Returns the events of the page, and the token below which the next page begins, or null at the room's beginning."""
+    # (events of the page, token below which the next page begins, or None at the room's beginning)
     found: list[ServedEvent] = []
     before: str | None = wanted.before or None
     limit = _EVENTS_PER_READ if wanted.filters else EVENTS_PER_PAGE
@@ -152,7 +148,6 @@ def _row(event: ServedEvent, rule: str) -> TimelineRow:
 
 
 def _access_words(access: Access | None) -> str:
-    """Returns one sentence about the user's present access to the room."""
     if access is None:
         return ""
     if access.readable and not access.peeking and access.cut is not None:

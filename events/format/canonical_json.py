@@ -19,8 +19,6 @@ import orjson
 from events.errors import NotCanonical, Reason
 from streams.core.own_stack import on_own_stack
 
-__all__ = ["LARGEST_INTEGER", "encode", "encode_examined", "examine"]
-
 LARGEST_INTEGER = 2**53 - 1
 _TOO_LONG = 10**4_300
 """The least integer with more digits than Python reads and writes. Events from elsewhere are refused when they are read."""
@@ -31,14 +29,14 @@ _SLOW = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 def encode(value: Any, *, strict: bool = True) -> bytes:
-    """Returns the canonical form of a JSON value. Raises ``NotCanonical`` if the value has no canonical form."""
+    """Returns the canonical form of a JSON value. Raises ``NotCanonical``."""
     return encode_examined(value, plain=examine(value, strict=strict))
 
 
 def encode_examined(value: Any, *, plain: bool) -> bytes:
-    """Returns the canonical form of a value that ``examine`` accepted, or of a part of such a value.
+    """Returns the canonical form of (a part of) a value that ``examine`` accepted, with ``plain`` as its result.
 
-    ``plain`` is the result of ``examine``. Raises ``NotCanonical`` if a string cannot be written as UTF-8.
+    Raises ``NotCanonical`` if a string cannot be written as UTF-8.
     """
     try:
         if plain:
@@ -49,10 +47,10 @@ def encode_examined(value: Any, *, plain: bool) -> bytes:
 
 
 def examine(value: Any, *, strict: bool = True) -> bool:
-    """Checks a value and all values nested in it.
+    """Checks a value and all values nested in it, in linear time.
 
     Returns true if the value is plain, so that the fast encoder writes the exact form. Raises ``NotCanonical`` for what
-    JSON or the strict rules do not allow. Takes time linear in the size of the value.
+    JSON or the strict rules do not allow.
     """
     plain = True
     level = [value]
@@ -65,7 +63,9 @@ def examine(value: Any, *, strict: bool = True) -> bool:
             if kind is str or item is None or kind is bool:
                 continue
             if kind is dict:
-                _check_keys(item)
+                for key in item:
+                    if type(key) is not str:
+                        raise NotCanonical(Reason.WRONG_TYPE, f"the key {key!r} is not a string")
                 below.extend(item.values())
             elif kind is list:
                 below.extend(item)
@@ -77,17 +77,7 @@ def examine(value: Any, *, strict: bool = True) -> bool:
     return plain and depth <= _ORJSON_DEPTH
 
 
-def _check_keys(item: dict[Any, Any]) -> None:
-    for key in item:
-        if type(key) is not str:
-            raise NotCanonical(Reason.WRONG_TYPE, f"the key {key!r} is not a string")
-
-
 def _check_number(item: Any, strict: bool) -> bool:
-    """Returns true for an integer within ±(2^53 - 1), which every encoder writes alike.
-
-    Returns false for other numbers that are allowed. Raises ``NotCanonical`` for anything else.
-    """
     kind = type(item)
     if kind is int:
         if -LARGEST_INTEGER <= item <= LARGEST_INTEGER:
@@ -105,8 +95,5 @@ def _check_number(item: Any, strict: bool) -> bool:
 
 
 def _shown(number: int) -> str:
-    """Returns a number for an error message.
-
-    Of a very long number only the size is returned, because printing all digits takes quadratic time.
-    """
+    # printing all digits takes quadratic time
     return str(number) if number.bit_length() < 200 else f"of {number.bit_length()} bits"

@@ -23,14 +23,12 @@ from events.format.strict_json import decode_stored
 from state.rules.room_versions import room_version
 from streams.core.own_stack import on_own_stack
 
-__all__ = ["StoredForm", "client_json", "covered_json", "pruned_json"]
-
 
 class StoredForm(msgspec.Struct, frozen=True):
     """The stored bytes of an event, and the stored values that its form for clients needs.
 
     If ``pruned`` is true, clients get only what a redaction leaves. ``redacted_by`` is the ID of the redaction that
-    applies to the event. ``because`` has the ``StoredForm`` of that redaction, if the redaction is stored here.
+    applies, and ``because`` that redaction, if it is stored here.
     """
 
     event_id: str
@@ -44,16 +42,14 @@ class StoredForm(msgspec.Struct, frozen=True):
 
 
 class _Unsigned(msgspec.Struct):
-    """The parts of ``unsigned`` that clients get."""
-
+    # the parts of ``unsigned`` that clients get
     replaces_state: Any = msgspec.UNSET
     invite_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     knock_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Stored(msgspec.Struct):
-    """The parts of a stored event that clients get. All other parts are skipped without decoding."""
-
+    # The parts that clients get. All others are skipped without decoding.
     content: msgspec.Raw
     origin_server_ts: msgspec.Raw
     sender: msgspec.Raw
@@ -63,8 +59,7 @@ class _Stored(msgspec.Struct):
 
 
 class _Uncovered(msgspec.Struct):
-    """The parts of a stored event that neither its hashes nor its signatures cover (``hashes.NOT_COVERED``)."""
-
+    # the parts that neither hashes nor signatures cover (``hashes.NOT_COVERED``)
     unsigned: dict[str, msgspec.Raw] = {}
     age_ts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     outlier: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -72,13 +67,11 @@ class _Uncovered(msgspec.Struct):
 
     @property
     def is_marked(self) -> bool:
-        """True if the event has a key besides ``unsigned``."""
         return any(part is not msgspec.UNSET for part in (self.age_ts, self.outlier, self.destinations))
 
 
 class _ForClients(msgspec.Struct):
-    """The client's form of an event, in the order in which it is written."""
-
+    # in the order in which it is written
     content: msgspec.Raw
     event_id: str
     origin_server_ts: msgspec.Raw
@@ -106,7 +99,7 @@ _NOTHING_LEFT = b"{}"
 
 
 def client_json(event: StoredForm) -> bytes | None:
-    """Returns the event for clients: UTF-8 JSON, with redactions applied. Returns null if the stored JSON is damaged."""
+    """Returns the event for clients: UTF-8 JSON, with redactions applied. None if the stored JSON is damaged."""
     try:
         return on_own_stack(_client_json, event)
     except (ValueError, RecursionError):  # the errors of msgspec are ValueErrors
@@ -134,10 +127,10 @@ def _client_json(event: StoredForm) -> bytes:
 
 
 def covered_json(json: bytes) -> bytes:
-    """Returns an event without what any server on the way may have written: what neither a hash nor a signature covers.
+    """Returns an event without what any server on the way may have written: what neither hash nor signature covers.
 
-    Of ``unsigned`` only the keys that servers give each other are kept. An event without anything else is returned as it
-    is, byte for byte. Others are written as canonical JSON, so hashes and signatures still verify.
+    Of ``unsigned`` only the keys that servers give each other are kept. An event without anything else is returned byte
+    for byte. Others are written as canonical JSON, so hashes and signatures still verify.
     """
     try:
         found = on_own_stack(_UNCOVERED.decode, json)
@@ -155,10 +148,7 @@ def covered_json(json: bytes) -> bytes:
 
 
 def pruned_json(json: bytes, version: str) -> bytes:
-    """Returns the redacted form in canonical JSON, on which signatures still verify. ``unsigned`` is left out.
-
-    Nothing is left of damaged JSON: the result is ``{}``.
-    """
+    """Returns the redacted form in canonical JSON, on which signatures still verify. Damaged JSON gives ``{}``."""
     event = decode_stored(json)
     return (
         _NOTHING_LEFT
@@ -177,10 +167,10 @@ def _known_unsigned(stored: _Stored) -> _Unsigned:
     if not _is_event_id(known.replaces_state):
         known.replaces_state = msgspec.UNSET
     if known.invite_room_state is not msgspec.UNSET or known.knock_room_state is not msgspec.UNSET:
-        own = _room_state_key(_ANY.decode(stored.type), _ANY.decode(stored.content))
-        if own != _INVITE:
+        room_state = _room_state_key(_ANY.decode(stored.type), _ANY.decode(stored.content))
+        if room_state != _INVITE:
             known.invite_room_state = msgspec.UNSET
-        if own != _KNOCK:
+        if room_state != _KNOCK:
             known.knock_room_state = msgspec.UNSET
     return known
 
@@ -190,16 +180,12 @@ def _is_event_id(value: Any) -> bool:
 
 
 def _room_state_key(event_type: Any, content: Any) -> str | None:
-    """Returns the key of ``unsigned`` in which an invite or a knock carries room state, or null for other events."""
     membership = content.get("membership") if event_type == "m.room.member" and isinstance(content, dict) else None
     return {"invite": _INVITE, "knock": _KNOCK}.get(membership) if isinstance(membership, str) else None
 
 
 def _rewritten(event: StoredForm) -> dict[str, Any]:
-    """Returns the client's form of an event that is pruned or is a redaction, as a dictionary. Raises ``_Damaged``.
-
-    All other events take a faster path that copies their bytes.
-    """
+    # For pruned events and redactions only: of all others the bytes are copied, which is faster.
     version = room_version(event.version)
     stored = decode_stored(event.json)
     if stored is None:

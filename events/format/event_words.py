@@ -10,8 +10,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["MOST_WORDS", "event_words", "power_level_tables"]
-
 MOST_WORDS = 300
 """The most characters of a line."""
 _LEVELS_SHOWN = 4
@@ -148,9 +146,7 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def power_level_tables(content: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Returns three lists of pairs (name, level), under the keys ``users``, ``actions`` and ``events``.
-
-    ``users`` has the highest levels first. ``events`` is sorted by event type.
+    """Returns three lists of pairs (name, level): ``users``, highest first, ``actions``, and ``events`` by type.
 
     Early room versions allow levels that are no numbers. Such a level is shown as it is written.
     """

@@ -1,6 +1,6 @@
 """Recognizes texts that are no JSON Lines, and says what they are and how to convert them (pure).
 
-A line has one event, in UTF-8. ``what_it_is`` is asked about the begin of a file before an import, and about a line
+A line has one event, in UTF-8. ``foreign_form`` is asked about the begin of a file before an import, and about a line
 that could not be parsed.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import codecs
 import re
-
-__all__ = ["BYTE_ORDER_MARK", "what_it_is"]
 
 BYTE_ORDER_MARK = codecs.BOM_UTF8
 """The mark that some programs write before JSON in UTF-8. It is ignored, as RFC 8259, 8.1, allows."""
@@ -27,29 +25,24 @@ _RECORD_SEPARATOR = b"\x1e"
 _SEARCHED = 64 * 1024
 
 
-def what_it_is(text: bytes) -> str | None:
-    """Returns what a text is, and the command that makes JSON Lines of it. Returns null if it may be lines of events."""
+def foreign_form(text: bytes) -> str | None:
+    """Returns what a text is, and the command that makes JSON Lines of it. None if it may be lines of events."""
     if (encoding := _encoding(text)) is not None:
         return f"{encoding} text, and events are read in UTF-8. Convert it: iconv -f {encoding} -t UTF-8"
-    begin = text.removeprefix(BYTE_ORDER_MARK).lstrip(b" \t\r\n")
-    if begin.startswith(_RECORD_SEPARATOR):
+    start = text.removeprefix(BYTE_ORDER_MARK).lstrip(b" \t\r\n")
+    if start.startswith(_RECORD_SEPARATOR):
         return (
             "a JSON text sequence (RFC 7464): a record separator stands before each event. Make lines of it: "
             "tr -d '\\036' | jq -c ."
         )
-    if _is_array(begin):
+    first, _, others = start.partition(b"\n")
+    if start.startswith(b"[") and not (first.rstrip().endswith(b"]") and others.strip()):  # no lines of arrays
         return "a JSON array, and each event has a line of its own. Make lines of it: jq -c '.[]'"
-    if _SPREAD.match(begin):
+    if _SPREAD.match(start):
         return "JSON that is spread over several lines, and each event has one line. Make lines of it: jq -c ."
     if _OBJECTS_BETWEEN_CR.search(text[:_SEARCHED]):
         return "JSON with carriage returns between the events, and a line ends with a line feed: tr '\\r' '\\n'"
     return None
-
-
-def _is_array(begin: bytes) -> bool:
-    """Returns true for an array, but not for lines of which the first is an array of its own."""
-    first, _, others = begin.partition(b"\n")
-    return begin.startswith(b"[") and not (first.rstrip().endswith(b"]") and others.strip())
 
 
 def _encoding(text: bytes) -> str | None:

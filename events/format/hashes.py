@@ -15,8 +15,6 @@ from events.format.canonical_json import encode_examined, examine
 from events.format.redaction import pruned_fields
 from state.rules.room_versions import EventIdForm, RoomVersion
 
-__all__ = ["NOT_COVERED", "content_hash", "content_hash_matches", "event_id", "reference_hash"]
-
 _STANDARD = str.maketrans("-_", "+/")
 _PADDED = 44
 NOT_COVERED = ("unsigned", "age_ts", "outlier", "destinations")
@@ -36,25 +34,24 @@ def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool 
 
 
 def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
-    """Returns true if ``hashes.sha256`` is the content hash, thus false for events that were redacted or tampered with.
+    """Returns true if ``hashes.sha256`` is the content hash, so false for what was redacted or tampered with.
 
-    The decoded bytes are compared, because servers accept padded and URL-safe base64 as well. A missing or unreadable
-    hash never matches. Hashes by other algorithms do not count.
+    The decoded bytes are compared, because servers accept padded and URL-safe base64 as well. Other algorithms do not
+    count.
     """
     hashes = event.get("hashes")
-    told = hashes.get("sha256") if isinstance(hashes, dict) else None
-    if not isinstance(told, str):
+    claimed = hashes.get("sha256") if isinstance(hashes, dict) else None
+    if not isinstance(claimed, str):
         return False
     right = content_hash(event, version, plain=plain)
-    return told == right or _same_bytes(told, right)
+    return claimed == right or _same_bytes(claimed, right)
 
 
-def _same_bytes(told: str, right: str) -> bool:
-    """Returns true if the two base64 texts encode the same digest. ``told`` may be padded or URL-safe."""
-    if len(told) not in (len(right), _PADDED):
+def _same_bytes(claimed: str, right: str) -> bool:
+    if len(claimed) not in (len(right), _PADDED):
         return False
     try:
-        return base64.b64decode(told.translate(_STANDARD).ljust(_PADDED, "="), validate=True) == base64.b64decode(
+        return base64.b64decode(claimed.translate(_STANDARD).ljust(_PADDED, "="), validate=True) == base64.b64decode(
             right + "="
         )
     except ValueError:
@@ -62,12 +59,11 @@ def _same_bytes(told: str, right: str) -> bool:
 
 
 def reference_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
-    """Returns the hash of the redacted event in standard base64 without padding."""
     return _unpadded(base64.b64encode(_reference_digest(event, version, plain)))
 
 
 def event_id(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
-    """Returns the event's ID: the field ``event_id`` in room versions 1 and 2, else computed from the reference hash."""
+    """Returns the field ``event_id`` in room versions 1 and 2, else the ID computed from the reference hash."""
     if version.event_id_form is EventIdForm.CHOSEN:
         return str(event["event_id"])
     digest = _reference_digest(event, version, plain)

@@ -1,14 +1,16 @@
 """Parses a line of an import into an event, or raises an error with the reason why the line is refused (pure).
 
-A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}``. A wrapper may also have
-``event_id``, ``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering``; other keys are ignored. The
-stored bytes of an event are the exact substring of the line that has the event. A byte order mark before it is ignored
-(RFC 8259, 8.1). Each line is parsed on its own, in time
+A line is a bare federation event, or a wrapper such as
+
+    {"json": {"type": "m.room.message", …}, "room_version": "11", "stream_ordering": 7}
+
+A wrapper may also have ``event_id``, ``outlier``, ``rejected_reason`` and ``soft_failed``; other keys are ignored. The
+stored bytes of an event are the exact substring of the line that has the event. Each line is parsed on its own, in time
 linear in its length.
 
 If the content does not match its hash, the event was redacted or tampered with on the way, and no signature covers its
-content. This module redacts such an event before any other code reads it, so that only the redacted form is stored and
-served. If an event was redacted before it arrived, another redaction removes nothing, and the bytes are kept.
+content. Such an event is redacted before any other code reads it, so that only the redacted form is stored and served.
+If it was redacted before it arrived, nothing more is removed, and the bytes are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from msgspec.structs import replace
 from events.errors import EventRefused, NotCanonical, Reason
 from events.format import hashes
 from events.format.canonical_json import encode_examined, examine
-from events.format.foreign_forms import BYTE_ORDER_MARK, what_it_is
+from events.format.foreign_forms import BYTE_ORDER_MARK, foreign_form
 from events.format.redaction import pruned_fields
 from events.format.strict_json import decode_event, decode_plain, decode_stored
 from state.errors import UnknownRoomVersion
@@ -68,11 +70,10 @@ ANNOUNCING = b"m.room.create"
 class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One event, checked, with everything that storage and the room's graph need.
 
-    ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only if
-    rules read it later (``ruled_content``), else it is empty. ``json`` has the bytes to store: the received bytes, or
-    the redacted form if ``content_hash_matches`` is false. ``json`` may be emptied for ``events.history``, which does
-    not read it. ``rejection_given`` and ``soft_failure_given`` are true if the source stated this part of the verdict,
-    so that the rules are not applied.
+    ``content`` is kept only if rules read it later (``ruled_content``), else it is empty. ``json`` has the bytes to
+    store: the received bytes, or the redacted form if ``content_hash_matches`` is false; ``events.history``, which does
+    not read it, may empty it. ``rejection_given`` and ``soft_failure_given``: the source stated this part of the
+    verdict, so the rules are not applied.
     """
 
     event_id: str
@@ -100,12 +101,10 @@ class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_state(self) -> bool:
-        """True for a state event, including one with an empty state key."""
         return self.state_key is not None
 
     @property
     def backfilled(self) -> bool:
-        """True if the wrapper gave a negative stream ordering."""
         return self.stream_ordering is not None and self.stream_ordering < 0
 
 
@@ -118,7 +117,7 @@ _RULED_MEMBER_KEYS = ("third_party_invite", "join_authorised_via_users_server")
 
 
 def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the part of the content that the auth and visibility rules read: power levels, memberships, and so on."""
+    """Returns the part of the content that the auth and visibility rules read."""
     if event_type in RULED_TYPES:
         return content
     if event_type == "m.room.member":  # the membership has a field of its own
@@ -140,13 +139,11 @@ class Verdict(NamedTuple):
 def parse_stored(
     json: bytes, version: RoomVersion, event_id: str, verdict: Verdict, kept: dict[Any, Any]
 ) -> ParsedEvent:
-    """Returns a stored event with its verdict. Raises ``EventRefused`` and ``ValueError``.
+    """Returns a stored event with its verdict.
 
-    ``json`` of the result is empty if the stored bytes are right. If the content does not match its hash, ``json`` has
-    the redacted form, which should replace the stored bytes.
+    Raises ``EventRefused`` and ``ValueError``.
 
-    All fields were checked when the event was stored. If the event ID is the event's hash and the content hash matches,
-    the fields that a hash covers are not checked again. Otherwise every field is checked again. ``kept`` collects
+    ``json`` of the result is empty, or the redacted form that should replace the stored bytes. ``kept`` collects
     values, so that equal values of a room's events share one object.
     """
     if version.ids_are_hashes and (event := decode_stored(json)) is not None:
@@ -164,7 +161,7 @@ def _proven(
     version: RoomVersion,
     given_id: str,
     verdict: Verdict,
-    one: Callable[[Any, Any], Any],
+    share: Callable[[Any, Any], Any],
 ) -> ParsedEvent:
     _, room_id = _ids(event, version, True, given_id)
     if not hashes.content_hash_matches(event, version) and _redacted(json, event, version)[0] != json:
@@ -173,16 +170,16 @@ def _proven(
     sender, auth = event["sender"], tuple(dict.fromkeys(event["auth_events"]))
     relation = content.get("m.relates_to")
     return ParsedEvent(
-        one(given_id, given_id),
-        one(room_id, room_id),
+        share(given_id, given_id),
+        share(room_id, room_id),
         version.name,
-        one(event_type, event_type),
+        share(event_type, event_type),
         state_key,
-        one(sender, sender),
+        share(sender, sender),
         event["depth"],
         event["origin_server_ts"],
-        tuple([one(prev, prev) for prev in dict.fromkeys(event["prev_events"])]),
-        one(auth, auth),
+        tuple([share(prev, prev) for prev in dict.fromkeys(event["prev_events"])]),
+        share(auth, auth),
         optional_identifier(content.get("membership"))
         if event_type == "m.room.member" and state_key is not None
         else None,
@@ -195,12 +192,8 @@ def _proven(
     )
 
 
-class _Line(msgspec.Struct):
-    """The keys of the wrapper, decoded as any type.
-
-    This module checks the types of the values, so that the error messages are its own and not those of the decoder.
-    """
-
+class _Wrapper(msgspec.Struct):
+    # Of any type here, so that the messages on wrong types are ours and not the decoder's.
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     content: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     room_version: Any = None
@@ -211,63 +204,61 @@ class _Line(msgspec.Struct):
     stream_ordering: Any = None
 
 
-_LINE = msgspec.json.Decoder(_Line)
-_NOTHING_TOLD = _Line()
+_WRAPPER = msgspec.json.Decoder(_Wrapper)
+_EMPTY_WRAPPER = _Wrapper()
 
 
 def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> ParsedEvent:
-    """Parses one line and returns its event. Raises ``EventRefused``.
+    """Parses one line and returns its event.
 
-    ``versions`` maps room IDs to room versions, for bare events. To fill this map, call ``announced_version`` on all
-    lines first. No entry is needed for a bare create event, or for a bare event whose room ID names no server (version
-    12).
+    Raises ``EventRefused``.
+
+    ``versions`` maps room IDs to room versions, for bare events, as ``announced_version`` of all lines finds them. A
+    bare create event needs no entry, nor does one whose room ID names no server (version 12).
     """
     text = _stripped(line)
     if len(text) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(text)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
     try:
-        return _parse_text(text, versions or {})
-    except EventRefused as refused:
-        if refused.reason in (Reason.NOT_JSON, Reason.NOT_AN_OBJECT) and (what := what_it_is(text)) is not None:
-            raise EventRefused(refused.reason, f"the line is {what}") from None
-        raise
-
-
-def _parse_text(text: bytes, versions: Mapping[str, str]) -> ParsedEvent:
-    wrapper = _split(text)
-    if wrapper is None:
+        wrapper = _split(text)
+        if wrapper is not None:
+            raw = bytes(wrapper.json) if isinstance(wrapper.json, msgspec.Raw) else b""
+            return _parse_wrapped(raw, wrapper, versions or {})
         plain = decode_plain(text)
         event = decode_event(text) if plain is None else plain
-        return parse_event(text, event, _bare_version(event, versions), plain=plain is not None)
-    raw = bytes(wrapper.json) if isinstance(wrapper.json, msgspec.Raw) else b""
-    return _parse_wrapped(raw, wrapper, versions)
+        return parse_event(text, event, _bare_version(event, versions or {}), plain=plain is not None)
+    except EventRefused as refused:
+        if refused.reason in (Reason.NOT_JSON, Reason.NOT_AN_OBJECT) and (form := foreign_form(text)) is not None:
+            raise EventRefused(refused.reason, f"the line is {form}") from None
+        raise
 
 
 def _stripped(text: bytes) -> bytes:
     return text.removeprefix(BYTE_ORDER_MARK).strip(b" \t\r\n")
 
 
-def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
-    """Parses an event that comes as a row of a source: the bytes of the event, and other values for it (``told``).
+def parse_row(json: bytes, stated: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
+    """Parses an event that comes as a row of a source: its bytes, and the other keys of a wrapper (``stated``).
 
-    ``told`` has the same keys as the wrapper of a line, except ``json``. All of them are optional. Raises
-    ``EventRefused``.
+    Raises ``EventRefused``.
     """
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(json)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
-    return _parse_wrapped(_stripped(json), _Line(**told), versions or {})
+    return _parse_wrapped(_stripped(json), _Wrapper(**stated), versions or {})
 
 
-def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tuple[str, str] | None:
-    """Returns (room ID, room version) if the line is a create event, else null.
+def announced_version(line: bytes, stated: Mapping[str, Any] | None = None) -> tuple[str, str] | None:
+    """Returns (room ID, room version) if the line is a create event, else None.
 
-    If ``told`` is given, ``line`` is the JSON of a row, as for ``parse_row``. A line without the text ``ANNOUNCING`` is
-    not parsed. This function never raises, because ``parse_line`` reports what is wrong with a line.
+    Never raises.
+
+    If ``stated`` is given, ``line`` is the JSON of a row, as for ``parse_row``. A line without ``ANNOUNCING`` is not
+    parsed.
     """
     if ANNOUNCING not in line or len(line) > LINE_LIMIT_BYTES:
         return None
     try:
-        parsed = parse_line(line) if told is None else parse_row(line, told)
+        parsed = parse_line(line) if stated is None else parse_row(line, stated)
     except EventRefused:
         return None
     return (parsed.room_id, parsed.room_version) if parsed.type == "m.room.create" else None
@@ -276,20 +267,18 @@ def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tup
 def parse_event(
     json: bytes, event: Mapping[str, Any], version_name: Any, given_id: Any = None, *, plain: bool = False
 ) -> ParsedEvent:
-    """Checks one event and returns it parsed. ``json`` has its bytes, and ``event`` is the same event decoded.
+    """Checks one event and returns it parsed.
 
-    ``given_id`` is the event ID that the source states, if any. ``plain`` is true if the bytes passed
-    ``events.format.strict_json.decode_plain``, so that numbers and depth need no check.
+    ``json`` has its bytes, and ``event`` is the same event decoded.
+
+    ``given_id`` is the event ID that the source states, if any. ``plain``: the bytes passed
+    ``strict_json.decode_plain``, so that numbers and depth need no check.
     """
-    told = _NOTHING_TOLD if given_id is None else _Line(event_id=given_id)
-    return _checked(json, event, version_name, plain, told)
+    wrapper = _EMPTY_WRAPPER if given_id is None else _Wrapper(event_id=given_id)
+    return _checked(json, event, version_name, plain, wrapper)
 
 
-def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bool, wrapper: _Line) -> ParsedEvent:
-    """Checks the fields of an event and returns the event.
-
-    ``version_name`` is the room version by which the event is checked. The version in ``wrapper`` is not read.
-    """
+def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bool, wrapper: _Wrapper) -> ParsedEvent:
     version = _version(version_name)
     plain = (plain and len(json) <= SIZE_LIMIT_BYTES) or _examined(json, event, version)
     content = required(event, "content", dict)
@@ -326,10 +315,7 @@ def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bo
 def _redacted(
     json: bytes, event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None
 ) -> tuple[bytes, Mapping[str, Any]]:
-    """Returns the redacted form of an event whose content does not match its hash, as bytes and decoded.
-
-    If a redaction would remove nothing, returns the event as it is.
-    """
+    # as it is, if a redaction would remove nothing
     pruned = pruned_fields(event, version)
     if len(pruned) == len(event) - ("unsigned" in event) and pruned["content"] == event["content"]:
         return json, event
@@ -338,7 +324,7 @@ def _redacted(
     return encode_examined(pruned, plain=plain), pruned
 
 
-def _parse_wrapped(raw: bytes, wrapper: _Line, versions: Mapping[str, str]) -> ParsedEvent:
+def _parse_wrapped(raw: bytes, wrapper: _Wrapper, versions: Mapping[str, str]) -> ParsedEvent:
     plain = decode_plain(raw)
     event = decode_event(raw) if plain is None else plain
     name = wrapper.room_version
@@ -346,17 +332,16 @@ def _parse_wrapped(raw: bytes, wrapper: _Line, versions: Mapping[str, str]) -> P
     return _checked(raw, event, version, plain is not None, wrapper)
 
 
-def _split(text: bytes) -> _Line | None:
-    """Decodes the keys of a line's wrapper. Returns null if the line is a bare event. Raises ``EventRefused``."""
+def _split(text: bytes) -> _Wrapper | None:
     if not text.startswith(b"{"):
         decode_event(text)  # raises with the reason
     try:
-        line = on_own_stack(_LINE.decode, text)
+        wrapper = on_own_stack(_WRAPPER.decode, text)
     except (ValueError, RecursionError):  # msgspec's errors, and Python's for text and depth, are of these kinds
         decode_event(text)
         raise EventRefused(Reason.NOT_JSON, "the line cannot be read") from None
-    bare = line.json is msgspec.UNSET or line.content is not msgspec.UNSET
-    return None if bare else line
+    is_bare = wrapper.json is msgspec.UNSET or wrapper.content is not msgspec.UNSET
+    return None if is_bare else wrapper
 
 
 def _bare_version(event: Mapping[str, Any], versions: Mapping[str, str]) -> str:
@@ -386,7 +371,6 @@ def _version(name: Any) -> RoomVersion:
 
 
 def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bool:
-    """Checks numbers, depth and size. Returns true if the event is plain (``canonical_json.examine``)."""
     try:
         plain = examine(event, strict=version.strict_json)
         if len(json) > SIZE_LIMIT_BYTES:
@@ -400,7 +384,6 @@ def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bo
 
 
 def _ids(event: Mapping[str, Any], version: RoomVersion, plain: bool, given_id: Any) -> tuple[str, str]:
-    """Returns event ID and room ID. Raises ``EventRefused``, also if ``given_id`` is not the event's own ID."""
     hashed = version.ids_are_hashes
     event_id = hashes.event_id(event, version, plain=plain) if hashed else identifier(event, "event_id", "$")
     if given_id is not None and given_id != event_id:
@@ -418,8 +401,7 @@ def _redacts(event: Mapping[str, Any], content: Mapping[str, Any], version: Room
     return optional_identifier((content if version.newer_redactions else event).get("redacts"))
 
 
-def _verdict(wrapper: _Line) -> Verdict:
-    """Returns the verdict and the position that the wrapper of the line states."""
+def _verdict(wrapper: _Wrapper) -> Verdict:
     reason, ordering = wrapper.rejected_reason, wrapper.stream_ordering
     soft_failed = wrapper.soft_failed
     if reason is msgspec.UNSET:
@@ -458,21 +440,17 @@ def storable(value: Any, name: str, limit_bytes: int | None = IDENTIFIER_LIMIT_B
         raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be a string")
     if "\0" in value:
         raise EventRefused(Reason.NUL_CHARACTER, f"{name} holds the character U+0000, which cannot be stored")
-    size = len(value) if value.isascii() else _encoded_size(value, name)
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:
+        raise EventRefused(Reason.BAD_UNICODE, f"{name} holds half of a surrogate pair") from None
     if limit_bytes is not None and size > limit_bytes:
         raise EventRefused(Reason.IDENTIFIER_TOO_LONG, f"{name} has {size} bytes; at most {limit_bytes} are allowed")
     return value
 
 
-def _encoded_size(value: str, name: str) -> int:
-    try:
-        return len(value.encode())
-    except UnicodeEncodeError:
-        raise EventRefused(Reason.BAD_UNICODE, f"{name} holds half of a surrogate pair") from None
-
-
 def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
-    """Returns the Matrix identifier in the field ``name``. It must begin with ``sigil``."""
+    """Returns the Matrix identifier in the field ``name``, which must begin with ``sigil``."""
     found = event.get(name)
     if _is_plain(found, sigil):
         return found
@@ -483,10 +461,7 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
 
 
 def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
-    """Returns true for a short ASCII identifier with this sigil. Most identifiers are of this form.
-
-    If the result is false, the caller has to do all checks. The value may be valid all the same.
-    """
+    # The usual form: short and ASCII. Others may be valid all the same.
     return (
         type(value) is str
         and len(value) <= IDENTIFIER_LIMIT_BYTES
@@ -497,10 +472,7 @@ def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
 
 
 def optional_identifier(value: Any) -> str | None:
-    """Returns an identifier that content names, or null if a column cannot hold the identifier.
-
-    The value may be of any type, because senders choose content.
-    """
+    """Returns an identifier that content names, of whatever type, or None if a column cannot hold it."""
     if value is None:
         return None
     if type(value) is not str or "\0" in value or len(value.encode()) > IDENTIFIER_LIMIT_BYTES:
@@ -509,7 +481,6 @@ def optional_identifier(value: Any) -> str | None:
 
 
 def integer(event: Mapping[str, Any], name: str, least: int) -> int:
-    """Returns the field ``name``, which must be an integer between ``least`` and 2^63 - 1."""
     value = event.get(name)
     if type(value) is int and least <= value <= _LARGEST_BIGINT:
         return value
@@ -521,7 +492,7 @@ def integer(event: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def boolean(value: Any, name: str) -> bool:
-    """Returns the value of the flag ``name`` in a line's wrapper. Absent and null mean false."""
+    # absent and null mean false
     if value is None:
         return False
     if type(value) is not bool:
@@ -529,7 +500,7 @@ def boolean(value: Any, name: str) -> bool:
     return value
 
 
-def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id: str) -> tuple[str, ...]:
+def references(event: Mapping[str, Any], name: str, version: RoomVersion, event_id: str) -> tuple[str, ...]:
     """Returns the IDs in ``prev_events`` or ``auth_events``, in the event's order and without repetitions."""
     found: dict[str, None] = {}
     hashed = version.ids_are_hashes
@@ -537,30 +508,21 @@ def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id
         if hashed and _is_plain(entry, "$"):
             found[entry] = None
         else:
-            found[_reference(entry if hashed else _old_reference(entry, name), name)] = None
-    if own_id in found:
+            value = entry
+            if not hashed:  # ``[id, {"sha256": hash}]``, the form of room versions 1 and 2
+                if type(entry) is not list or len(entry) != 2:
+                    detail = f"{name} holds {shown(entry)}; it should hold pairs of ID and hashes"
+                    raise EventRefused(Reason.BAD_REFERENCE, detail)
+                value = entry[0]
+            reference = storable(value, f"an entry of {name}")
+            if not reference.startswith("$"):
+                raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {shown(reference)}, which is no event ID")
+            found[reference] = None
+    if event_id in found:
         raise EventRefused(Reason.BAD_REFERENCE, f"{name} names the event itself")
     return tuple(found)
 
 
-def _reference(value: Any, name: str) -> str:
-    reference = storable(value, f"an entry of {name}")
-    if not reference.startswith("$"):
-        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {shown(reference)}, which is no event ID")
-    return reference
-
-
-def _old_reference(entry: Any, name: str) -> Any:
-    """Returns the ID in ``[id, {"sha256": hash}]``, the form of room versions 1 and 2."""
-    if type(entry) is not list or len(entry) != 2:
-        raise EventRefused(Reason.BAD_REFERENCE, f"{name} holds {shown(entry)}; it should hold pairs of ID and hashes")
-    return entry[0]
-
-
 def shown(value: Any) -> str:
-    """Returns a value for an error message.
-
-    Strings and numbers are shortened. Of other values only the type is given.
-    """
     text = repr(value) if type(value) in (str, int, float, bool, type(None)) else _KINDS.get(type(value), "a value")
     return text if len(text) <= 100 else text[:100] + "…"

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from state.rules.auth_selection import server_of
 from state.rules.power_levels import PowerLevels
 from state.rules.room_versions import RoomVersion
-
-__all__ = ["REDACTION", "may_redact", "prune", "prune_content", "pruned_fields"]
 
 REDACTION = "m.room.redaction"
 """An event of this type that names no target, for instance because it was redacted itself, is not given to clients."""
@@ -34,7 +33,7 @@ def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
 
 
 def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-    """Returns the redacted form without ``unsigned``. Hashes and signatures are computed over this form."""
+    """Returns the redacted form without ``unsigned``, over which hashes and signatures are computed."""
     kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
     pruned = dict(event)
     for key in pruned.keys() - kept:
@@ -44,7 +43,6 @@ def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, A
 
 
 def prune_content(event_type: Any, content: Any, version: RoomVersion) -> dict[str, Any]:
-    """Returns the content that a redaction leaves of an event of that type."""
     if event_type == "m.room.message" or not isinstance(content, dict):
         return {}
     if event_type == "m.room.create" and version.newer_redactions:
@@ -79,8 +77,6 @@ def _kept_content_keys(event_type: Any, version: RoomVersion) -> tuple[str, ...]
 
 
 class _Party(Protocol):
-    """The fields that ``may_redact`` reads of a redaction and of the redaction's target."""
-
     @property
     def event_id(self) -> str: ...
     @property
@@ -94,17 +90,12 @@ class _Party(Protocol):
 def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: PowerLevels | None) -> bool:
     """Returns true if an accepted redaction that names the event ``target`` takes effect.
 
-    ``levels`` are the power levels before the redaction. If they are null, only the rules that need no state are applied.
-    Create events and events of other rooms are never redacted.
+    ``levels`` are the power levels before the redaction. If None, only the rules that need no state are applied.
     """
     if target.type == "m.room.create" or target.room_id != redaction.room_id:
         return False
     if version.ids_are_hashes:
-        same_server = _server(redaction.sender) == _server(target.sender)
+        same_server = server_of(redaction.sender) == server_of(target.sender)
     else:
-        same_server = _server(redaction.event_id) == _server(target.event_id)
+        same_server = server_of(redaction.event_id) == server_of(target.event_id)
     return same_server or (levels is not None and levels.of_user(redaction.sender) >= levels.to_redact())
-
-
-def _server(identifier: str) -> str:
-    return identifier.partition(":")[2]

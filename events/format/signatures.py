@@ -32,6 +32,7 @@ _ALGORITHM = "ed25519:"
 _KEY_BYTES = 32
 _MOST_TRIED = 16
 """The most keys, and the most signatures, of a third-party invite that are tried."""
+_URLSAFE = str.maketrans("-_", "+/")
 _P = 2**255 - 19
 _EIGHTH = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL_ORDER = frozenset((0, 1, _P - 1, _EIGHTH, _P - _EIGHTH))
@@ -55,11 +56,11 @@ class SigningKey:
 
     @property
     def public(self) -> str:
-        """The public key in its published form: base64 without padding."""
+        """Base64 without padding."""
         return _encoded(self.private.public_key().public_bytes_raw())
 
     def signature(self, value: Mapping[str, Any]) -> str:
-        """Returns the signature of an object. Raises ``NotCanonical`` if the object has no canonical form."""
+        """Raises ``NotCanonical`` if the object has no canonical form."""
         return _encoded(self.private.sign(encode(_covered(value), strict=False)))
 
     def sign_event(self, event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class SigningKey:
 
 
 def verify_keys(value: Mapping[str, Any], signatures: Sequence[tuple[str, str]]) -> bool:
-    """Returns true if at least one (public key, signature) pair of ``signatures`` verifies for the object ``value``."""
+    """Returns true if at least one (public key, signature) pair verifies for the object."""
     message = _message(value) if signatures else None
     return message is not None and any(_verifies(key, signature, message) for key, signature in signatures)
 
@@ -103,8 +104,8 @@ def _covered(value: Mapping[str, Any]) -> dict[str, Any]:
 def is_public_key(key_id: str, key: str) -> bool:
     """Returns true if this is a key that can verify signatures.
 
-    Constructs no key object, because the construction costs as much as all these checks. A file may have a million
-    keys, and an import uses few of them.
+    Constructs no key object, which costs as much as all these checks: a file may have a million keys, of which an
+    import uses few.
     """
     try:
         point = _decoded(key)
@@ -123,34 +124,23 @@ def signatures_of(value: Mapping[str, Any], server: str) -> list[tuple[str, str]
 
 def _verifies(public_key: str, signature: str, message: bytes) -> bool:
     try:
-        key, signed = _public_key(public_key), _decoded(signature)
-        if _is_weak(signed[:32]):
+        point, signed = _decoded(public_key), _decoded(signature)
+        if _is_weak(point) or _is_weak(signed[:32]):
             return False
-        key.verify(signed, message)
+        Ed25519PublicKey.from_public_bytes(point).verify(signed, message)
     except (InvalidSignature, ValueError):  # binascii.Error is a ValueError
         return False
     return True
 
 
-def _public_key(text: str) -> Ed25519PublicKey:
-    """Returns the decoded key.
-
-    Raises ``ValueError``, also for a weak key, for which anyone can forge signatures.
-    """
-    point = _decoded(text)
-    if _is_weak(point):
-        raise ValueError("The key is a point of small order, or one that is written in another way than servers take.")
-    return Ed25519PublicKey.from_public_bytes(point)
-
-
 def _is_weak(point: bytes) -> bool:
-    """Returns true for a key that servers refuse: a point of small order, or a point whose y is not below the prime."""
+    # Servers refuse points of small order, or whose y is not below the prime: anyone can forge signatures for them.
     y = int.from_bytes(point, "little") & (2**255 - 1)
     return y >= _P or y in _SMALL_ORDER
 
 
 def _decoded(text: str) -> bytes:
-    """Decodes base64, standard or URL-safe, with or without padding."""
+    # standard or URL-safe, with or without padding
     try:
         if "-" in text or "_" in text:
             text = text.translate(_URLSAFE)
@@ -161,6 +151,3 @@ def _decoded(text: str) -> bytes:
 
 def _encoded(value: bytes) -> str:
     return base64.b64encode(value).decode().rstrip("=")
-
-
-_URLSAFE = str.maketrans("-_", "+/")

@@ -16,8 +16,6 @@ import orjson
 from events.errors import EventRefused, Reason
 from streams.core.own_stack import on_own_stack
 
-__all__ = ["decode_event", "decode_plain", "decode_stored"]
-
 _DECODER = msgspec.json.Decoder()
 _FLOATS = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
 
@@ -34,11 +32,12 @@ _PLAIN_DECODER = msgspec.json.Decoder(float_hook=_no_float)
 
 
 def decode_plain(text: bytes) -> dict[str, Any] | None:
-    """Decodes an event from a plain text. Returns null if the text is not plain.
+    """Decodes an event from a plain text.
 
-    A text is plain if it is as short as possible and all its numbers are integers within ±(2^53 - 1). Most events are
-    plain, and need no other check: the decoded event, encoded again, is as long as ``text``, so no key occurs twice. A
-    text that is not plain may be valid: ``decode_event`` and ``canonical_json.examine`` check it.
+    Returns None if the text is not plain.
+
+    A text is plain if it is as short as possible and all its numbers are integers within ±(2^53 - 1). Most events are,
+    and need no other check: the decoded event, encoded again, is as long as ``text``, so no key occurs twice.
     """
     try:
         event = _PLAIN_DECODER.decode(text)
@@ -50,7 +49,6 @@ def decode_plain(text: bytes) -> dict[str, Any] | None:
 
 
 def decode_event(text: bytes) -> dict[str, Any]:
-    """Decodes an event from a UTF-8 JSON text. Raises ``EventRefused``."""
     try:
         event = on_own_stack(_DECODER.decode, text)
     except RecursionError:
@@ -67,11 +65,12 @@ def decode_event(text: bytes) -> dict[str, Any]:
 
 
 def decode_stored(text: bytes) -> dict[str, Any] | None:
-    """Decodes an event from stored bytes, which ``decode_event`` accepted before they were stored.
+    """Decodes an event from stored bytes.
 
-    Returns null if the bytes are no event with content, because they were damaged since. Never raises, so that one
-    event does not keep others from being read. All numbers stay exact, whereas ``orjson`` refuses integers of more than
-    308 digits and rounds others.
+    Returns None if they are damaged, and no event with content any more.
+
+    Never raises, so that one event does not keep others from being read. All numbers stay exact, whereas ``orjson``
+    refuses integers of more than 308 digits and rounds others.
     """
     try:
         event = on_own_stack(_DECODER.decode, text)
@@ -81,11 +80,8 @@ def decode_stored(text: bytes) -> dict[str, Any] | None:
 
 
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
-    """Returns true if ``event``, encoded as short as possible, is as long as ``text``.
-
-    Then no key occurs twice in the text. Spaces, longer escapes and duplicate keys all make the text longer. A float
-    may be shorter in the text than in the encoded event, so texts with floats take the slow path.
-    """
+    # Spaces, longer escapes and duplicate keys make a text longer than its shortest form. Only floats may be shorter in
+    # it.
     try:
         shortest = orjson.dumps(event)
     except (orjson.JSONEncodeError, RecursionError):
@@ -111,11 +107,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _no_number(_: str) -> None:
-    """Replaces every number by null. Only keys matter here, and converting long numbers would be slow."""
+    """Only keys matter here, and converting long numbers would be slow."""
 
 
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
-    """Returns the error, with its reason, for a text that the fast parser could not read."""
     # Decoded here: given bytes, ``json.loads`` would read UTF-16 and a byte order mark as well.
     if reason := _not_utf_8(text):
         return EventRefused(Reason.NOT_JSON, reason)
@@ -135,7 +130,6 @@ def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
 
 
 def _not_utf_8(text: bytes) -> str:
-    """Returns where the text is no UTF-8, or ""."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

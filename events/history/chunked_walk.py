@@ -9,6 +9,10 @@ each chunk, only what the events of later chunks can need is kept:
   its type and its sender (``events.history.event_numbers``).
 
 Anything else that an event refers to is fetched again. The size of a chunk affects time and memory, never the result.
+
+For example, the first chunk has a create event, a join and 998 messages. Of it the two state events, their groups and
+the integers of 1,000 events are kept. A topic in the second chunk names the last message as prev event: its integers
+say which group is the state before the topic.
 """
 
 from __future__ import annotations
@@ -26,23 +30,11 @@ from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.history.event_numbers import EventNumbers, Links
-from events.room.event_auth import is_asked_by_sender
+from events.room.event_auth import is_ruled_by_sender
 from events.room.graph import numbers_in_order, on_cycles, refers_to
 from events.room.state_assignment import CYCLE, RoomStates, Stored, is_create
 from state.groups.deltas import GroupBuilder
 from state.rules.room_versions import RoomVersion
-
-__all__ = [
-    "ACCEPTED",
-    "BACKFILLED",
-    "OUTLIER",
-    "REJECTED",
-    "SOFT_FAILED",
-    "SOFT_FAILURE_GIVEN",
-    "EventSource",
-    "PlainEvent",
-]
-__all__ += ["RoomWalk", "walk_room"]
 
 OUTLIER, REJECTED, SOFT_FAILED, SOFT_FAILURE_GIVEN, BACKFILLED = 1, 2, 4, 8, 16
 ACCEPTED = OUTLIER | REJECTED | SOFT_FAILED
@@ -61,25 +53,17 @@ class EventSource(Protocol):
     def version(self) -> RoomVersion: ...
     def __len__(self) -> int: ...
 
-    def event_ids(self) -> Iterable[str]:
-        """Returns all event IDs, in order."""
-        ...
+    def event_ids(self) -> Iterable[str]: ...
 
-    def creations(self) -> Iterable[ParsedEvent]:
-        """Returns the events of type m.room.create, in order."""
-        ...
+    def creations(self) -> Iterable[ParsedEvent]: ...
 
-    def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        """Returns the events with the numbers ``numbers``, in the order of ``numbers``."""
-        ...
+    def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]: ...
 
-    def names(self, numbers: Sequence[int]) -> Sequence[str]:
-        """Returns the IDs of the events with the numbers ``numbers``, in the order of ``numbers``."""
-        ...
+    def names(self, numbers: Sequence[int]) -> Sequence[str]: ...
 
 
 class PlainEvent(msgspec.Struct, frozen=True, gc=False):
-    """A message of which only room ID, type, sender and ``backfilled`` are set. Used where rules read no other field."""
+    """A message of which only room ID, type, sender and ``backfilled`` are set: rules read no other field of it."""
 
     room_id: str
     type: str
@@ -100,20 +84,20 @@ class PlainEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class _OutOfOrder(Exception):
-    """The error that an event comes before another event that it refers to, in the given order."""
+    """An event comes before another that it refers to."""
 
 
 def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> RoomWalk:
-    """Walks all events of a room, ``chunk`` events at a time. Calls ``watch`` with the number of events that are done."""
+    """Walks all events of a room, ``chunk`` at a time. Calls ``watch`` with the number of events that are done."""
     count = len(source)
     numbers = EventNumbers(source.event_ids(), count, source.names) if count > chunk else None
     walk = RoomWalk(source, chunk, numbers)
     try:
-        walk.go(range(count), watch, in_order=True)
+        walk.run(range(count), watch, in_order=True)
     except _OutOfOrder:
         numbers = EventNumbers(source.event_ids(), count, source.names) if numbers is None else numbers
         walk = RoomWalk(source, chunk, numbers)
-        walk.go_around(watch)
+        walk.run_sorted(watch)
     return walk
 
 
@@ -121,12 +105,12 @@ class RoomWalk:
     """One walk through the events of a room. The number -1 stands for an unknown state group."""
 
     def __init__(self, source: EventSource, chunk: int, numbers: EventNumbers | None) -> None:
-        """Prepares the walk. ``numbers`` may be null if all events form one chunk and come in causal order."""
+        """``numbers`` may be None if all events form one chunk and come in causal order."""
         self.source, self.chunk = source, chunk
         self._numbers = numbers
         count = self.count = len(source)
         self.create = next((event for event in source.creations() if not event.outlier and is_create(event)), None)
-        stored = Stored({}, self.create, GroupBuilder(), {}, lambda _states: None, trusting=True, whole=True)
+        stored = Stored({}, self.create, GroupBuilder(), {}, lambda _states: None, from_dump=True, whole=True)
         self.states = RoomStates(source.version, (), stored)
         self.before, self.after = array("i", [_NONE]) * count, array("i", [_NONE]) * count
         self.flags = bytearray(count)
@@ -143,13 +127,13 @@ class RoomWalk:
         self._missing: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._name_list: list[str] = []
-        self._about, self._senders = array("i", bytes(4 * count)), array("i", bytes(4 * count))
+        self._types_or_kept, self._senders = array("i", bytes(4 * count)), array("i", bytes(4 * count))
         self._kept: list[str] = []
         self._all: Sequence[ParsedEvent] | None = None
-        """Every event with its verdict, if all events form one chunk; else null."""
-        self._held: set[str] = set()
+        """Every event with its verdict, if all events form one chunk; else None."""
+        self._kept_messages: set[str] = set()
         """Message events that are kept because other events name them as auth events."""
-        self._judged = 0
+        self._done = 0
 
     @property
     def missing(self) -> list[str]:
@@ -157,12 +141,9 @@ class RoomWalk:
         return list(self._missing)
 
     # --- the whole walk -----------------------------------------------------------------------------------------
-    def go(self, order: Sequence[int], watch: Callable[[int], None], *, in_order: bool = False) -> None:
-        """Walks the events with the numbers ``order``, in this order.
-
-        ``in_order`` is true if these are all events of the room, in the order of the source. In this case, raises
-        ``_OutOfOrder`` if an event comes before an event that it refers to.
-        """
+    def run(self, order: Sequence[int], watch: Callable[[int], None], *, in_order: bool = False) -> None:
+        # ``in_order``: these are all events in the order of the source. Raises ``_OutOfOrder`` if that is no causal
+        # order.
         self.in_order = in_order
         for numbers in self.chunks(order):
             chunk = self._read(numbers)
@@ -170,14 +151,14 @@ class RoomWalk:
                 _check_order(chunk)
             self.states.walk(chunk.events)
             if self._numbers is None:
-                self._note_all(chunk)
+                self._store_only_chunk(chunk)
             else:
-                self._note(chunk)
-            self._judged += len(chunk.numbers)
-            watch(self._judged)
+                self._store_chunk(chunk)
+            self._done += len(chunk.numbers)
+            watch(self._done)
 
-    def go_around(self, watch: Callable[[int], None]) -> None:
-        """Walks all events after sorting them into causal order. Events on cycles are rejected."""
+    def run_sorted(self, watch: Callable[[int], None]) -> None:
+        # Sorts them into causal order first. Events on cycles are rejected.
         below = Links(self.count)
         for numbers in self.chunks(range(self.count)):
             self._link(numbers, below)
@@ -185,14 +166,13 @@ class RoomWalk:
         cyclic = on_cycles(left, below.of)
         self.reasons.update(dict.fromkeys(cyclic, CYCLE))
         above, _ = numbers_in_order(self.count, below.of, sorted(set(left).difference(cyclic)))
-        self.go(order, watch)
+        self.run(order, watch)
         for numbers in self.chunks(cyclic):
-            self._note(self._read(numbers))
-            self._judged += len(numbers)
-        self.go(above, watch)
+            self._store_chunk(self._read(numbers))
+            self._done += len(numbers)
+        self.run(above, watch)
 
     def chunks(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Yields the numbers in chunks of ``chunk`` numbers, in their order."""
         for start in range(0, len(numbers), self.chunk):
             yield numbers[start : start + self.chunk]
 
@@ -206,23 +186,19 @@ class RoomWalk:
 
     # --- one chunk ----------------------------------------------------------------------------------------------
     def _read(self, numbers: Sequence[int]) -> _Chunk:
-        """Fetches the events with these numbers as one chunk.
-
-        Also loads what the walk needs of other chunks: auth events, targets of redactions, and the groups after prev
-        events.
-        """
-        events = self.judged(numbers)
+        # with what the walk needs of other chunks: auth events, targets of redactions, and groups after prev events
+        events = self.with_verdicts(numbers)
         at = {event.event_id: number for number, event in zip(numbers, events, strict=True)}
         if len(at) < len(numbers):
             raise HistoryError(f"{self.source.room_id}: an event is given twice; drop duplicates first")
         chunk = _Chunk(numbers, events, at)
-        here, states = self.states.events, self.states
-        here.update((event.event_id, event) for event in events)
+        known_events, states = self.states.events, self.states
+        known_events.update((event.event_id, event) for event in events)
         chunk.named.update(*(event.auth_event_ids for event in events))
         targets = {event.redacts for event in events if event.redacts is not None}
         prevs = set[str]().union(*(event.prev_event_ids for event in events)) - at.keys()
-        chunk.elsewhere = self._find({*prevs, *(chunk.named - here.keys()), *(targets - at.keys())})
-        self._load(chunk, {*chunk.named, *targets} - here.keys())
+        chunk.elsewhere = self._find({*prevs, *(chunk.named - known_events.keys()), *(targets - at.keys())})
+        self._load(chunk, {*chunk.named, *targets} - known_events.keys())
         states.after.update(
             {
                 prev: self.after[n]
@@ -236,27 +212,27 @@ class RoomWalk:
         return self._numbers.find(event_ids) if self._numbers is not None and event_ids else {}
 
     def _load(self, chunk: _Chunk, event_ids: Collection[str]) -> None:
-        """Fetches events of other chunks. Of the auth events among these, fetches the auth events, too."""
-        here = self.states.events
+        # from other chunks; of auth events among these the auth events, too
+        known_events = self.states.events
         wanted = {event_id: at for event_id in event_ids if (at := chunk.elsewhere.get(event_id)) is not None}
         while wanted:
             loaded = self.source.fetch(list(wanted.values()))
             more: set[str] = set()
             for number, event in zip(wanted.values(), loaded, strict=True):
-                here[event.event_id] = self._with_verdict(number, event)
+                known_events[event.event_id] = self._with_verdict(number, event)
                 chunk.loaded.append(event.event_id)
                 if event.event_id in chunk.named:
                     more.update(event.auth_event_ids)
             chunk.named |= more
-            wanted = self._find(more - here.keys())
+            wanted = self._find(more - known_events.keys())
 
     def _with_verdict(self, number: int, event: ParsedEvent) -> ParsedEvent:
         if self.reasons and (reason := self.reasons.get(number)) is not None:
             return replace(event, rejected_reason=reason, rejection_given=True)
         return event
 
-    def _note_all(self, chunk: _Chunk) -> None:
-        """Stores the results of a walk in which one chunk has all events."""
+    def _store_only_chunk(self, chunk: _Chunk) -> None:
+        # when one chunk has all events
         states, at = self.states, chunk.at
         self._all = events = [*map(states.events.__getitem__, at)]
         self.before = array("i", [states.before.get(event_id, _NONE) for event_id in at])
@@ -268,13 +244,13 @@ class RoomWalk:
             if event.rejected_reason is not None:
                 self.reasons[number] = event.rejected_reason
             elif event.type == REDACTION and not event.outlier:
-                self._note_redaction(chunk, number, event)
+                self._store_redaction(chunk, number, event)
 
-    def _note(self, chunk: _Chunk) -> None:
-        """Stores the results for one of several chunks, and drops the data that no later chunk needs."""
-        states, here = self.states, self.states.events
+    def _store_chunk(self, chunk: _Chunk) -> None:
+        # and drops what no later chunk needs
+        states, known_events = self.states, self.states.events
         for number, event_id in zip(chunk.numbers, chunk.at, strict=True):
-            event = here[event_id]
+            event = known_events[event_id]
             self.before[number] = states.before.get(event_id, _NONE)
             self.after[number] = states.after.get(event_id, _NONE)
             self.flags[number] = _flags(event)
@@ -283,22 +259,21 @@ class RoomWalk:
             if not event.outlier:
                 self.prevs.put(number, [self._prev_number(chunk, prev) for prev in event.prev_event_ids])
             if event.type == REDACTION and not (event.outlier or event.rejected_reason is not None):
-                self._note_redaction(chunk, number, event)
-            if event.state_key is not None or event_id in chunk.named or event_id in self._held:
+                self._store_redaction(chunk, number, event)
+            if event.state_key is not None or event_id in chunk.named or event_id in self._kept_messages:
                 self._keep(number, event)
             else:
-                self._remember(number, event)
+                kind = self._name(event.type)
+                self._types_or_kept[number] = max(kind, 0)
+                self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
                 chunk.loaded.append(event_id)
-        self._drop_borrowed(chunk)
+        self._drop_loaded(chunk)
 
-    def _drop_borrowed(self, chunk: _Chunk) -> None:
-        """Drops the events that were loaded from other chunks (``chunk.loaded``), except auth events.
-
-        Also drops the groups before and after all events, because the arrays ``before`` and ``after`` have them already.
-        """
+    def _drop_loaded(self, chunk: _Chunk) -> None:
+        # What was loaded from other chunks, except auth events; and the groups, which the arrays have already.
         for event_id in chunk.loaded:
             if event_id in chunk.named:
-                self._held.add(event_id)
+                self._kept_messages.add(event_id)
             else:
                 self.states.events.pop(event_id, None)
         self.states.before.clear()
@@ -308,13 +283,13 @@ class RoomWalk:
         number = chunk.number(prev)
         return self._missing.setdefault(prev, self.count + len(self._missing)) if number is None else number
 
-    def _note_redaction(self, chunk: _Chunk, number: int, redaction: ParsedEvent) -> None:
+    def _store_redaction(self, chunk: _Chunk, number: int, redaction: ParsedEvent) -> None:
         target = chunk.number(redaction.redacts or "")
         applies = target is not None and self._applies(redaction, self.states.events[redaction.redacts or ""])
         self.redactions.extend((number, _NONE if target is None else target, applies))
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
-        """Returns true if the redaction takes effect on ``target``, provided that the redaction is accepted."""
+        # provided that the redaction is accepted
         states = self.states
         if may_redact(redaction, target, states.version, None):
             return True
@@ -325,42 +300,38 @@ class RoomWalk:
 
     # --- what is carried on -------------------------------------------------------------------------------------
     def _keep(self, number: int, event: ParsedEvent) -> None:
-        """Keeps an event in memory. Equal strings are shared, and prev events are dropped if no rule can read them."""
-        self._about[number] = -1 - len(self._kept)
+        # Equal strings are shared, and prev events are dropped if no rule can read them.
+        self._types_or_kept[number] = -1 - len(self._kept)
         self._kept.append(event.event_id)
-        here = self.states.events
-        auth = tuple([here[other].event_id if other in here else other for other in event.auth_event_ids])
+        known_events = self.states.events
+        auth = tuple(
+            [known_events[other].event_id if other in known_events else other for other in event.auth_event_ids]
+        )
         prevs = event.prev_event_ids
-        on_create = self.create is not None and prevs == (self.create.event_id,)  # the creator's join
-        here[event.event_id] = replace(
+        is_on_create = self.create is not None and prevs == (self.create.event_id,)  # the creator's join
+        known_events[event.event_id] = replace(
             event,
-            prev_event_ids=prevs if on_create or event.type == "m.room.create" else (),
+            prev_event_ids=prevs if is_on_create or event.type == "m.room.create" else (),
             auth_event_ids=auth,
-            type=self._known(event.type),
-            sender=self._known(event.sender),
-            state_key=None if event.state_key is None else self._known(event.state_key),
+            type=self._shared_name(event.type),
+            sender=self._shared_name(event.sender),
+            state_key=None if event.state_key is None else self._shared_name(event.state_key),
             content=event.content or _NOTHING,
         )
 
-    def _known(self, name: str) -> str:
+    def _shared_name(self, name: str) -> str:
         number = self._name(name)
         return self._name_list[number] if number >= 0 else name
 
     def _name(self, name: str) -> int:
-        """Returns the number that stands for an event type or a user ID, or -1 if too many such numbers are in use."""
+        # -1 if too many are in use
         number = self._names.get(name, _NONE)
         if number < 0 and len(self._name_list) < _MOST_NAMES:
             number = self._names[name] = len(self._name_list)
             self._name_list.append(name)
         return number
 
-    def _remember(self, number: int, event: ParsedEvent) -> None:
-        kind = self._name(event.type)
-        self._about[number] = max(kind, 0)
-        self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
-
-    def judged(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        """Returns the events with these numbers, each with its verdict."""
+    def with_verdicts(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
         if self._all is not None:
             return [self._all[number] for number in numbers]
         return [self._with_verdict(*pair) for pair in zip(numbers, self.source.fetch(numbers), strict=True)]
@@ -370,7 +341,10 @@ class RoomWalk:
         if self._all is not None:
             return self._all[number]
         event = self.seen_event(number)
-        if not isinstance(event, PlainEvent) or is_asked_by_sender(event) or self._redacts_by_level(event):
+        if not isinstance(event, PlainEvent) or is_ruled_by_sender(event):
+            return event
+        # From room version 3 on, the auth rules do not read the target of a redaction.
+        if event.type == REDACTION and self.source.version.ids_are_hashes:
             return event
         return self._fetched(number)
 
@@ -378,20 +352,13 @@ class RoomWalk:
         """Returns an event with the fields on which visibility depends. For a message these are only type and sender."""
         if self._all is not None:
             return self._all[number]
-        about, sender = self._about[number], self._senders[number]
-        if about < 0:
-            return self.states.events[self._kept[-1 - about]]
+        type_or_kept, sender = self._types_or_kept[number], self._senders[number]
+        if type_or_kept < 0:
+            return self.states.events[self._kept[-1 - type_or_kept]]
         if sender < 0:
             return self._fetched(number)
         backfilled = bool(self.flags[number] & BACKFILLED)
-        return PlainEvent(self.source.room_id, self._name_list[about], self._name_list[sender], backfilled)
-
-    def _redacts_by_level(self, event: PlainEvent) -> bool:
-        """Returns true for a redaction in room version 3 or later.
-
-        The auth rules do not read the target of such a redaction.
-        """
-        return event.type == REDACTION and self.source.version.ids_are_hashes
+        return PlainEvent(self.source.room_id, self._name_list[type_or_kept], self._name_list[sender], backfilled)
 
     def _fetched(self, number: int) -> ParsedEvent:
         return self._with_verdict(number, self.source.fetch([number])[0])
@@ -402,12 +369,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(slots=True)
 class _Chunk:
-    """One chunk of events.
-
-    ``at`` maps the IDs of the chunk's events to their numbers. ``elsewhere`` maps the IDs of events in other chunks, to
-    which the chunk refers, to their numbers.
-    """
-
+    # ``at`` has the numbers of the chunk's events, ``elsewhere`` those of events in other chunks that it refers to.
     numbers: Sequence[int]
     events: Sequence[ParsedEvent]
     at: dict[str, int]
@@ -418,13 +380,11 @@ class _Chunk:
     """The IDs of events that are dropped after the chunk, unless they are auth events."""
 
     def number(self, event_id: str) -> int | None:
-        """Returns the number of an event that the chunk refers to, or null if that event is missing."""
         number = self.at.get(event_id)
         return self.elsewhere.get(event_id) if number is None else number
 
 
 def _check_order(chunk: _Chunk) -> None:
-    """Raises ``_OutOfOrder`` unless every event of the chunk comes after all events that it refers to."""
     last = chunk.numbers[-1]
     later = set(chunk.at)  # the event itself and all later events
     for event in chunk.events:

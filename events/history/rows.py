@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from events.columns import is_unresolved, own_columns
+from events.columns import event_fields, is_unresolved
 from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
 from events.history.chunked_walk import (
@@ -41,13 +41,6 @@ from events.room.graph import numbers_in_order
 from events.visibility.ranges import Step, VisibilityRow, visibility_rows
 from state.rules.auth_selection import State
 from state.rules.room_versions import room_version
-
-__all__ = [
-    "EVENTS_PER_CHUNK",
-    "EventPart",
-    "GivenEvents",
-    "RoomHistory",
-]
 
 EVENTS_PER_CHUNK = 20_000
 _EVENTS_PER_PART = 5_000
@@ -96,8 +89,7 @@ class GivenEvents:
 
 @dataclass(slots=True)
 class _Arriving:
-    """The fields of an event that its arrival needs. ``event_id`` is the event's number, not its Matrix ID."""
-
+    # ``event_id`` is the event's number, not its Matrix ID
     event_id: int
     prev_event_ids: tuple[int, ...]
     rejected_reason: str | None
@@ -108,8 +100,7 @@ class _Arriving:
 
 
 class _Groups:
-    """A map from an event's number to the state group after the event."""
-
+    # number of an event -> the state group after it
     def __init__(self, groups: array[int]) -> None:
         self._groups = groups
 
@@ -124,9 +115,11 @@ class RoomHistory:
     def __init__(
         self, source: EventSource, chunk: int = EVENTS_PER_CHUNK, watch: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Computes everything. ``watch`` is called from time to time with the number of events done so far.
+        """Computes everything.
 
         Raises ``HistoryError`` if an event occurs twice.
+
+        ``watch`` is called from time to time with the number of events done so far.
         """
         self.room_id, self.version = source.room_id, source.version
         self._source = source
@@ -134,8 +127,8 @@ class RoomHistory:
         self._flags = walk.flags
         self.creator = walk.create.sender if walk.create is not None else None
         self.create_event_id = walk.create.event_id if walk.create is not None else None
-        self._line = array("i", [-1]) * walk.count
-        """The *line*: number of a live event -> group of the current state right after the event arrived, or -1."""
+        self._current_on_arrival = array("i", [-1]) * walk.count
+        """Number of a live event -> group of the current state right after the event arrived, or -1."""
         self._changes = array("q")
         """Three numbers for each change of the current state: index of the event, group before or -1, group after."""
         self._current = self._arrive()
@@ -146,90 +139,74 @@ class RoomHistory:
     # --- figures ------------------------------------------------------------------------------------------------
     @property
     def current_state_unresolved(self) -> bool:
-        """True if the state of a forward extremity is unknown."""
         return self._current is None
 
     @property
     def visibility_unresolved(self) -> bool:
-        """True if the state at an accepted event is unknown."""
         return any(group < 0 and not flag & ACCEPTED for group, flag in zip(self._walk.after, self._flags, strict=True))
 
     @property
     def backfilled_events(self) -> int:
-        """The number of backfilled events."""
         return sum(bool(flag & BACKFILLED) for flag in self._flags)
 
     @property
     def rejected_events(self) -> int:
-        """The number of rejected events."""
         return sum(bool(flag & REJECTED) for flag in self._flags)
 
     @property
     def unresolved_events(self) -> int:
-        """The number of events whose state is unknown."""
         return sum(group < 0 and not flag & OUTLIER for group, flag in zip(self._walk.after, self._flags, strict=True))
 
     @property
     def stored_groups(self) -> int:
-        """The number of state groups to store."""
         return sum(new >= 0 for new in self._new_groups)
 
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(self) -> int | None:
-        """Lets all events arrive one by one. Returns the group of the current state at the end, or null if it is unknown."""
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
         live = self._last_live(ACCEPTED) >= 0
         extremities = self._extremities = ForwardExtremities[int](
             reached=NumberSet(limit), find=self._transparent_among, live=live
         )
-        arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
+        tracker = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
         for index, number in self._live():
-            if flags[number] & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
-                self._take(arrivals, number)
-            group = arrivals.current
+            if flags[number] & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
+                event = self._arriving(number)
+                if tracker.soft_fails(event):
+                    event.soft_failed = True
+                    self._flags[number] |= SOFT_FAILED
+                tracker.add_with_verdict(event)
+            group = tracker.current
             if group is not None:
-                self._line[number] = group
-                known = self._note_change(index, known, group)
+                self._current_on_arrival[number] = group
+                known = self._record_change(index, known, group)
         for number in self._ordered(BACKFILLED) if not live else ():
-            if flags[number] & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
-                arrivals.take(self._arriving(number))
-        current = arrivals.finish()
+            if flags[number] & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
+                tracker.add_with_verdict(self._arriving(number))
+        current = tracker.finish()
         if known is not None:
-            self._note_change(self._last_live(OUTLIER), known, current)
+            self._record_change(self._last_live(OUTLIER), known, current)
         if live and not walk.in_order:
-            self._walk_line(limit)
+            self._walk_in_given_order(limit)
         if (last := self._last_live(ACCEPTED)) >= 0:  # the next batch in this room continues from this state
-            self._line[last] = -1 if current is None else current
+            self._current_on_arrival[last] = -1 if current is None else current
         return current
 
-    def _walk_line(self, limit: int) -> None:
-        """Computes the current state at each live event again, with events strictly in the given order.
-
-        No event waits for its prev events, as in a rebuild of the visibility ranges. The groups of these states are
-        stored in ``_line``.
-        """
+    def _walk_in_given_order(self, limit: int) -> None:
+        # As in a rebuild of the visibility ranges: strictly in the given order, no event waits for its prev events.
         walk, flags = self._walk, self._flags
         extremities = ForwardExtremities[int](reached=NumberSet(limit), find=self._transparent_among, live=True)
-        arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
+        tracker = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
         for number, flag in enumerate(flags):
             if flag & (OUTLIER | BACKFILLED):
                 continue
-            if flag & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
-                arrivals.take(self._arriving(number))
-            self._line[number] = -1 if arrivals.current is None else arrivals.current
-
-    def _take(self, arrivals: ExtremityTracker[int], number: int) -> None:
-        """Lets a live event arrive. Flags the event if it is soft-failed."""
-        event = self._arriving(number)
-        if arrivals.soft_fails(event):
-            event.soft_failed = True
-            self._flags[number] |= SOFT_FAILED
-        arrivals.take(event)
+            if flag & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
+                tracker.add_with_verdict(self._arriving(number))
+            self._current_on_arrival[number] = -1 if tracker.current is None else tracker.current
 
     def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
-        """Yields the events of ``numbers`` that are in the graph and are rejected, soft-failed or backfilled."""
         flags = self._flags
         for number in numbers:
             if number < len(flags) and flags[number] & (ACCEPTED | BACKFILLED) and not flags[number] & OUTLIER:
@@ -246,41 +223,31 @@ class RoomHistory:
             bool(flag & BACKFILLED),
         )
 
-    def _fails(self, event: Arriving[int], ground: State) -> bool:
-        return self._walk.states.judge.soft_fails(self._walk.event(event.event_id), ground)
+    def _fails(self, event: Arriving[int], current: State) -> bool:
+        return self._walk.states.event_auth.soft_fails(self._walk.event(event.event_id), current)
 
-    def _note_change(self, index: int, known: int | None, current: int | None) -> int | None:
-        """Records that the current state changed from group ``known`` to group ``current``, if the two differ.
-
-        ``index`` is the index of the event with which the change comes. If ``current`` is null (unknown), nothing is
-        recorded. Returns the last known group of the current state: ``current``, or ``known`` if ``current`` is null.
-        """
+    def _record_change(self, index: int, known: int | None, current: int | None) -> int | None:
+        # An unknown state (None) is not recorded. Returns the last known group.
         if current is None or current == known:
             return known
         self._changes.extend((index, -1 if known is None else known, current))
         return current
 
     def _last_live(self, without: int) -> int:
-        """Returns the number of the last event that is not backfilled and has no flag of ``without``, or -1."""
+        # without any of these flags, and not backfilled; -1 if there is none
         unwanted = without | BACKFILLED
         return next((n for n in range(self._walk.count - 1, -1, -1) if not self._flags[n] & unwanted), -1)
 
     def _live(self) -> Iterator[tuple[int, int]]:
-        """Yields (index, number) for the live events of the graph, in the order of arrival.
-
-        The order of arrival is the given order, except that an event waits for its prev events. The index is the
-        highest number of an event that has arrived so far.
-        """
+        # (highest number that has arrived so far, number), in the given order, except that events wait for their prev
+        # events
         latest = 0
         for number in self._ordered(0):
             latest = max(latest, number)
             yield latest, number
 
     def _ordered(self, backfilled: int) -> Iterator[int]:
-        """Yields the numbers of events of the graph, each after its prev events.
-
-        ``backfilled`` is ``BACKFILLED`` for the backfilled events, and 0 for the live ones.
-        """
+        # each after its prev events
         mask, walk = OUTLIER | BACKFILLED, self._walk
         numbers = array("q", (n for n, flag in enumerate(self._flags) if flag & mask == backfilled))
         order, left = numbers, array("q")
@@ -291,7 +258,7 @@ class RoomHistory:
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> array[int]:
-        """Records for each redacted event the first redaction that applies. Returns the redactions without effect."""
+        # The first redaction that applies counts. Returns those without effect.
         found = self._walk.redactions
         places = range(0, len(found), 3)
         withheld = array("q")
@@ -307,7 +274,6 @@ class RoomHistory:
 
     # --- rows ---------------------------------------------------------------------------------------------------
     def events(self) -> Iterator[EventPart]:
-        """Yields all event rows, in the given order."""
         for numbers in self._walk.chunks(range(self._walk.count)):
             for start in range(0, len(numbers), _EVENTS_PER_PART):
                 yield self._part(numbers[start : start + _EVENTS_PER_PART])
@@ -316,18 +282,17 @@ class RoomHistory:
         first, end, flags, new = numbers[0], numbers[-1] + 1, self._flags, self._new_groups
         events = [
             replace(event, soft_failed=True) if flags[number] & SOFT_FAILED else event
-            for number, event in zip(numbers, self._walk.judged(numbers), strict=True)
+            for number, event in zip(numbers, self._walk.with_verdicts(numbers), strict=True)
         ]
         redacted_by = self._redacted_by[first:end]
         redactions = sorted({by for by in redacted_by if by >= 0})
         names = dict(zip(redactions, self._source.names(redactions), strict=True))
         groups = [None if group < 0 else new[group] for group in self._walk.after[first:end]]
         unresolved = [*map(is_unresolved, events, groups)]
-        own = zip(*map(own_columns, events), strict=True)
-        return EventPart(first, events, [*own, [names.get(by) for by in redacted_by], unresolved, groups])
+        of_events = zip(*map(event_fields, events), strict=True)
+        return EventPart(first, events, [*of_events, [names.get(by) for by in redacted_by], unresolved, groups])
 
     def forward_extremities(self) -> Iterator[str]:
-        """Returns the IDs of the forward extremities."""
         return self._names(list(self._extremities.current))
 
     def backward_extremities(self) -> Iterator[str]:
@@ -345,10 +310,7 @@ class RoomHistory:
         return (names[gap] if gap < walk.count else missing[gap - walk.count] for gap in gaps)
 
     def timeline_gaps(self) -> Iterator[int]:
-        """Yields the indexes of live events with a gap right below them.
-
-        A live event has a gap below it if it is the first live event that refers to some backward extremity.
-        """
+        """Yields the indexes of live events that are the first to refer to some backward extremity."""
         walk, flags, seen = self._walk, self._flags, set[int]()
         for number, flag in enumerate(flags):
             if flag & (OUTLIER | BACKFILLED):
@@ -362,11 +324,7 @@ class RoomHistory:
         return (name for some in self._walk.chunks(numbers) for name in self._source.names(some))
 
     def _kept_groups(self) -> array[int]:
-        """Returns for each group its number among the groups to store, or -1 for a group that is not stored.
-
-        The groups before and after events are stored, and all groups to which these are deltas. A group that is only the
-        current state at some time is not stored.
-        """
+        # Those of events, and all that these are deltas to; not what is only the current state at some time (-1).
         walk, builder = self._walk, self._walk.states.builder
         wanted = {*walk.after, *walk.before}
         wanted.discard(-1)
@@ -424,11 +382,11 @@ class RoomHistory:
             if flag & ACCEPTED:
                 continue
             before, after = walk.before[number], walk.after[number]
-            line = -1 if flag & BACKFILLED else self._line[number]
+            current = -1 if flag & BACKFILLED else self._current_on_arrival[number]
             yield Step(
                 number,
                 walk.seen_event(number),
                 None if before < 0 else before,
                 after,
-                after if line < 0 else line,
+                after if current < 0 else current,
             )

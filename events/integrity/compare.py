@@ -18,17 +18,6 @@ from events.room.graph import is_accepted
 from events.visibility.ranges import VisibilityRow
 from events.visibility.recompute import show_the_same
 
-__all__ = [
-    "COLUMNS_OF_THE_EVENT",
-    "EVERYTHING",
-    "SUBJECTS",
-    "Difference",
-    "RoomReport",
-    "compare",
-    "differences",
-    "includes_subject",
-]
-
 SUBJECTS = ("state", "extremities", "visibility")
 EVERYTHING = "rooms"
 """All subjects at once."""
@@ -50,7 +39,6 @@ class Difference:
     mendable: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all fields, for a line of output."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -68,7 +56,6 @@ class RoomReport:
 
     @property
     def clean(self) -> bool:
-        """True if there is no difference. Doubts do not count."""
         return not self.totals
 
     def of(self, subject: str) -> int:
@@ -76,19 +63,16 @@ class RoomReport:
         return sum(count for (found, _), count in self.totals.items() if includes_subject(subject, found))
 
     def add(self, difference: Difference) -> None:
-        """Counts a difference, and lists it unless the list is full."""
         self.totals[difference.subject, difference.table] += 1
         if len(self.differences) < _MOST_LISTED:
             self.differences.append(difference)
 
     def doubt(self, text: str) -> None:
-        """Counts a doubt, and lists its text unless the list is full."""
         self.doubtful += 1
         if len(self.doubts) < _MOST_LISTED:
             self.doubts.append(text)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the report as one object. The keys of its totals have the form ``subject table``."""
         return {
             "room_id": self.room_id,
             "clean": self.clean,
@@ -101,13 +85,12 @@ class RoomReport:
         }
 
 
-def includes_subject(asked: str, subject: str) -> bool:
-    """Returns true if ``asked`` (a subject, or ``EVERYTHING``) includes ``subject``."""
-    return asked in (subject, EVERYTHING)
+def includes_subject(wanted: str, subject: str) -> bool:
+    return wanted in (subject, EVERYTHING)
 
 
 def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
-    """Returns the report on a room's rows. ``computed`` has the right values of the rows, if the caller knows them already."""
+    """Returns the report on a room's rows. ``computed`` has the right values, if the caller knows them already."""
     should = computed if computed is not None else compute(rows)
     report = RoomReport(rows.room_id, len(rows.events))
     for difference in differences(should):
@@ -126,7 +109,8 @@ def differences(should: Computed) -> Iterator[Difference]:
     """Yields all differences, without a limit.
 
     States, redactions and ranges are compared only if the content is known of all events that decide them. Otherwise a
-    repair could, for instance, show a room's closed history to everybody, because the setting that closes it is damaged.
+    repair could, for instance, show a room's closed history to everybody, because the setting that closes it is
+    damaged.
     """
     decided = () if _without_content(should.rows) else (_states, _redacted, _current, _visibility)
     for find in (_room, _events, _graph, _extremities, *decided):
@@ -134,7 +118,7 @@ def differences(should: Computed) -> Iterator[Difference]:
 
 
 def _without_content(rows: RoomRows) -> list[str]:
-    """Returns the state events that decide who may do or see what, and whose JSON is damaged or missing."""
+    # of the state events that decide who may do or see what
     return [
         row.event_id
         for row in rows.events
@@ -169,21 +153,18 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         event = should.events[row.event_id]
         # The parser sets ``json`` only if it had to redact: the stored content does not fit its hash.
         if event.json:
-            stored, right = "content that does not fit its hash", "the redacted form"
-            yield Difference("state", "events_eventjson", row.event_id, "json", stored, right)
+            problem = "content that does not fit its hash"
+            yield Difference("state", "events_eventjson", row.event_id, "json", problem, "the redacted form")
         if event.room_id != rows.room_id:
             yield Difference("state", "events_event", row.event_id, "room_id", rows.room_id, event.room_id, False)
         if row.columns is not None:
-            yield from _columns(row.event_id, row.columns, Columns.of(event))
+            right = Columns.of(event)
+            for column in COLUMNS_OF_THE_EVENT:
+                if (found := getattr(row.columns, column)) != (computed := getattr(right, column)):
+                    yield Difference("state", "events_event", row.event_id, column, found, computed)
         if event.event_id in should.states.after and row.rejected_reason != event.rejected_reason:
             reason = event.rejected_reason
             yield Difference("state", "events_event", row.event_id, "rejected_reason", row.rejected_reason, reason)
-
-
-def _columns(event_id: str, stored: Columns, right: Columns) -> Iterator[Difference]:
-    for column in COLUMNS_OF_THE_EVENT:
-        if (found := getattr(stored, column)) != (computed := getattr(right, column)):
-            yield Difference("state", "events_event", event_id, column, found, computed)
 
 
 def _graph(rows: RoomRows, should: Computed) -> Iterator[Difference]:
@@ -210,9 +191,9 @@ def _states(rows: RoomRows, should: Computed) -> Iterator[Difference]:
             yield Difference(
                 "state", "events_event", row.event_id, "state_unresolved", row.state_unresolved, unresolved, known
             )
-        if not should.after_is_stored(row):
+        if not should.state_after_is_right(row):
             yield _other_state(row, should, "after")
-        elif not should.before_is_stored(row):
+        elif not should.state_before_is_right(row):
             yield _other_state(row, should, "before")
 
 
@@ -272,9 +253,14 @@ def _extremities(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     )
     for table, stored, right in both:
         for event_id in sorted(stored ^ right):
-            here, there = event_id in stored, event_id in right
+            is_stored, is_right = event_id in stored, event_id in right
             yield Difference(
-                "extremities", table, event_id, "event_id", event_id if here else None, event_id if there else None
+                "extremities",
+                table,
+                event_id,
+                "event_id",
+                event_id if is_stored else None,
+                event_id if is_right else None,
             )
 
 
@@ -293,10 +279,10 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         return
     stored_rows, right_rows = set(rows.ranges), set(right or [])
     for found in sorted(stored_rows ^ right_rows, key=str):
-        here = [found.first, found.last] if found in stored_rows else None
-        there = [found.first, found.last] if found in right_rows else None
+        stored_span = [found.first, found.last] if found in stored_rows else None
+        right_span = [found.first, found.last] if found in right_rows else None
         key = f"{found.user_id or 'everyone'} {found.kind}"
-        yield Difference("visibility", "events_eventvisibility", key, "first, last", here, there)
+        yield Difference("visibility", "events_eventvisibility", key, "first, last", stored_span, right_span)
 
 
 def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:
@@ -305,18 +291,14 @@ def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[Visibility
 
 
 def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
-    """Returns true if older events of the room were purged.
-
-    That is so if a range begins below all stored events, and the create event is not stored in the graph. The
-    visibility of the oldest stored events followed from the purged events. So it cannot be recomputed.
-    """
+    # Older events were purged, from which the visibility of the oldest stored events followed: it cannot be recomputed.
     first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
-    begins_here = should.create is not None and not should.create.outlier
-    return not begins_here and any(found.first < first for found in rows.ranges)
+    has_create_event = should.create is not None and not should.create.outlier
+    return not has_create_event and any(found.first < first for found in rows.ranges)
 
 
 def _may_be_unknown(rows: RoomRows, should: Computed) -> bool:
-    """Returns true if an import could not compute ranges: the state at an accepted event, or the current state, is unknown."""
+    # an import could not compute ranges
     return should.current_group is None or any(
         row.event_id not in should.states.after for row in rows.events if is_accepted(should.events[row.event_id])
     )

@@ -1,10 +1,10 @@
 """Computes the right rows of a room, by applying the rules again to the stored JSON of its events (pure).
 
 Stored verdicts are taken as right, because they depend on the order of arrival or came from outside. The state before
-an event may also have come from outside, together with the event. That happens if the prev events came later or never.
-A stored state that may have come from outside is taken as right, too, and the states of the events above are computed
-from it. If the rules lead to a different state, that is a *doubt*. All other rows follow from the events, so a
-difference in them is damage.
+an event may also have come from outside, together with the event, if the prev events came later or never. Example: M
+names P as prev event, arrived with a given state S, and P is stored behind it. Then S is taken as the state before M,
+and the states of the events above are computed from it. If P leads to another state, that is a *doubt*. All other rows
+follow from the events, so a difference in them is damage.
 
 ``compute`` takes the rows of one room and sends no query, so rooms can be checked in parallel, in any process.
 """
@@ -26,13 +26,11 @@ from events.visibility.viewer import membership
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["Columns", "Computed", "RoomRows", "StoredEvent", "compute", "event_of_columns", "stored_before"]
-
 
 class Columns(NamedTuple):
     """The columns of an event, and its rows in other tables, that follow from its JSON.
 
-    ``edges`` are the prev events in ascending order. ``auth`` is null if the event has no row of auth events.
+    ``edges`` are the prev events in ascending order. ``auth`` is None if the event has no row of auth events.
     """
 
     type: str
@@ -48,7 +46,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, event: ParsedEvent) -> Columns:
-        """Returns the values that an event should have. An outlier has no edges, and a message has no auth row."""
+        # an outlier has no edges, and a message has no auth row
         prevs = [] if event.outlier else sorted(event.prev_event_ids)
         return cls(
             event.type,
@@ -67,7 +65,7 @@ class Columns(NamedTuple):
 class StoredEvent(NamedTuple):
     """The row of an event, with its parsed JSON and the stored verdict.
 
-    ``columns`` is null where the columns agree with the JSON. ``parsed`` is null if the JSON is missing or unreadable;
+    ``columns`` is None where the columns agree with the JSON. ``parsed`` is None if the JSON is missing or unreadable;
     then ``problem`` is the reason.
     """
 
@@ -86,9 +84,8 @@ class StoredEvent(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """True for a state event, according to the column of the row."""
-        about = self.columns if self.columns is not None else self.parsed
-        return about is not None and about.state_key is not None
+        source = self.columns if self.columns is not None else self.parsed
+        return source is not None and source.state_key is not None
 
 
 @dataclass(slots=True)
@@ -111,14 +108,17 @@ class RoomRows:
 
 
 class _CheckedStates(RoomStates):
-    """The states at a room's events, computed by the rules. A stored state is used if it possibly came from outside.
+    """The states by the rules, on top of stored states that possibly came from outside (``given_groups``).
 
-    ``told`` maps the ID of an event to the stored group before the event, if this group possibly came from outside. If
-    the rules lead to a different state for an event in ``told``, ``assign`` adds its ID to ``differing``.
+    If the rules lead to a different state for an event in ``given_groups``, ``assign`` adds its ID to ``differing``.
     """
 
     def __init__(
-        self, version: RoomVersion, events: Sequence[ParsedEvent], create: ParsedEvent | None, told: Mapping[str, int]
+        self,
+        version: RoomVersion,
+        events: Sequence[ParsedEvent],
+        create: ParsedEvent | None,
+        given_groups: Mapping[str, int],
     ) -> None:
         stored = Stored(
             {},
@@ -126,7 +126,7 @@ class _CheckedStates(RoomStates):
             GroupBuilder(),
             {},
             lambda _states: None,
-            trusting=True,
+            from_dump=True,
             whole=True,
             without_state=lambda _ids, _most: (),
         )
@@ -134,7 +134,7 @@ class _CheckedStates(RoomStates):
         self.digests = Digests(self.builder)
         self.differing: list[str] = []
         self.stored_groups = StoredGroups((), ())
-        self._given_groups = told
+        self._given_groups = given_groups
 
     def _before(self, event: ParsedEvent) -> int | None:
         known = self._after_prevs(event)
@@ -168,29 +168,22 @@ class Computed:
     forward: set[str]
     """The forward extremities."""
     current_group: int | None
-    """The computed group of the current state, or null if it is unknown."""
+    """The computed group of the current state, or None if it is unknown."""
 
     @property
     def known_ranges(self) -> list[VisibilityRow] | None:
-        """The visibility ranges, or null if the ranges or the current state cannot be computed."""
         return None if self.current_group is None else self.ranges
 
-    def before_is_stored(self, event: StoredEvent) -> bool:
-        """Returns true if the stored group of the state before an event has the computed state.
-
-        Also returns true if that state cannot be computed.
-        """
+    def state_before_is_right(self, event: StoredEvent) -> bool:
+        """True unless the stored state before the event differs from the computed one. If none could be computed: true."""
         wanted = self.states.before.get(event.event_id)
         if wanted is None:
             return True
         group = stored_before(event, self.stored)
         return group is not None and self.stored.digests.get(group) == self.states.digests.of(wanted)
 
-    def after_is_stored(self, event: StoredEvent) -> bool:
-        """Returns true if the group of the state after an event has the computed state.
-
-        If that state cannot be computed, returns true only if the event has no group.
-        """
+    def state_after_is_right(self, event: StoredEvent) -> bool:
+        """True unless the stored state after the event differs. If none could be computed, the event must have no group."""
         wanted = self.states.after.get(event.event_id)
         if wanted is None:
             return event.state_group is None
@@ -199,12 +192,10 @@ class Computed:
 
     @property
     def backward(self) -> set[str]:
-        """The computed backward extremities of the room."""
         return set(backward_extremities(self.events.values()))
 
     @property
     def current(self) -> dict[StateKey, tuple[str, str | None]] | None:
-        """The current state as ``(type, state key) -> (event ID, membership)``, or null if it is unknown."""
         if self.current_group is None:
             return None
         state = self.states.builder.expand(self.current_group)
@@ -223,16 +214,13 @@ class Computed:
         return found
 
     def undecided(self, event_id: str | None) -> bool:
-        """Returns true for an accepted redaction whose effect cannot be decided, because the state before it is unknown."""
+        """True for an accepted redaction whose effect is unknown, because the state before it is."""
         event = self.events.get(event_id or "")
         return event is not None and is_accepted(event) and event_id not in self.states.before
 
 
 def compute(rows: RoomRows) -> Computed:
-    """Returns the values that the rows of a room should have. Sends no query.
-
-    Raises ``UnknownRoomVersion``.
-    """
+    """Returns the values that the rows of a room should have. Sends no query. Raises ``UnknownRoomVersion``."""
     version = room_version(rows.room_version)
     events = {row.event_id: row.parsed or event_of_columns(row, rows.room_id, rows.room_version) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
@@ -250,10 +238,10 @@ def compute(rows: RoomRows) -> Computed:
 
 
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
-    """Returns the group that is read as the state before an event, or null if the event has no group.
+    """Returns the group that is read as the state before an event, or None if the event has no group.
 
-    For an accepted state event, returns the group below the event's group. For any other event, or if the event's group
-    is not stored, returns the event's group.
+    For an accepted state event this is the group below the event's group. For any other event, or if the event's group
+    is not stored, it is the event's group.
     """
     group = event.state_group
     if group is None or not event.is_state or event.rejected_reason is not None or group not in stored:
@@ -262,7 +250,7 @@ def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
 
 
 def event_of_columns(row: StoredEvent, room_id: str, room_version: str) -> ParsedEvent:
-    """Returns an event made from its stored columns. Used if the event's JSON is missing or unreadable."""
+    """Builds an event whose JSON is missing or unreadable."""
     columns = row.columns
     if columns is None:  # ``stored_rows`` drops columns only if they agree with parsed JSON
         raise AssertionError(f"{row.event_id} has neither JSON nor columns")
@@ -293,25 +281,18 @@ def event_of_columns(row: StoredEvent, room_id: str, room_version: str) -> Parse
 
 
 def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None:
-    """Returns the create event of the room, or null.
-
-    If the room has several create events, those in the graph are preferred to outliers. Among several in the graph, the
-    create event that the room's row names is preferred.
-    """
-    begun = [event for event in events if is_create(event)]
-    named = [event for event in begun if event.event_id == rows.create_event_id]
-    inside = [event for event in begun if not event.outlier]
-    return next(iter([*(event for event in named if not event.outlier), *inside, *named, *begun]), None)
+    # Those in the graph come before outliers, and among these the one that the room's row names.
+    creates = [event for event in events if is_create(event)]
+    named = [event for event in creates if event.event_id == rows.create_event_id]
+    inside = [event for event in creates if not event.outlier]
+    return next(iter([*(event for event in named if not event.outlier), *inside, *named, *creates]), None)
 
 
 def _cuts_of_before(
     rows: RoomRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
 ) -> list[VisibilityRow]:
-    """Returns the stored cuts of users who left before the oldest stored live event, and have not joined again.
-
-    A *cut* is a row with the position at which a user left. The positions of these cuts cannot be computed any more, so
-    the stored rows are taken as right.
-    """
+    # Stored cuts of users who left before the oldest stored live event, and have not joined again, cannot be computed
+    # any more, so they are taken as right.
     places = [event.stream_ordering for event in graph if is_accepted(event) and event.stream_ordering is not None]
     first = min((place for place in places if place > 0), default=0)
     kept = [row for row in rows.ranges if row.kind == "cut" and row.last is None and row.first < first]
@@ -325,12 +306,10 @@ def _cuts_of_before(
 
 
 def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
-    """Returns the stored group before each event whose state another server may have given, by event ID.
-
-    When such an event arrived, one of its prev events may have been missing, or may have had no state.
-    """
+    # The stored group before each event whose state another server may have given: one of its prev events may have been
+    # missing when it arrived, or may have had no state.
     by_id = {row.event_id: row for row in rows.events if not row.outlier}
-    doubted = _contradicted(by_id, events, stored)
+    doubted = _refuted_by_child(by_id, events, stored)
     last_rejected = _last_rejected_later(events)
     found: dict[str, int] = {}
     for row in by_id.values():
@@ -339,51 +318,41 @@ def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: Sto
         if group not in stored or group is None or not prevs or row.event_id in doubted:
             continue
         # If the stored group is that of the only prev event, the rules and a given state agree.
-        if _is_linked(row, prevs, by_id, group):
+        only_prev = by_id.get(prevs[0]) if len(prevs) == 1 else None
+        if only_prev is not None and only_prev.state_group == group:
             continue
         resolved_before = len(prevs) > 1 and row.stream_ordering < last_rejected
-        if resolved_before or any(_came_later(by_id.get(prev), row) for prev in prevs):
+        if resolved_before or any(_may_have_come_later(by_id.get(prev), row) for prev in prevs):
             found[row.event_id] = group
     return found
 
 
 def _last_rejected_later(events: Mapping[str, ParsedEvent]) -> float:
-    """Returns the highest position of a rejected event that an accepted event names as an auth event, or 0.
-
-    The rejected event R was an outlier when the accepted event was authorised by it. R was rejected later, when its place
-    in the graph became known. States that were resolved before that time stay as they are, although the rules would
-    resolve them to other states now. If R is backfilled, its position does not show when it came, so the result is
-    infinite.
-    """
+    # The highest position of a rejected event R that an accepted event names as an auth event. R was an outlier when it
+    # authorised that event, and was rejected when its place in the graph became known. States that were resolved before
+    # stay as they are, although the rules would resolve them differently now. If R is backfilled, its position does not
+    # show when it came.
     named = {other for event in events.values() if event.rejected_reason is None for other in event.auth_event_ids}
     found = (events[event_id] for event_id in named if event_id in events)
     places = (event.stream_ordering or 0 for event in found if event.rejected_reason is not None)
     return max((place if place > 0 else inf for place in places), default=0)
 
 
-def _is_linked(row: StoredEvent, prevs: Sequence[str], by_id: Mapping[str, StoredEvent], group: int) -> bool:
-    """Returns true if an event has exactly one prev event, and ``group`` is the group after that prev event.
-
-    ``group`` is the stored group before the event, and ``prevs`` are the IDs of its prev events.
-    """
-    prev = by_id.get(prevs[0]) if len(prevs) == 1 else None
-    return prev is not None and prev.state_group == group
-
-
-def _came_later(prev: StoredEvent | None, row: StoredEvent) -> bool:
-    """Returns true if a prev event is missing, has no state, or possibly came after the event."""
+def _may_have_come_later(prev: StoredEvent | None, row: StoredEvent) -> bool:
+    # or never, or has no state
     if prev is None or prev.state_unresolved:
         return True
     # Backfilled events have negative positions and are stored in any order, so their positions say nothing.
     return min(prev.stream_ordering, row.stream_ordering) < 0 or prev.stream_ordering > row.stream_ordering
 
 
-def _contradicted(
+def _refuted_by_child(
     by_id: Mapping[str, StoredEvent], events: Mapping[str, ParsedEvent], stored: StoredGroups
 ) -> set[str]:
-    """Returns events whose own state group contradicts the stored state before a next event.
+    """Returns events whose own group is refuted by the stored state before a child with a single prev event.
 
-    A next event is considered only if it has no other prev event, and surely came after its prev event.
+    For such a child, state-before(child) must equal state-after(parent). Children that may have arrived first are
+    skipped.
     """
     found = set()
     for row in by_id.values():
@@ -394,6 +363,6 @@ def _contradicted(
         before = stored_before(row, stored)
         if not (before in stored and prev.state_group in stored):
             continue
-        if stored.digests[before] != stored.digests[prev.state_group] and not _came_later(prev, row):  # type: ignore[index]
+        if stored.digests[before] != stored.digests[prev.state_group] and not _may_have_come_later(prev, row):  # type: ignore[index]
             found.add(prev.event_id)
     return found

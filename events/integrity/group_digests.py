@@ -3,6 +3,8 @@
 The digest of a state is a sum over its entries. So the digest of a group is computed from the digest of the group below
 and the delta between the two. Comparing the states of all events of a room therefore takes time in proportion to the
 delta rows. Any of the rows may be damaged. A missing row has the same effect here as in ``state.store``.
+
+    digest(group 2) = digest(group 1) - digest(topic: T1) + digest(topic: T2)      for group 2 = group 1 + {topic: T2}
 """
 
 from __future__ import annotations
@@ -14,31 +16,28 @@ from itertools import pairwise
 from state.groups.compaction import entry_digest
 from state.groups.deltas import GroupBuilder, StateKey
 
-__all__ = ["DeltaRow", "Digests", "GroupRow", "StoredGroups"]
-
 GroupRow = tuple[int, int | None, int, int, int, int]
 """(group, prev group, chain, hops, keys, rows to read)."""
 DeltaRow = tuple[int, int, str, str, str | None]
-"""(chain, group, type, state key, event ID or null)."""
+"""(chain, group, type, state key, event ID or None)."""
 _MASK = 2**64 - 1
 
 
 class Digests:
-    """The digests of the states of a builder's groups. Each digest is computed once."""
+    """The digests of the states of a builder's groups, unsigned numbers of 64 bits. Each is computed once."""
 
     def __init__(self, builder: GroupBuilder) -> None:
         self._builder = builder
         self._known: dict[int, int] = {}
 
     def of(self, group: int) -> int:
-        """Returns the digest of a group's state, an unsigned number of 64 bits."""
-        line = []
+        unknown = []
         number: int | None = group
         while number is not None and number not in self._known:
-            line.append(number)
+            unknown.append(number)
             number = self._builder.step(number)[0]
-        for one in reversed(line):
-            self._known[one] = self._next(one)
+        for number in reversed(unknown):
+            self._known[number] = self._next(number)
         return self._known[group]
 
     def _next(self, group: int) -> int:
@@ -72,18 +71,17 @@ class StoredGroups:
         return group in self.rows
 
     def below(self, group: int) -> int | None:
-        """Returns the group that a group is a delta of, or null. Raises ``KeyError`` for a group without a row."""
         return self.rows[group][1]
 
     def state(self, group: int) -> dict[StateKey, str]:
-        """Returns the full state of a group, as ``state.store`` would return it. A group without a row has an empty state."""
-        whole: dict[StateKey, str | None] = {}
+        """Returns the full state of a group, as ``state.store`` would. A group without a row has an empty state."""
+        state: dict[StateKey, str | None] = {}
         for chain, upto in self._spans(group):
             for key, (numbers, events) in self._history.get(chain, {}).items():
                 place = bisect_right(numbers, upto)
-                if place and key not in whole:
-                    whole[key] = events[place - 1]
-        return {key: event_id for key, event_id in whole.items() if event_id is not None}
+                if place and key not in state:
+                    state[key] = events[place - 1]
+        return {key: event_id for key, event_id in state.items() if event_id is not None}
 
     def _chains(self) -> dict[int, list[int]]:
         # Delta rows are included even if their group has no row, because readers of higher groups in the chain apply
@@ -94,7 +92,8 @@ class StoredGroups:
         return {chain: sorted(found) for chain, found in members.items()}
 
     def _digest_chain(self, chain: int, members: Sequence[int]) -> None:
-        base = self._base(chain)
+        first = self.rows.get(chain)
+        base = first[1] if first is not None and first[1] in self.rows else None
         digest = 0 if base is None else self.digests.get(base, 0)
         for last, group in pairwise([None, *members]):
             for key, event_id in self._changes.get(chain, {}).get(group or 0, {}).items():
@@ -104,21 +103,8 @@ class StoredGroups:
             if group in self.rows and self.rows[group][2] == chain:
                 self.digests[group] = digest
 
-    def _base(self, chain: int) -> int | None:
-        """Returns the group on which the first group of a chain is built.
-
-        Returns null if the first group is built on no group. Also returns null if one of these two groups is not
-        stored.
-        """
-        first = self.rows.get(chain)
-        return first[1] if first is not None and first[1] in self.rows else None
-
     def _lookup(self, chain: int, last: int | None, base: int | None, key: StateKey) -> str | None:
-        """Returns the event ID that a state key had just before a group G of a chain, or null if it had no event.
-
-        ``last`` is the group before G in the chain, or null if G is the first group of the chain. ``base`` is the group
-        on which the chain is built, or null.
-        """
+        # The event at a key just before a group of a chain, whose predecessor there is ``last``.
         spans = [] if last is None else [(chain, last)]
         for place, upto in (*spans, *(() if base is None else self._spans(base))):
             numbers, events = self._history.get(place, {}).get(key, ((), ()))
@@ -128,12 +114,7 @@ class StoredGroups:
         return None
 
     def _spans(self, group: int) -> Iterator[tuple[int, int]]:
-        """Yields the chains from which the state of ``group`` is read, from the top down.
-
-        Each item is (chain, highest group to read in it).
-
-        A missing row or a cycle ends the walk.
-        """
+        # (chain, highest group to read in it), from the top down. A missing row or a cycle ends the walk.
         number: int | None = group
         seen: set[int] = set()  # damaged rows may form a cycle
         while number is not None and number in self.rows and number not in seen:

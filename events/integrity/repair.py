@@ -14,23 +14,21 @@ from events.persist.room_cache import clear_caches
 from streams.caches import invalidate_room_state
 from streams.db.consistent_read import long_transaction, read_only_snapshot
 
-__all__ = ["all_rooms", "check_room", "resync_room"]
-
 _ROOMS_AT_ONCE = 1_000
 
 
 def _transactions(using: str) -> RoomTransactions:
     snapshot = partial(read_only_snapshot, using, is_long=True)
-    return RoomTransactions(snapshot, partial(long_transaction, using), _tell)
+    return RoomTransactions(snapshot, partial(long_transaction, using), _notify)
 
 
-def _tell(_cursor: Any, room_id: str, moved: Sequence[str]) -> None:
-    invalidate_room_state(room_id, moved)
+def _notify(_cursor: Any, room_id: str, users: Sequence[str]) -> None:
+    invalidate_room_state(room_id, users)
     invalidate_cached_events()
 
 
 def check_room(room_id: str, using: str = "default") -> RoomReport | None:
-    """Returns the report on all stored rows of a room, read in one snapshot. Returns null if there is no such room."""
+    """Returns the report on all stored rows of a room, read in one snapshot, or None if there is no such room."""
     return check(_transactions(using), room_id)
 
 

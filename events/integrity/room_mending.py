@@ -31,8 +31,6 @@ from state.group_ids import reserve_group_ids
 from state.groups.deltas import GroupBuilder, StoredGroup
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["Found", "Mended", "Resynced", "RoomTransactions", "check", "find_damage", "repair_room", "resync"]
-
 _PUT_STATE = f"""
 {INSERT_INTO["events_currentstate"]} VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
@@ -88,8 +86,7 @@ _COLUMNS = {
 class Found:
     """The report on a room from one snapshot, and the values that its rows should have.
 
-    ``mark`` shows later whether the rows were written since that snapshot (``events.integrity.stored_rows.Mark``).
-    ``mark`` is null if nothing is to be repaired.
+    ``mark`` shows later whether the rows were written since (``stored_rows.Mark``). None: nothing is to be repaired.
     """
 
     report: RoomReport
@@ -102,8 +99,8 @@ class Mended:
     """The report on a room under its lock, before the repair.
 
     ``moved`` are the users whose membership in the current state was wrong, or whose membership event had content that
-    it should not have. ``moved`` is null if neither the current state nor the content of an event was wrong. Then other
-    processes need no notification.
+    it should not have. None: neither the current state nor the content of an event was wrong, so other processes need
+    no notification.
     """
 
     before: RoomReport
@@ -126,12 +123,11 @@ class RoomTransactions:
     """``snapshot()`` yields a cursor that reads one snapshot."""
     writing: Callable[[], AbstractContextManager[Any]]
     """``writing()`` yields a cursor in a transaction that the end of the block commits."""
-    tell: Callable[[Any, str, Sequence[str]], None]
-    """``tell(cursor, room ID, Mended.moved)`` makes other processes drop what they cached of a room once ``writing`` commits."""
+    notify: Callable[[Any, str, Sequence[str]], None]
+    """``notify(cursor, room ID, Mended.moved)`` makes other processes drop what they cached, once ``writing`` commits."""
 
 
 def check(transactions: RoomTransactions, room_id: str) -> RoomReport | None:
-    """Returns the report on all stored rows of a room, or null if there is no such room."""
     with collector_paused():  # all objects of a room live until it is done, so a collection would find nothing
         found = _in_snapshot(transactions, room_id)
     return None if found is None else found.report
@@ -140,7 +136,7 @@ def check(transactions: RoomTransactions, room_id: str) -> RoomReport | None:
 def resync(transactions: RoomTransactions, room_id: str, subject: str, *, mend: bool) -> Resynced | None:
     """Repairs the rows of a room that belong to ``subject`` and differ from the computed rows.
 
-    Returns the reports before and after the repair, or null if there is no such room. If ``mend`` is false, or if no
+    Returns the reports before and after the repair, or None if there is no such room. If ``mend`` is false, or if no
     row of the subject differs, nothing is repaired and the room is not locked. Then the report before the repair is
     returned as the second report, too. If the repaired ranges would contradict the current state (``RangesDisagree``),
     nothing is written, and the second report has the error as a doubt.
@@ -157,7 +153,7 @@ def resync(transactions: RoomTransactions, room_id: str, subject: str, *, mend: 
             with transactions.writing() as cursor:
                 mended = repair_room(cursor, room_id, subject, found)
                 if mended is not None and mended.moved is not None:
-                    transactions.tell(cursor, room_id, mended.moved)
+                    transactions.notify(cursor, room_id, mended.moved)
         except RangesDisagree as error:  # the transaction was rolled back
             return Resynced(found.report, _left_as_it_is(found.report, error))
         del found  # it may be large
@@ -173,9 +169,10 @@ def _in_snapshot(transactions: RoomTransactions, room_id: str, subject: str | No
 def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
     """Compares the stored rows of a room with the JSON of its events, in the caller's snapshot.
 
-    Returns null if there is no such room. Give ``subject`` if ``repair_room`` will repair a subject with this result:
-    one of ``compare.SUBJECTS``, or ``compare.EVERYTHING``. If a row of the subject differs, the result then has a
-    ``mark``. Without ``subject`` it never has a mark.
+    None: no such room.
+
+    Give ``subject`` if ``repair_room`` will repair it with this result. If a row of the subject differs, the result
+    then has a ``mark``.
     """
     rows = read_room(cursor, room_id)
     if rows is None:
@@ -187,10 +184,12 @@ def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found 
 
 
 def repair_room(cursor: Any, room_id: str, subject: str, found: Found | None = None) -> Mended | None:
-    """Repairs the differences of a subject, in the caller's transaction. Returns null if there is no such room.
+    """Repairs the differences of a subject, in the caller's transaction.
+
+    Returns None if there is no such room.
 
     ``found`` is the result of ``find_damage`` without the lock. If the room's rows have changed since, the damage is
-    searched again. If ``moved`` in the result is not null, the caller must notify other processes of a changed current
+    searched again. If ``moved`` in the result is not None, the caller must notify other processes of a changed current
     state in the same transaction. Raises ``RangesDisagree`` if the stored current state is wrong, but belongs to a
     subject that is not repaired. The repaired ranges would contradict this current state.
     """
@@ -209,15 +208,12 @@ def repair_room(cursor: Any, room_id: str, subject: str, found: Found | None = N
 
 
 def _left_as_it_is(report: RoomReport, error: RangesDisagree) -> RoomReport:
-    """Returns a copy of the report with the error as a doubt, for a room in which nothing was written."""
     found = replace(report, differences=[*report.differences], totals=Counter(report.totals), doubts=[*report.doubts])
     found.doubt(str(error))
     return found
 
 
 class _Repair:
-    """The repair of one room whose row is locked."""
-
     def __init__(self, computed: Computed, cursor: Any) -> None:
         self._computed = computed
         self._room_id = computed.rows.room_id
@@ -241,10 +237,6 @@ class _Repair:
         }
 
     def mend(self, subject: str) -> Sequence[str] | None:
-        """Repairs every difference that belongs to ``subject`` and can be recomputed. Returns ``Mended.moved``.
-
-        ``subject`` is one of ``compare.SUBJECTS``, or ``compare.EVERYTHING``.
-        """
         for difference in differences(self._computed):
             if includes_subject(subject, difference.subject) and difference.mendable:
                 self._tables[difference.table](difference)
@@ -283,10 +275,7 @@ class _Repair:
         self._announce_less_content(found.key)
 
     def _announce_less_content(self, event_id: str) -> None:
-        """Records that the event is served without part of its content from now on.
-
-        Other processes are then notified as if the current state had changed.
-        """
+        # It is served without part of its content from now on: others are notified as if the current state had changed.
         event = self._computed.events[event_id]
         self._current_state = True
         if event.type == "m.room.member" and event.state_key is not None:
@@ -338,13 +327,12 @@ class _Repair:
 
 
 def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Returns the columns of the rows as lists, for ``unnest`` in SQL. Each row has ``width`` values."""
+    # for ``unnest``
     return [[row[place] for row in rows] for place in range(width)]
 
 
 class _Groups:
-    """The new state groups of events whose stored groups are wrong."""
-
+    # The new state groups of events whose stored groups are wrong.
     def __init__(self, computed: Computed, wrong: Collection[str], cursor: Any) -> None:
         self._computed = computed
         self._stored, self._states = computed.stored, computed.states
@@ -358,7 +346,6 @@ class _Groups:
         """Computed group -> the builder's number of a group with that state."""
 
     def write(self) -> None:
-        """Stores the new groups, assigns them to the events, and deletes old groups that no event needs any more."""
         numbers = {row.event_id: self._after(row.event_id) for row in self._rows}
         new = sorted(self._builder.kept(set(numbers.values())) - self._ids.keys())
         cursor = self._cursor
@@ -372,11 +359,8 @@ class _Groups:
         cursor.execute(_DROP_GROUPS, {"room": self._computed.rows.room_id, "groups": unused})
 
     def _after(self, event_id: str) -> int:
-        """Returns the builder's number of the right group after an event.
-
-        For a state event, that group is built on the group before the event, because the group below is read as the
-        state before the event.
-        """
+        # That of a state event is built on the group before the event, because the group below is read as the state
+        # before.
         after, before = self._states.after[event_id], self._states.before.get(event_id)
         event = self._computed.events[event_id]
         if before is None or before == after or event.state_key is None:
@@ -386,27 +370,22 @@ class _Groups:
         return self._numbers[after]
 
     def _number(self, group: int) -> int:
-        """Returns the builder's number of a group with the same state as the computed group ``group``.
-
-        If a stored group has that state, it is used. Otherwise a new group is built, on top of a stored group if
-        possible.
-        """
-        line = []
+        # A stored group with the same state, or else a new one, on top of a stored group if possible.
+        unbuilt = []
         below: int | None = group
         while below is not None and below not in self._numbers and not self._adopt(below):
-            line.append(below)
+            unbuilt.append(below)
             below = self._states.builder.step(below)[0]
-        for one in reversed(line):
-            prev, changes = self._states.builder.step(one)
+        for number in reversed(unbuilt):
+            prev, changes = self._states.builder.step(number)
             if prev is None:
-                whole = {key: event_id for key, event_id in changes.items() if event_id is not None}
-                self._numbers[one] = self._builder.add_full(whole)
+                state = {key: event_id for key, event_id in changes.items() if event_id is not None}
+                self._numbers[number] = self._builder.add_full(state)
             else:
-                self._numbers[one] = self._builder.add(self._numbers[prev], changes)
+                self._numbers[number] = self._builder.add(self._numbers[prev], changes)
         return self._numbers[group]
 
     def _adopt(self, group: int) -> bool:
-        """Uses a stored group that has the state of the computed group. Returns false if no stored group has this state."""
         stored = self._right.get(self._states.digests.of(group))
         if stored is None:
             return False

@@ -17,8 +17,6 @@ from events.integrity.expected_rows import Columns, RoomRows, StoredEvent
 from events.visibility.ranges import VisibilityRow, in_order
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["EventParser", "Mark", "read_mark", "read_room"]
-
 Mark = Sequence[tuple[int, int | None]]
 """Number and row versions of a room's rows, by table. Equal marks mean that no row was written in between."""
 
@@ -26,7 +24,7 @@ _ROOM_COLUMNS = (
     "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
 )  # fmt: skip
 _ROOM = f"SELECT {', '.join(_ROOM_COLUMNS)} FROM events_room WHERE room_id = %(room)s"
-#: The next events of a room by stream ordering. The columns after the first ``_OWN`` are the first fields of
+#: The next events of a room by stream ordering. The columns after the first ``_ROW_COLUMNS`` are the first fields of
 #: ``Columns``.
 _EVENTS = """
 SELECT event_id, stream_ordering, outlier, rejected_reason, soft_failed, redacted_by, state_unresolved,
@@ -41,7 +39,7 @@ _OF_EVENTS = """ANY(ARRAY(
 _JSON = f"SELECT event_id, json, room_version FROM events_eventjson WHERE event_id = {_OF_EVENTS}"
 _EDGES = f"SELECT event_id, prev_event_id FROM events_eventedge WHERE event_id = {_OF_EVENTS}"
 _AUTH = f"SELECT event_id, auth_event_ids FROM events_eventauth WHERE event_id = {_OF_EVENTS}"
-_OWN = 9
+_ROW_COLUMNS = 9
 _QUERIES = {
     "forward": "SELECT event_id FROM events_forwardextremity WHERE room_id = %(room)s",
     "backward": "SELECT event_id FROM events_backwardextremity WHERE room_id = %(room)s",
@@ -65,7 +63,7 @@ _BEFORE_ALL = -(2**63)
 
 
 def read_room(cursor: Any, room_id: str) -> RoomRows | None:
-    """Returns the rows of a room, or null if there is no such room. Raises ``UnknownRoomVersion``."""
+    """Returns the rows of a room, or None if there is no such room. Raises ``UnknownRoomVersion``."""
     cursor.execute(_ROOM, {"room": room_id})
     room = cursor.fetchone()
     if room is None:
@@ -92,19 +90,14 @@ def read_room(cursor: Any, room_id: str) -> RoomRows | None:
 def read_mark(cursor: Any, room_id: str) -> Mark:
     """Returns the mark of a room: for each table, the number of the room's rows and a sum over their row versions.
 
-    If two marks of a room are equal, no row of the room was written in between. PostgreSQL reads all of these rows, but
-    sends only the sums.
+    PostgreSQL reads all of these rows, but sends only the sums.
     """
     cursor.execute(_MARK, {"room": room_id})
     return [(count, versions) for _, count, versions in sorted(cursor.fetchall())]
 
 
 def _event_rows(cursor: Any, room_id: str) -> Iterator[tuple[tuple[Any, ...], Any, Columns]]:
-    """Yields for each event: the columns that do not follow from its JSON, the JSON, and the columns that follow from it.
-
-    The JSON comes as a pair with the room version by which it was stored. It is null if no JSON is stored. The events are
-    read in ranges of stream orderings, so only a bounded part of the rows is in memory.
-    """
+    # In ranges of stream orderings, so that only a bounded part of the rows is in memory.
     after = _BEFORE_ALL
     while True:
         cursor.execute(_EVENTS, {"room": room_id, "after": after, "most": _EVENTS_PER_QUERY})
@@ -132,50 +125,41 @@ def _whole_rows(
         edges = prevs.get(event_id, [])
         if len(edges) > 1:
             edges.sort()
-        columns = Columns._make((*row[_OWN:], edges, auth.get(event_id)))
-        yield row[:_OWN], json.pop(event_id, None), columns
+        columns = Columns._make((*row[_ROW_COLUMNS:], edges, auth.get(event_id)))
+        yield row[:_ROW_COLUMNS], json.pop(event_id, None), columns
 
 
 class EventParser:
-    """The parser of one room's event rows.
-
-    Equal values are kept in memory once, because events name each other, and share a few types, senders and auth
-    events.
-    """
+    """The parser of one room's event rows. Equal values are kept in memory once."""
 
     def __init__(self, version: RoomVersion) -> None:
         self._version = version
         self._kept: dict[Any, Any] = {}
 
-    def event(self, own: tuple[Any, ...], stored: tuple[Any, str] | None, columns: Columns) -> StoredEvent:
+    def event(self, row_columns: tuple[Any, ...], stored: tuple[Any, str] | None, columns: Columns) -> StoredEvent:
         """Returns the event of a row.
 
-        ``own`` are the columns that do not follow from the event's JSON, from ``event_id`` to ``state_group``.
-        ``stored`` is the JSON with the room version by which it was stored, or null.
+        ``row_columns`` are the columns that do not follow from the event's JSON, from ``event_id`` to ``state_group``.
+        ``stored`` is the JSON with the room version by which it was stored, or None.
         """
         parsed, problem = None, None
         if stored is None:
             problem = "its JSON is not stored"
         else:
             try:
-                parsed = self._parsed(own, columns, bytes(stored[0]), stored[1])
+                parsed = self._parsed(row_columns, columns, bytes(stored[0]), stored[1])
             except (EventRefused, ValueError) as error:
                 problem = f"its JSON cannot be read: {error}"
         same = parsed is not None and columns == Columns.of(parsed)
-        values: tuple[Any, ...] = (*own, None if same else columns, parsed, problem)
+        values: tuple[Any, ...] = (*row_columns, None if same else columns, parsed, problem)
         return StoredEvent(*values)
 
-    def _parsed(self, own: tuple[Any, ...], columns: Columns, json: bytes, told: str) -> ParsedEvent:
-        """Parses the JSON of an event, and adds the stored verdict.
-
-        An event whose state before is not known yet has no final verdict. ``told`` is the room version by which the
-        event was stored. For an outlier this version may differ from the room's version, which was perhaps unknown when
-        the outlier was stored.
-        """
-        event_id, place, outlier, reason, soft_failed, _, unresolved, censored, group = own
+    def _parsed(self, row_columns: tuple[Any, ...], columns: Columns, json: bytes, version_name: str) -> ParsedEvent:
+        # The version by which an outlier was stored may differ from the room's, which was perhaps unknown then.
+        event_id, place, outlier, reason, soft_failed, _, unresolved, censored, group = row_columns
         waits = unresolved and group is None and reason is None
         verdict = Verdict(outlier, reason, soft_failed, place, not waits, True)
-        version = room_version(told) if outlier else self._version
+        version = room_version(version_name) if outlier else self._version
         parsed = parse_stored(json, version, event_id, verdict, self._kept)
         if censored:  # the pruned JSON lacks these, so the columns count
             return replace(

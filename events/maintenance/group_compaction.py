@@ -180,7 +180,7 @@ class RoomCompaction:
                     late.append(place.group)
             again = sorted(needed & self._plan.new.numbers.keys())
             if new := [group for group in late if group not in self._plan.new.numbers]:
-                self._plan.new.begin_round()
+                self._plan.new.end_chains()
                 self._plan.take(places, needed, steps, new)
             return sorted({*again, *(group for group in new if group in self._plan.new.numbers)})
 
@@ -203,7 +203,7 @@ class RoomCompaction:
         with connections[self._using].cursor() as cursor:
             ids = dict(zip(new, reserve_group_ids(cursor, len(new)), strict=True))
         self._ids |= ids
-        self._plan.new.stored(ids)
+        self._plan.new.mark_stored(ids)
         rows = {number: len(builder.step(number)[1]) for number in new}
         for part in _parts(new, rows, _ROWS_PER_TRANSACTION, _ROWS_PER_TRANSACTION):
             self._write_part(part)

@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from events.errors import PurgeWentWrong
 from events.maintenance.group_plan import needed_groups
 from events.room_lock_sql import LOCK_ROOM
-from state.groups.collection import GroupCollection, Run, collection_of
+from state.groups.collection import GroupCollection, Run, plan_collection
 from state.store import StateDigest, state_digest
 
 __all__ = ["GroupPurge", "GroupsPurged", "plan_groups", "rooms_with_groups"]
@@ -128,7 +128,7 @@ def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollec
     """Returns the deletion plan for a room. A group is not needed if all events that have it are below depth ``cut``."""
     with connections[using].cursor() as cursor:
         groups, needed, _ = needed_groups(cursor, room_id, cut)
-    return collection_of(groups, needed)
+    return plan_collection(groups, needed)
 
 
 class GroupPurge:
@@ -142,12 +142,12 @@ class GroupPurge:
     @property
     def total(self) -> int:
         """The number of groups to delete, including those that are merged into others."""
-        return len(self._plan.gone) + sum(len(run.absorbed) for run, _ in self._runs)
+        return len(self._plan.deleted) + sum(len(run.absorbed) for run, _ in self._runs)
 
     def foresee(self) -> GroupsPurged:
         """Returns the counts that ``carry_out`` reaches if nothing changes meanwhile."""
         with connections[self._using].cursor() as cursor:
-            cursor.execute(_COUNT_ROWS, [list(self._plan.gone)])
+            cursor.execute(_COUNT_ROWS, [list(self._plan.deleted)])
             (rows,) = cursor.fetchone()
         counted = [counts for _, counts in self._runs]
         return GroupsPurged(self.total, rows + sum(c[0] for c in counted), sum(c[1] for c in counted))
@@ -157,7 +157,7 @@ class GroupPurge:
 
         Raises ``PurgeWentWrong`` if a state would read differently after a merge; that transaction is rolled back.
         """
-        gone = self._plan.gone
+        gone = self._plan.deleted
         for start in range(0, len(gone), _GROUPS_PER_TRANSACTION):
             with _locked(self.room_id, self._using) as cursor:
                 self._delete(cursor, gone[start : start + _GROUPS_PER_TRANSACTION])

@@ -97,7 +97,7 @@ class GroupPlan:
                 continue
             need = Need.STEP if group in steps else Need.STATE if group in needed else Need.NOTHING
             try:
-                self.new.take(group, prev, changes, need)
+                self.new.add_group(group, prev, changes, need)
             except (KeyError, StateError) as error:
                 why = f"it is built on {prev}, which is not stored" if isinstance(error, KeyError) else str(error)
                 raise CompressionRefused(

@@ -208,7 +208,7 @@ def recompute_current_state(cursor: Any, room_id: str, using: str, freed: Sequen
     room = reading.rooms[room_id]
     batch = RoomBatch(reading, room, [], using)
     batch.freed = freed
-    changes = batch.work_out()
+    changes = batch.compute()
     write_rooms([(room, batch.stored, changes)], set(), using)
     # A forward extremity whose state is unknown came back. ``write_rooms`` drops the stored state only of a room that
     # was not marked as unresolved when it was read.

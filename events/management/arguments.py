@@ -11,7 +11,6 @@ __all__ = ["add_event_ids", "asked_event_ids"]
 
 
 def add_event_ids(parser: CommandParser) -> None:
-    """Adds the arguments for event IDs and the option ``--json``."""
     parser.add_argument("event_ids", nargs="+", metavar="EVENT_ID", help="event IDs; - reads them from standard input")
     parser.add_argument("--json", action="store_true", help="one JSON object a line in place of a table")
 

@@ -16,19 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from events.notifier.routing import Concern, Target, routed_streams
-from events.notifier.stream_cache import At, StreamCache, WriterChanges
+from events.notifier.stream_cache import At, RowRange, StreamCache
 from events.notifier.waiters import RoutedWaiter, RoutedWaiters
 from streams.core.cache_store import MISSING, CacheStore, Ticket
 from streams.core.tokens import VectorToken
-
-__all__ = ["ROOMS_PER_USER", "NotifierCache", "NotifierFigures", "Read", "UserChanges", "rooms_of_users"]
 
 #: The memory keeps this many rooms times the number of users that it may keep. Each user counts as at least this many.
 ROOMS_PER_USER = 100
 #: Streams whose rows about a user make the remembered rooms of that user outdated.
 _ABOUT_MEMBERSHIPS = ("events", "caches")
 #: A stream, a range of its rows, and the rows that were read from this range.
-Read = tuple[StreamCache, WriterChanges, Sequence[Any]]
+Read = tuple[StreamCache, RowRange, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +57,11 @@ class UserChanges:
 
     @property
     def nothing(self) -> bool:
-        """True if nothing happened that concerns the user."""
         return not self.memberships_changed and self.changed is not None and not self.changed
 
 
-def rooms_of_users(most_users: int) -> CacheStore:
-    """Returns an empty cache of the rooms of users.
-
-    The cache is bounded by the number of users, and by the number of all their rooms together.
-    """
+def rooms_cache(most_users: int) -> CacheStore:
+    # bounded by the number of users, and by the number of all their rooms together
     return CacheStore(most_users * ROOMS_PER_USER, lambda rooms: max(ROOMS_PER_USER, len(rooms)))
 
 
@@ -75,32 +69,31 @@ class NotifierCache:
     """The notifier's memory in this process. Every method takes the lock itself."""
 
     def __init__(self, limit: int, waiter_limit: int) -> None:
-        self.is_kept = False
+        self.is_ready = False
         """False while nothing is answered from the memory: it is empty, or prepared and not up to date yet."""
-        self.life = 0
+        self.clearings = 0
         """Counts how often the memory was cleared."""
         self.streams: Mapping[str, StreamCache] = {}
         self._lock = threading.Lock()
-        self._rooms = rooms_of_users(limit)
+        self._rooms = rooms_cache(limit)
         self._waiters = RoutedWaiters(waiter_limit)
         self._counts: Counter[str] = Counter()
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, At]:
-        """Returns for each stream the position up to which it is fed. Empty while nothing is remembered."""
         with self._lock:
-            return {name: stream.at for name, stream in self.streams.items()} if self.is_kept else {}
+            return {name: stream.at for name, stream in self.streams.items()} if self.is_ready else {}
 
     def ask(self, user_id: str, since: VectorToken) -> UserChanges | tuple[VectorToken, Ticket] | None:
         """Returns the possible changes for a user since the token, if the rooms of the user are known.
 
-        If they are not known, returns a token and a ticket. The caller then reads the user's rooms at this token, and
-        passes them with the ticket to ``keep_rooms``. Returns None while nothing is remembered.
+        If not, returns a token and a ticket. The caller then reads the user's rooms at this token, and passes them with
+        the ticket to ``keep_rooms``. Returns None while nothing is remembered.
         """
         with self._lock:
             events = self.streams.get("events")
-            if events is None or not self.is_kept:
+            if events is None or not self.is_ready:
                 return None
             rooms = self._rooms.get((user_id,))
             if rooms is MISSING:
@@ -110,12 +103,9 @@ class NotifierCache:
             return UserChanges(events.token, rooms, changed, moved)
 
     def keep_rooms(self, ticket: Ticket, rooms: frozenset[str] | None) -> None:
-        """Stores the rooms that the caller read for a ticket, unless they changed since the ticket was given out.
-
-        ``rooms`` is None if they could not be read.
-        """
+        """Stores the rooms that were read for a ticket (None: they could not be), unless they changed since."""
         with self._lock:
-            if rooms is None or not self.is_kept:
+            if rooms is None or not self.is_ready:
                 self._rooms.abandon(ticket)
             else:
                 self._rooms.finish(ticket, rooms)
@@ -124,25 +114,21 @@ class NotifierCache:
         """Returns the entities of a kind that changed in the stream after the token, or None if this is not known."""
         with self._lock:
             stream = self.streams.get(name)
-            return None if stream is None or not self.is_kept else stream.changes[kind].changed_since(since)
+            return None if stream is None or not self.is_ready else stream.changes[kind].changed_since(since)
 
     def concerns(self, user_id: str, rooms: frozenset[str], since: Mapping[str, At], names: Iterable[str]) -> list[str]:
-        """Returns the streams among ``names`` that may have news for the user since the positions ``since``.
-
-        ``rooms`` are the rooms of the user.
-        """
+        """Returns the streams among ``names`` that may have news for the user, who is in ``rooms``, after ``since``."""
         with self._lock:
             return [name for name in names if self._may_concern(name, user_id, rooms, since.get(name))]
 
     def figures(self) -> NotifierFigures:
-        """Returns the figures for metrics: sizes, the number of waiting callers, and counters."""
         with self._lock:
             entries = {name: sum(map(len, stream.changes.values())) for name, stream in self.streams.items()}
             return NotifierFigures(len(self._waiters), len(self._rooms), entries, Counter(self._counts))
 
     def _may_concern(self, name: str, user_id: str, rooms: frozenset[str], at: At | None) -> bool:
         stream = self.streams.get(name)
-        if stream is None or not self.is_kept or at is None or at.generation != stream.generation:
+        if stream is None or not self.is_ready or at is None or at.generation != stream.generation:
             return True
         since = at.token
         if stream.token == since:
@@ -163,16 +149,17 @@ class NotifierCache:
     # --- waiting callers --------------------------------------------------------------------------------------------
 
     def wait(self, waiter: RoutedWaiter, since: Mapping[str, At]) -> bool | None:
-        """Registers a waiter and returns true. Does not register, and returns false, if news may concern the waiter already.
+        """Registers a waiter and returns true, or returns false if news may concern it already.
 
-        ``since`` has the positions that the waiter knows. Returns None if too many callers wait already. While nothing
-        is remembered, it is not known what concerns the waiter. Then the waiter is registered, and ``begin`` wakes it
-        later.
+        None: too many wait.
+
+        ``since`` has the positions that the waiter knows. While nothing is remembered, it is not known what concerns
+        the waiter. Then it is registered, and ``start_answering`` wakes it later.
         """
         # One lock for the question and the registration. A row added between them would be too late for the question,
         # and too early to wake the waiter.
         with self._lock:
-            if self.is_kept and any(
+            if self.is_ready and any(
                 self._may_concern(name, waiter.user_id, waiter.rooms, since.get(name)) for name in routed_streams()
             ):
                 return False
@@ -186,49 +173,46 @@ class NotifierCache:
         with self._lock:
             return self._waiters.leave(waiter)
 
-    def everybody(self) -> list[RoutedWaiter]:
-        """Removes and returns all waiters."""
+    def remove_waiters(self) -> list[RoutedWaiter]:
         with self._lock:
             return self._waiters.take_all()
 
     @property
     def waiting(self) -> int:
-        """The number of waiters."""
         with self._lock:
             return len(self._waiters)
 
     # --- feeding ----------------------------------------------------------------------------------------------------
 
-    def count(self, what: str) -> None:
-        """Adds 1 to the count ``what`` in ``figures``."""
+    def count(self, name: str) -> None:
         with self._lock:
-            self._counts[what] += 1
+            self._counts[name] += 1
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clears the memory. Waiters stay registered."""
         with self._lock:
-            self.is_kept = False
-            self.life += 1
+            self.is_ready = False
+            self.clearings += 1
             self.streams = {}
             self._rooms.drop_all()
 
-    def prepare(self, streams: Mapping[str, StreamCache], life: int) -> None:
+    def prepare(self, streams: Mapping[str, StreamCache], clearings: int) -> None:
         """Fills the memory with streams that were read from the tables.
 
-        ``life`` is the value of the counter ``self.life`` before they were read. If the memory was cleared since, the
-        streams are discarded.
+        ``clearings`` is the value of ``self.clearings`` before they were read. If the memory was cleared since, they are
+        discarded.
         """
         with self._lock:
             # A reads the rows, B loses the connection and clears the memory, A comes here. Notifications may be missing since A's
             # reading, so A's streams must not be used.
-            if life == self.life:
+            if clearings == self.clearings:
                 self.streams = dict(streams)
 
-    def begin(self) -> list[RoutedWaiter]:
+    def start_answering(self) -> list[RoutedWaiter]:
         """Starts to answer from the memory. Removes and returns all waiters, because they have to ask again."""
         with self._lock:
             self._rooms.drop_all()
-            self.is_kept = True
+            self.is_ready = True
             return self._waiters.take_all()
 
     def replace(self, stream: StreamCache) -> list[RoutedWaiter]:
@@ -239,51 +223,52 @@ class NotifierCache:
                 self._rooms.drop_all()
             return self._waiters.take_all()
 
-    def learn(self, name: str, positions: Mapping[str, int]) -> None:
-        """Stores the announced positions of a stream's writers.
-
-        The stream shows these positions only as far as its rows are fed.
-        """
+    def store_positions(self, name: str, positions: Mapping[str, int]) -> None:
+        """Stores the announced positions of a stream's writers, shown only as far as its rows are fed."""
         with self._lock:
             if (stream := self.streams.get(name)) is not None:
                 stream.positions = dict(positions)
 
-    def remember(self, read: Sequence[Read], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
-        """Adds rows, then raises the positions that the streams show.
+    def add_rows(self, read: Sequence[Read], contact_rooms: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
+        """Adds rows, raises the positions that the streams show, and removes and returns the waiters concerned.
 
-        Removes and returns the waiters that the rows concern. ``met`` has the rooms of each contact that the rows
-        concern. ``met`` is None if these rooms were not read, because no caller waited.
+        ``contact_rooms`` has the rooms of each contact that the rows concern, or is None if no caller waited, so that they were
+        not read.
         """
         with self._lock:
             concerns: set[Concern] = set()
             # Rows before positions: a position that is shown has to have its rows in the index.
-            for stream, lane, rows in read:
-                concerns |= self._take_in(stream, rows)
-                stream.advance([lane])
-            return self._concerned(concerns, met) if concerns and len(self._waiters) else []
+            for stream, row_range, rows in read:
+                concerns |= self._add_stream_rows(stream, rows)
+                stream.advance([row_range])
+            return self._waiters_concerned(concerns, contact_rooms) if concerns and len(self._waiters) else []
 
-    def show(self, names: Iterable[str]) -> None:
+    def advance_positions(self, names: Iterable[str]) -> None:
         """Raises the positions that these streams show, as far as their rows are fed."""
         with self._lock:
             for name in names:
                 if (stream := self.streams.get(name)) is not None:
                     stream.advance(())
 
-    def _take_in(self, stream: StreamCache, rows: Sequence[Any]) -> set[Concern]:
-        found = {concern for row in rows for concern in stream.note(row.writer, row.token, row.row)}
+    def _add_stream_rows(self, stream: StreamCache, rows: Sequence[Any]) -> set[Concern]:
+        found = {concern for row in rows for concern in stream.add_row(row.writer, row.token, row.row)}
         if stream.name in _ABOUT_MEMBERSHIPS:
             for kind, entity in found:
                 if kind is Target.USER:
                     self._rooms.drop((entity,))
         return found
 
-    def _concerned(self, concerns: set[Concern], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
+    def _waiters_concerned(
+        self, concerns: set[Concern], contact_rooms: Mapping[str, frozenset[str]] | None
+    ) -> list[RoutedWaiter]:
         users = {entity for kind, entity in concerns if kind is not Target.ROOM}
         rooms = {entity for kind, entity in concerns if kind is Target.ROOM}
-        # If ``met`` is None, the rooms of contacts were not read, because no caller waited. Callers may have begun to
+        # If ``contact_rooms`` is None, the rooms of contacts were not read, because no caller waited. Callers may have begun to
         # wait since, and nothing says which of them the rows concern. So all are woken.
-        taken = (
-            self._waiters.take_all() if met is None else self._waiters.take_concerned(users, rooms.union(*met.values()))
+        woken = (
+            self._waiters.take_all()
+            if contact_rooms is None
+            else self._waiters.remove_concerned(users, rooms.union(*contact_rooms.values()))
         )
-        self._counts["woken"] += len(taken)
-        return taken
+        self._counts["woken"] += len(woken)
+        return woken

@@ -1,9 +1,14 @@
 """Indexes the last change of each entity, for as many entities as fit (pure).
 
 An entity is a room or a user. The question "has the entity changed since position p?" is answered *no* or *maybe*, and
-a *no* is certain. For each entity and writer the index has the position of the last change. If there are more than
-``limit`` such entries, the entries with the lowest positions are dropped. The highest position that was dropped of a
-writer is the *floor* of that writer. If the token lies below a floor, the answer is that anything may have changed.
+a *no* is certain. Example with ``limit`` 2:
+
+    add !a at 5, !b at 6, !c at 7      !a is dropped, and the floor is 5
+    changed since 6?  !b: no, !c: yes  changed since 4?  maybe, for every room
+
+For each entity and writer the index has the position of the last change. If there are more than ``limit`` such entries,
+those with the lowest positions are dropped. The highest position that was dropped of a writer is the *floor* of that
+writer. If the token lies below a floor, anything may have changed.
 
 A list has the same changes sorted by position. A query examines either the entries of this list after the token, or the
 entities of the query, whichever are fewer. If an entity changes again, the old entry stays in the list at first. Old
@@ -22,18 +27,12 @@ from itertools import islice
 
 from streams.core.tokens import VectorToken
 
-__all__ = ["NOTHING", "LastChanges"]
-
 #: The answer that nothing changed.
 NOTHING: frozenset[str] = frozenset()
 
 
 class LastChanges:
-    """An index of at most ``limit`` last changes.
-
-    ``floors`` has for each writer the position above which the index is complete. Raises ``ValueError`` for a limit
-    below 1.
-    """
+    """An index of at most ``limit`` last changes, complete above ``floors``. Raises ``ValueError`` for a limit below 1."""
 
     def __init__(self, limit: int, floors: Mapping[str, int] | None = None) -> None:
         if limit < 1:
@@ -50,7 +49,6 @@ class LastChanges:
 
     @property
     def floors(self) -> Mapping[str, int]:
-        """For each writer, the position above which all changes are known."""
         return dict(self._floors)
 
     def add(self, entity: str, writer: str, position: int) -> None:
@@ -76,14 +74,10 @@ class LastChanges:
             self._count = len(self._log)
 
     def is_complete_since(self, since: VectorToken) -> bool:
-        """Returns true if every change after the token is known here."""
         return all(since.position_of(writer) >= floor for writer, floor in self._floors.items())
 
     def may_have_changed(self, entity: str, since: VectorToken) -> bool:
-        """Returns false if the entity did not change after the token.
-
-        Returns true if the entity changed after the token, or if the token lies below a floor.
-        """
+        """Returns false if the entity did not change after the token, as far as the index knows."""
         if not self.is_complete_since(since):
             return True
         # A quick test first. Only a change above the base is compared writer by writer.
@@ -114,11 +108,8 @@ class LastChanges:
         return self._exact(found, since) if found else NOTHING
 
     def _exact(self, found: AbstractSet[str], since: VectorToken) -> frozenset[str]:
-        """Returns the entities of ``found`` that changed after the token.
-
-        Assumes that all entities of ``found`` changed after the token's base. If the token has an entry for a writer,
-        only changes of this writer above the entry are after the token.
-        """
+        # All of them changed after the token's base. If the token has an entry for a writer, only its changes above
+        # that count.
         if not since.entries:
             return frozenset(found)
         return frozenset(entity for entity in found if self._changed(entity, since))
@@ -129,10 +120,7 @@ class LastChanges:
         return any(of_writer.get(entity, 0) > since.position_of(w) for w, of_writer in self._of_writer.items())
 
     def _make_room(self) -> None:
-        """Removes entries of the list whose entity has changed again since.
-
-        If more than ``limit`` changes remain, drops the oldest.
-        """
+        # First the entries whose entity has changed again since, then the oldest above ``limit``.
         self._log = [entry for entry in self._log if self._of_writer[entry[2]].get(entry[1]) == entry[0]]
         excess = len(self._log) - self.limit
         if excess > 0:

@@ -4,6 +4,9 @@ A commit changes the table of the current state at once, but positions cover the
 be ahead of a position. One SQL statement reads the table and the changes after the position. Python code then undoes
 these changes.
 
+For example, this process is at position 5, and change 6, by which Ada left a room, is committed. The table has the room
+no more. Change 6 says that she was joined before it, so at position 5 she is.
+
 The functions accept a cursor of any connection.
 """
 
@@ -14,8 +17,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from streams.core.tokens import VectorToken
-
-__all__ = ["joined_rooms", "joined_rooms_between", "joined_rooms_of", "rooms_of_users", "users_met_between"]
 
 #: Rooms that the users are joined to now (without position), and changes of membership above the token's base: user,
 #: room, position, writer, membership after, membership before.
@@ -69,10 +70,7 @@ def joined_rooms(cursor: Any, user_id: str, at: VectorToken) -> frozenset[str]:
 def joined_rooms_of(
     cursor: Any, user_ids: Collection[str], at: VectorToken, among: Collection[str]
 ) -> dict[str, set[str]]:
-    """Returns, for several users, which of the rooms ``among`` they are joined to at the token.
-
-    Users who are joined to none of these rooms are left out.
-    """
+    """Returns, for several users, which of the rooms ``among`` they are joined to at the token."""
     found: dict[str, set[str]] = {}
     if user_ids and among:
         cursor.execute(_AMONG, {"users": list(user_ids), "base": at.base, "rooms": list(among)})
@@ -98,7 +96,7 @@ def joined_rooms_between(
     return then, at_now
 
 
-def users_met_between(
+def contacts_changed_between(
     cursor: Any,
     user_id: str,
     others: Collection[str],
@@ -108,8 +106,7 @@ def users_met_between(
     """Returns two sets: users who shared a room with the user at the first position only, and at the second only.
 
     ``then`` and ``now`` are pairs (position, rooms that the user was joined to at this position). Most users of
-    ``others`` share a room with the user in which neither membership changed. For these users no further query is
-    needed.
+    ``others`` share a room with the user in which neither membership changed, and need no further query.
     """
     base = then[0].base
     cursor.execute(_APART, {"users": list(others), "me": user_id, "base": base})
@@ -118,14 +115,13 @@ def users_met_between(
         return frozenset(), frozenset()
     cursor.execute(_MOVED, {"users": apart, "me": user_id, "base": base})
     found = cursor.fetchall()
-    met_then, met_now = (
+    shared_then, shared_now = (
         frozenset(other for other, room_id in _joined(found, at) if room_id in rooms) for at, rooms in (then, now)
     )
-    return met_then - met_now, met_now - met_then
+    return shared_then - shared_now, shared_now - shared_then
 
 
 def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, str]]:
-    """Returns the pairs (user, room) where the user is joined at the token, from the rows of ``_JOINED``."""
     current: list[tuple[str, str]] = []
     changes: list[tuple[Any, ...]] = []
     for row in rows:

@@ -47,17 +47,17 @@ __all__ = [
     "waiting",
 ]
 
-_NOBODY = ""
+_NO_USER = ""
 """Used in place of a user ID that cannot be stored. Such a user is in no room."""
 
 
 def look(user_id: str, since: VectorToken, using: str | None = None) -> UserChanges:
     """Returns the possible changes for a user since a position of ``events``.
 
-    The answer comes from memory. The first call for a user reads their rooms on a connection of the notifier's own, so it
-    never sees uncommitted changes of the caller's transaction.
+    The answer comes from memory. The first call for a user reads their rooms on a connection of the notifier's own, so
+    it never sees uncommitted changes of the caller's transaction.
     """
-    return _feeds.obtain(using).ask(user_id if can_be_stored(user_id) else _NOBODY, since)
+    return _feeds.obtain(using).ask(user_id if can_be_stored(user_id) else _NO_USER, since)
 
 
 def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:
@@ -71,12 +71,11 @@ def may_have_changed(user_id: str, since: VectorToken, using: str | None = None)
 
 
 def rooms_of(user_id: str, using: str | None = None) -> frozenset[str]:
-    """Returns the rooms that the user is joined to now."""
     return look(user_id, VectorToken(0), using).rooms
 
 
 def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """Returns the rooms of ``rooms`` that may have changed since a position of ``events``, or None if all may have changed.
+    """Returns those of ``rooms`` that may have changed since a position of ``events``, or None if all may have.
 
     The answer is complete up to the position that ``now()`` returned before the call.
     """
@@ -86,15 +85,11 @@ def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str |
 
 
 def membership_changed_since(user_id: str, since: VectorToken, using: str | None = None) -> bool:
-    """Returns true if the user's membership of any room may have changed since a position of ``events``."""
     return look(user_id, since, using).memberships_changed
 
 
 def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """Returns the users whose membership of any room may have changed since a position of ``events``.
-
-    Returns None if this may be so for any user.
-    """
+    """Returns the users whose membership of any room may have changed since a position of ``events``, or None if any may."""
     feed = _feeds.obtain(using)
     return feed.changed("events", Target.USER, since)
 
@@ -106,10 +101,7 @@ def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
 
 
 def positions(using: str | None = None) -> Mapping[str, At]:
-    """Returns for each stream the position up to which its memory is complete.
-
-    The result is empty while nothing is remembered.
-    """
+    """Returns for each stream the position up to which its memory is complete. Empty while nothing is remembered."""
     return _feeds.obtain(using).positions()
 
 
@@ -122,7 +114,9 @@ def news(user_id: str, since: Mapping[str, At], streams: Sequence[str], using: s
 
 
 def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
-    """Blocks until there may be news for the user after the positions ``since``. Returns false after the timeout.
+    """Blocks until there may be news for the user after the positions ``since``.
+
+    Returns false after the timeout.
 
     Wakes within milliseconds after a commit. Raises ``TooManyWaiters``.
     """
@@ -156,16 +150,12 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
 
 
 def figures(using: str | None = None) -> NotifierFigures | None:
-    """Returns this process's figures for metrics: sizes, the number of waiting callers, and counters.
-
-    Returns None before the first question.
-    """
+    """Returns this process's figures for metrics, or None before the first question."""
     feed = _feeds.get(using)
     return None if feed is None else feed.figures()
 
 
 def waiting(using: str | None = None) -> int:
-    """Returns the number of callers that wait in this process."""
     feed = _feeds.get(using)
     return 0 if feed is None else feed.waiting()
 

@@ -32,8 +32,6 @@ __all__ = [
 
 
 class Target(Enum):
-    """The kind of entity that a row concerns."""
-
     ROOM = "room"
     USER = "user"
     CONTACT = "contact"
@@ -56,11 +54,8 @@ NOT_ROUTED: Mapping[str, str] = MappingProxyType(
 
 
 def _of_events(row: Any) -> Iterable[Concern]:
-    """Yields the room that a row of the stream ``events`` concerns. For a row about a membership, yields also the user.
-
-    A row is ``["ev", [event, room, type, state key, …, membership, rejected]]`` or ``["state", [room, type, state key,
-    event]]``.
-    """
+    # ``["ev", [event, room, type, state key, …, membership, rejected]]`` or ``["state", [room, type, state key,
+    # event]]``
     kind, values = row
     if kind == "ev":
         yield Target.ROOM, values[1]
@@ -73,10 +68,7 @@ def _of_events(row: Any) -> Iterable[Concern]:
 
 
 def _of_caches(row: Any) -> Iterable[Concern]:
-    """Yields the users that a row of the stream ``caches`` concerns.
-
-    These are users whose next sync answer must be full, and users whose membership changed.
-    """
+    # users whose next sync answer must be full, and users whose membership changed
     if row[0] == RESYNC_USER:
         yield from ((Target.USER, user) for user in row[1] or ())
     elif row[0] == ROOM_STATE:
@@ -98,7 +90,7 @@ def room_in(place: Any) -> Concerns:
 
 
 def user_in(place: Any) -> Concerns:
-    """Returns the rule for rows that have a user ID at ``place``, an index or a field name.
+    """Returns the rule for rows that have a user ID at ``place``.
 
     A value that is no user ID, such as a server, is ignored.
     """
@@ -106,10 +98,7 @@ def user_in(place: Any) -> Concerns:
 
 
 def contact_in(place: Any) -> Concerns:
-    """Returns the rule for rows with a user ID at ``place`` that concern all who share a room with the user.
-
-    A value that is no user ID is ignored.
-    """
+    """Returns the rule for rows with a user ID at ``place`` that concern all who share a room with the user."""
     return _by_place(Target.CONTACT, place)
 
 
@@ -139,12 +128,10 @@ def find_rule(stream: str) -> Concerns | None:
 
 
 def rule_of(stream: str) -> Concerns:
-    """Returns the rule of a stream. Raises ``KeyError`` if the stream has none."""
     return _rules[stream]
 
 
 def routed_streams() -> tuple[str, ...]:
-    """Returns the names of the streams that have a rule."""
     return tuple(_rules)
 
 

@@ -17,10 +17,8 @@ from events.notifier.change_index import LastChanges
 from events.notifier.routing import Concern, Concerns, Target
 from streams.core.tokens import VectorToken
 
-__all__ = ["ONE_LANE", "At", "StreamCache", "WriterChanges"]
-
 #: The only lane of a stream that is read in the order of its IDs, for all writers together.
-ONE_LANE = ""
+ALL_WRITERS = ""
 
 
 class At(NamedTuple):
@@ -31,11 +29,8 @@ class At(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WriterChanges:
-    """A range of rows to read: the rows of a writer with ``after < position <= upto``.
-
-    If the writer is ``ONE_LANE``, the range has the rows of all writers.
-    """
+class RowRange:
+    """A range of rows to read: ``after < position <= upto``, of a writer, or of all (``ALL_WRITERS``)."""
 
     stream: str
     writer: str
@@ -61,53 +56,46 @@ class StreamCache:
 
     @property
     def at(self) -> At:
-        """The position up to which the stream is fed."""
         return At(self.token, self.generation)
 
     @property
     def in_memory(self) -> bool:
-        """True for a stream in memory. The rows of all its writers are fed together, as one lane."""
         return self.generation is not None
 
-    def begin(self, floors: Mapping[str, int]) -> None:
-        """Creates an empty index of changes, and computes ``token`` from the positions in ``fed``.
+    def reset(self, floors: Mapping[str, int]) -> None:
+        """Empties the index.
 
-        The index counts as complete above the positions ``floors``. So the caller has to add all rows above these
-        positions with ``note``.
+        Changes at or below ``floors`` are unknown from now on, so the caller adds every row above them.
         """
         self.changes = {kind: LastChanges(self.limit, floors) for kind in Target}
-        self._show()
+        self._raise_token()
 
-    def note(self, writer: str, position: int, row: Any) -> list[Concern]:
-        """Remembers and returns the entities that a row concerns."""
+    def add_row(self, writer: str, position: int, row: Any) -> list[Concern]:
         found = list(self.concerns(row))
         if found:
-            lane = ONE_LANE if self.in_memory else writer
+            unread_range = ALL_WRITERS if self.in_memory else writer
             for kind, entity in found:
-                self.changes[kind].add(entity, lane, position)
+                self.changes[kind].add(entity, unread_range, position)
         return found
 
-    def lane(self, writer: str, upto: int) -> WriterChanges | None:
-        """Returns the range of rows to read before ``token`` may cover the writer's facts up to ``upto``.
-
-        Returns None if the range is empty.
-        """
+    def unread_range(self, writer: str, upto: int) -> RowRange | None:
+        """Returns the rows to read before ``token`` may cover the writer's facts up to ``upto``, or None."""
         after = self.fed.get(writer, self.base)
-        return WriterChanges(self.name, writer, after, upto) if upto > after else None
+        return RowRange(self.name, writer, after, upto) if upto > after else None
 
-    def advance(self, lanes: Iterable[WriterChanges]) -> None:
-        """Records that the rows in the ranges ``lanes`` were fed, and raises ``token``.
+    def advance(self, ranges: Iterable[RowRange]) -> None:
+        """Records that the rows in the ranges were fed, and raises ``token``.
 
         Without ranges, raises ``token`` only as far as newly stored positions of the writers allow.
         """
-        for lane in lanes:
-            self.fed[lane.writer] = max(self.fed.get(lane.writer, 0), lane.upto)
-        self._show()
+        for unread_range in ranges:
+            self.fed[unread_range.writer] = max(self.fed.get(unread_range.writer, 0), unread_range.upto)
+        self._raise_token()
 
-    def _show(self) -> None:
+    def _raise_token(self) -> None:
         if self.generation is not None:
-            self.token = VectorToken(self.fed.get(ONE_LANE, 0))
+            self.token = VectorToken(self.fed.get(ALL_WRITERS, 0))
             return
-        heard = [min(at, self.fed.get(writer, self.base)) for writer, at in self.positions.items()]
-        self.base = max(self.base, min(heard) if heard else max(self.fed.values(), default=0))
+        reached = [min(at, self.fed.get(writer, self.base)) for writer, at in self.positions.items()]
+        self.base = max(self.base, min(reached) if reached else max(self.fed.values(), default=0))
         self.token = VectorToken.of(self.base, self.fed)

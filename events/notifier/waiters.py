@@ -16,12 +16,12 @@ from typing import Any
 
 from streams.waiting.waiters import Waiters
 
-__all__ = ["RoutedWaiter", "RoutedWaiters"]
-
 
 @dataclass(slots=True, eq=False)
 class RoutedWaiter:
-    """A caller that waits for news about one user. ``rooms`` are the rooms that this user is joined to.
+    """A caller that waits for news about one user.
+
+    ``rooms`` are the rooms that this user is joined to.
 
     ``wake`` is the caller's event or future.
     """
@@ -32,8 +32,6 @@ class RoutedWaiter:
 
 
 class RoutedWaiters(Waiters[RoutedWaiter, str]):
-    """All waiting callers of a process, by user."""
-
     def __init__(self, limit: int) -> None:
         super().__init__(lambda waiter: (waiter.user_id, 0))
         self.limit = limit
@@ -42,8 +40,7 @@ class RoutedWaiters(Waiters[RoutedWaiter, str]):
         """Adds a waiter. Returns false, and adds nothing, if ``limit`` callers wait already."""
         return len(self) < self.limit and super().add(waiter)
 
-    def take_concerned(self, users: Collection[str], rooms: AbstractSet[str]) -> list[RoutedWaiter]:
-        """Removes and returns the waiters that a change of these users or rooms concerns."""
+    def remove_concerned(self, users: Collection[str], rooms: AbstractSet[str]) -> list[RoutedWaiter]:
         found = [waiter for user in users for waiter in self.take(user)]
         if rooms:
             # Those that were taken above wait no more, so none is found twice.

@@ -1,13 +1,14 @@
 """Writes the visibility ranges of backfilled events, in whatever batches they arrive.
 
-The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, separate from the
-ranges of live events. These ranges follow the state after each event, not the room's current state. A *run* is a
-sequence of neighbouring events with known states. A range does not extend beyond its run.
+The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, which follow the
+state after each event. A *run* is a sequence of neighbouring events with known states. A range does not extend beyond
+its run. Example, with the events at -5 and -3 stored, each a run of its own:
 
-A batch extends and joins runs. Where a new run touches a stored run, the stored ranges are extended. The rows of the
-stored run's first event were computed without the event before, so they are computed again. The time is in proportion
-to the batch, not to the room. Assumes the caller's transaction with the room's row locked, and that the events are
-written.
+    -5 joined   -4 arrives now   -3 joined      two rows ``joined`` (-5 to -5, -3 to -3) become one, -5 to -3
+
+Where a new run touches a stored run, the stored ranges are extended. The rows of the stored run's first event were
+computed without the event before, so they are computed again. The time is in proportion to the batch, not to the room.
+Assumes the caller's transaction with the room's row locked, and that the events are written.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from events.columns import INSERT_INTO
 from events.errors import EventUnreadable
 from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
-from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, VisibilityRow
-
-__all__ = ["write_backfill_ranges"]
+from events.visibility.ranges import OF_CURRENT_STATE, Step, VisibilityRanges, VisibilityRow
 
 _RANGES = frozenset({"joined", "invited", "shared", "world"})
 """The kinds of rows that cover several events. Rows of other kinds are for single events."""
@@ -82,11 +81,10 @@ def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collecti
 
 
 def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_Placed]]:
-    """Divides the events into sequences of neighbours with known states. The ranges of a sequence are computed together.
+    """Divides the events into sequences of neighbours with known states, whose ranges are computed together.
 
-    ``changed`` has ascending positions. Two neighbours are in one sequence if one of them is at a position of
-    ``changed``, or if such a position lies between them. So a sequence also includes the unchanged events next to the
-    changed ones.
+    Two neighbours are in one sequence if a position in ``changed`` (ascending) is theirs or lies between them. So a
+    sequence also includes the unchanged events next to the changed ones.
     """
     part: list[_Placed] = []
     for event in events:
@@ -106,12 +104,8 @@ def _is_new(part: Sequence[_Placed], changed: Sequence[int]) -> bool:
 
 
 class _Part:
-    """Neighbouring backfilled events whose ranges are computed together.
-
-    A *run* is a sequence of neighbours with known states whose ranges are stored already. The first event of the part may
-    be the last event of a run, and the last event of the part may be the first event of another run.
-    """
-
+    # Neighbours whose ranges are computed together. The first may be the last of a stored run, the last the first of
+    # another.
     def __init__(
         self, room: StoredRoom, states: RoomStates, events: Sequence[_Placed], changed: Collection[int], cursor: Any
     ) -> None:
@@ -122,27 +116,26 @@ class _Part:
         cursor.execute(_STORED, {"room": room.room_id, "first": events[0].place, "last": events[-1].place})
         self._stored = {VisibilityRow(*row): number for number, *row in cursor.fetchall()}
         self._new: set[VisibilityRow] = set()
-        self._gone: set[VisibilityRow] = set()
+        self._outdated: set[VisibilityRow] = set()
 
     def write(self) -> None:
-        """Computes the ranges of the events. Adds new ranges to the stored ranges, or extends and joins stored ranges."""
         room = self._room
         room.adopt_after([event.event_id for event in self._events])
         # Each event is computed with the one before it, so the order of positions counts here and not that of arrival. This is
         # why the result is the same in whatever batches the events came.
-        worked_out = self._worked_out(self._events)
-        for row in worked_out.rows:
+        computed = self._computed(self._events)
+        for row in computed.rows:
             self._put(row)
-        self._end(worked_out.still_open())
+        self._put_open(computed.still_open())
         # If a stored event was the first of its run, some of its rows were computed without an event before it. These
         # are deleted. A stored event between the two ends was a run of its own, so its ranges are deleted as well.
         for event in self._kept:
             if event.place != self._below:
-                alone = self._worked_out([event])
-                self._gone |= set(alone.rows if event.place == self._above else alone.ended())
+                alone = self._computed([event])
+                self._outdated |= set(alone.rows if event.place == self._above else alone.ended())
         self._write()
 
-    def _worked_out(self, events: Sequence[_Placed]) -> VisibilityRanges:
+    def _computed(self, events: Sequence[_Placed]) -> VisibilityRanges:
         ranges = VisibilityRanges(self._states.builder, self._states.events)
         for event in events:
             after = self._room.after[event.event_id]
@@ -159,87 +152,69 @@ class _Part:
 
     # --- ranges that end, continue or join --------------------------------------------------------------------------------
     def _put(self, row: VisibilityRow) -> None:
-        """Adds a computed range that has ended, or a row for a single event.
-
-        If the range begins at the part's first event, and this event ends a stored run, extends the stored range
-        instead. A row for the first event alone is stored already, so no such row is added.
-        """
-        if row.kind in OF_THE_LINE:
+        # Rows that begin at the last event of a stored run extend a stored range. Those for this event alone are stored
+        # already.
+        if row.kind in OF_CURRENT_STATE:
             return
         if row.first != self._below:
             self._new.add(row)
         elif row.last != self._below:
-            self._lengthen(row)
+            self._extend(row)
 
-    def _end(self, still_open: Iterable[VisibilityRow]) -> None:
-        """Stores the ranges that are open after the part's last event: they end at this event, or join stored ranges above.
-
-        They join if the last event is the first of a stored run, and this run has a range of the same user and kind.
-        """
-        above = self._running(self._above, above=True)
+    def _put_open(self, still_open: Iterable[VisibilityRow]) -> None:
+        # Ranges that are open after the last event end there, or join the stored range of the same user and kind above.
+        above = self._stored_at(self._above, above=True)
         for row in still_open:
-            if row.kind in OF_THE_LINE:
+            if row.kind in OF_CURRENT_STATE:
                 continue
-            met = above.get((row.user_id, row.kind))
-            whole = replace(row, last=self._events[-1].place if met is None else met.last)
-            if met is not None and row.first != self._above:
-                self._gone.add(met)
+            neighbour = above.get((row.user_id, row.kind))
+            whole = replace(row, last=self._events[-1].place if neighbour is None else neighbour.last)
+            if neighbour is not None and row.first != self._above:
+                self._outdated.add(neighbour)
             if row.first == self._below:
-                self._lengthen(whole)
-            elif met is None or row.first != self._above:
+                self._extend(whole)
+            elif neighbour is None or row.first != self._above:
                 self._new.add(whole)
 
-    def _lengthen(self, row: VisibilityRow) -> None:
-        """Extends the stored range that ends with the part's first event, up to the end of ``row``.
+    def _extend(self, row: VisibilityRow) -> None:
+        neighbour = self._stored_at(self._below, above=False).get((row.user_id, row.kind))
+        if neighbour is not None:
+            self._outdated.add(neighbour)
+        self._new.add(row if neighbour is None else replace(row, first=neighbour.first))
 
-        If there is no such stored range, adds ``row`` itself.
-        """
-        met = self._running(self._below, above=False).get((row.user_id, row.kind))
-        if met is not None:
-            self._gone.add(met)
-        self._new.add(row if met is None else replace(row, first=met.first))
-
-    def _running(self, place: int | None, *, above: bool) -> dict[tuple[str | None, str], VisibilityRow]:
-        """Returns the stored ranges that cover the event at ``place``, but not the neighbour of this event in the part.
-
-        ``place`` is the position of the part's last event if ``above`` is true, else of its first event. ``place`` is
-        null if this event is new or has changed. The keys of the result are (user, kind). If events were purged, a
-        range may begin or end between two events that are still stored.
-        """
+    def _stored_at(self, place: int | None, *, above: bool) -> dict[tuple[str | None, str], VisibilityRow]:
+        # Stored ranges that cover the event at ``place``, but not its neighbour in the part. If events were purged, a
+        # range may begin or end between two events that are still stored.
         if place is None:
             return {}
-        next_one = self._events[-2 if above else 1].place
+        next_place = self._events[-2 if above else 1].place
         found = {}
         for row in self._stored:
             if row.kind not in _RANGES or row.last is None or not row.first <= place <= row.last:
                 continue
-            if row.first > next_one if above else row.last < next_one:
+            if row.first > next_place if above else row.last < next_place:
                 found[row.user_id, row.kind] = row
         return found
 
     def _write(self) -> None:
-        """Writes the rows that differ from the stored rows, and no others.
-
-        A stored row is updated, not replaced, if the new row has the same user, the same kind, and the same beginning
-        or end.
-        """
-        gone = self._gone & self._stored.keys() - self._new
+        # Only rows that differ from the stored ones. A row with the same user, kind, and beginning or end is updated.
+        outdated = self._outdated & self._stored.keys() - self._new
         new = self._new - self._stored.keys()
         waiting = {
-            (row.user_id, row.kind, end): row for row in gone for end in (("first", row.first), ("last", row.last))
+            (row.user_id, row.kind, end): row for row in outdated for end in (("first", row.first), ("last", row.last))
         }
         moved: list[tuple[int, int, int | None]] = []
         for row in sorted(new, key=lambda row: (row.user_id or "", row.kind, row.first)):
             for end in (("first", row.first), ("last", row.last)):
                 old = waiting.get((row.user_id, row.kind, end))
-                if old in gone:
-                    gone.discard(old)
+                if old in outdated:
+                    outdated.discard(old)
                     new.discard(row)
                     moved.append((self._stored[old], row.first, row.last))
                     break
         cursor = self._cursor
-        if gone:
-            cursor.execute(_DELETE, [[self._stored[row] for row in gone]])
+        if outdated:
+            cursor.execute(_DELETE, [[self._stored[row] for row in outdated]])
         if moved:
             cursor.execute(_MOVE, [list(column) for column in zip(*moved, strict=True)])
         if new:

@@ -49,8 +49,8 @@ _MOST_PREV_EVENTS, _MOST_AUTH_EVENTS = 20, 10
 class Incoming:
     """An incoming event: its exact bytes, and the caller's knowledge about it.
 
-    ``room_version`` is optional for stored rooms and for create events. ``outlier`` means that the event's place in the graph
-    is not known. ``backfilled`` means that the event is old and was requested.
+    ``room_version`` is optional for stored rooms and for create events. ``outlier``: the event's place in the graph is
+    not known. ``backfilled``: the event is old and was requested.
 
     ``state_before`` is the room's state before the event as another server gave it: the IDs of state events. This state
     is used if prev events, or their states, are missing. The state events must be stored or be in the same batch,
@@ -140,16 +140,16 @@ def persist(
     alias = using or stream_settings().database
     batch = list(events)
     outcome = PersistOutcome()
-    parsed = _parse(batch, outcome, alias, verifier, known_elsewhere=history_of is not None)
+    parsed = _parse(batch, outcome, alias, verifier, is_history=history_of is not None)
     if history_of is not None:
         parsed = [replace_field(placed, event=as_seen_by(placed.event, history_of)) for placed in parsed]
     # Everything above runs without a lock, because a verifier may fetch keys from other servers. What it read of rooms is only
-    # their version. ``_of_no_room`` compares the version again under the lock: A reads it, B's create event corrects it and
+    # their version. ``_room_mismatch`` compares the version again under the lock: A reads it, B's create event corrects it and
     # commits, and A's events are refused instead of being stored by the rules of the wrong version.
     if parsed:
         by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
         with room_transaction(alias):
-            _store(parsed, outcome, alias, takes_unproven=history_of is not None, by_index=by_index)
+            _store(parsed, outcome, alias, accepts_unproven=history_of is not None, by_index=by_index)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
 
@@ -159,8 +159,8 @@ def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[byt
 
     ``state`` and ``auth_chain`` hold the exact bytes of events. Unreadable events stay in the batch, so that
     ``persist`` refuses them with a reason, but they are no part of the state. A state event is ignored unless every
-    event of its auth chain is stored or is in one of the arguments. Raises ``ValueError`` if ``event.room_version`` is
-    missing.
+    event of its auth chain is stored or is in one of the arguments. Raises ``ValueError`` without
+    ``event.room_version``.
     """
     if event.room_version is None:
         raise ValueError("Give the room version: how to read the state depends on it.")
@@ -189,18 +189,22 @@ class _Placed:
 
 
 def _parse(
-    batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None, *, known_elsewhere: bool
+    batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None, *, is_history: bool
 ) -> list[_Placed]:
-    """Returns the parsed events, each once. Adds refused events and duplicates to ``outcome``.
+    """Returns the parsed events, each once.
 
-    Copies with the same ID, room and room version become one event. If a copy is no outlier, the event gets its place
-    in the graph. If the content of a copy matches its hash, the event gets this content. The contents of other copies
-    may be pruned or tampered with, which does not change the event ID.
+    Adds refused events and duplicates to ``outcome``.
+
+    Copies with the same ID, room and room version become one event. It has a place in the graph if a copy has one, and
+    a content that matches its hash if a copy has one: the others' may be pruned or tampered with.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
         try:
-            decoded.append((place, incoming, _decoded(incoming.json)))
+            # Checked first, because no other limit covers ``unsigned``, which is stored and read with the event.
+            if (size := len(incoming.json)) > LINE_LIMIT_BYTES:
+                raise EventRefused(Reason.TOO_LARGE, f"{size} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
+            decoded.append((place, incoming, decode_event(incoming.json)))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using, verifier)
@@ -208,46 +212,27 @@ def _parse(
     for place, incoming, event in decoded:
         try:
             found_event = _parsed(incoming, event, versions)
-            if not known_elsewhere:
+            if not is_history:
                 _check_references(found_event)
             parsed.append(_Placed(place, found_event, incoming.state_before))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     found: dict[tuple[str, str, str], _Placed] = {}
-    for placed in parsed if verifier is None else _signed(parsed, outcome, verifier):
-        event_id, room_id = placed.event.event_id, placed.event.room_id
-        key = event_id, placed.event.room_version, room_id
+    # Signatures of every copy are checked, because an event's ID does not cover them.
+    refusals = [None] * len(parsed) if verifier is None else check_signatures([p.event for p in parsed], verifier)
+    for placed, refusal in zip(parsed, refusals, strict=True):
+        if refusal is not None:
+            outcome.refused.append(RefusedEvent(placed.place, refusal))
+            continue
+        event_id = placed.event.event_id
+        key = event_id, placed.event.room_version, placed.event.room_id
         if key in found:
             outcome.duplicates.append(event_id)
-        found[key] = _of_both(found[key], placed) if key in found else placed
+        found[key] = _merged_copies(found[key], placed) if key in found else placed
     return list(found.values())
 
 
-def _decoded(json: bytes) -> dict[str, Any]:
-    """Returns the decoded event. Raises ``EventRefused`` (``too-large``) before decoding if the text is too long."""
-    # Checked first, because no other limit covers ``unsigned``, which is stored and read with the event.
-    if len(json) > LINE_LIMIT_BYTES:
-        raise EventRefused(Reason.TOO_LARGE, f"{len(json)} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
-    return decode_event(json)
-
-
-def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf) -> list[_Placed]:
-    """Returns the events that have all needed signatures. Adds the others to ``outcome`` as refused.
-
-    Every copy is checked, because an event's ID does not cover its signatures.
-    """
-    refusals = check_signatures([placed.event for placed in parsed], verifier)
-    found = list(zip(parsed, refusals, strict=True))
-    outcome.refused += [RefusedEvent(placed.place, refusal) for placed, refusal in found if refusal is not None]
-    return [placed for placed, refusal in found if refusal is None]
-
-
-def _of_both(first: _Placed, other: _Placed) -> _Placed:
-    """Merges two copies of an event.
-
-    If a copy has a place in the graph, the result has this place. If the content of a copy matches its hash, the result
-    has this content.
-    """
+def _merged_copies(first: _Placed, other: _Placed) -> _Placed:
     # The sort is stable: of two equal copies the first copy stays.
     copies = sorted((first, other), key=lambda copy: (copy.event.outlier, not copy.event.content_hash_matches))
     kept, left = copies
@@ -257,7 +242,6 @@ def _of_both(first: _Placed, other: _Placed) -> _Placed:
 
 
 def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
-    """Returns the event ``content`` with the place in the graph and in the stream that ``placed`` has."""
     return replace(
         content,
         outlier=placed.outlier,
@@ -267,10 +251,7 @@ def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
 
 
 def _is_same(event: ParsedEvent, other: ParsedEvent) -> bool:
-    """Returns true if two events with the same event ID are the same event.
-
-    Before room version 3 senders choose the IDs, so different events may have the same ID.
-    """
+    # Before room version 3 senders choose the IDs, so different events may have the same ID.
     version = room_version(event.room_version)
     return version.ids_are_hashes or _reference_hash(event, version) == _reference_hash(other, version)
 
@@ -282,11 +263,11 @@ def _reference_hash(event: ParsedEvent, version: RoomVersion) -> str:
 def _versions(
     decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str, verifier: KeysOf | None
 ) -> dict[str, str]:
-    """Returns the room version by room ID, for stored rooms and for rooms whose version the batch states."""
-    untold = [event for _, incoming, event in decoded if incoming.room_version is None]
-    if not untold:
+    # by room ID, for stored rooms and for rooms whose version the batch states
+    without_version = [event for _, incoming, event in decoded if incoming.room_version is None]
+    if not without_version:
         return {}
-    rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
+    rooms = {event["room_id"] for event in without_version if _is_room_id(event.get("room_id"))}
     versions = dict(Room.objects.using(using).filter(room_id__in=rooms).values_list("room_id", "room_version"))
     creates: list[ParsedEvent] = []
     for _, incoming, event in decoded:
@@ -294,7 +275,7 @@ def _versions(
             continue
         if isinstance(incoming.room_version, str):
             versions.setdefault(event["room_id"], incoming.room_version)
-        elif event["room_id"] not in versions and (create := _announcing(incoming.json, event)) is not None:
+        elif event["room_id"] not in versions and (create := _version_proof(incoming.json, event)) is not None:
             creates.append(create)
     unsigned = check_signatures(creates, verifier) if creates and verifier is not None else [None] * len(creates)
     for create, refusal in zip(creates, unsigned, strict=True):
@@ -303,19 +284,17 @@ def _versions(
     return versions
 
 
-def _announcing(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
-    """Returns the parsed create event if it proves the room version that it states (``proves_version``), else null.
-
-    Does not check the event's signatures.
-    """
+def _version_proof(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
+    # Parses a create event by the version that it claims. None unless its hash proves that claim. Signatures are not
+    # checked.
     try:
-        create = parse_event(json, event, _own_version(event))
+        create = parse_event(json, event, _claimed_version(event))
     except EventRefused:
         return None
     return create if proves_version(create) else None
 
 
-def _own_version(create: dict[str, Any]) -> Any:
+def _claimed_version(create: dict[str, Any]) -> Any:
     content = create.get("content")
     return content.get("room_version", "1") if isinstance(content, dict) else "1"
 
@@ -335,8 +314,8 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
         if version is None and event.get("type") != "m.room.create":
             raise EventRefused(Reason.UNKNOWN_ROOM, f"no room {room_id!r} is stored: begin with its create event")
     if version is None:
-        version = _own_version(event)
-        if isinstance(version, str) and version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
+        version = _claimed_version(event)
+        if isinstance(version, str) and version in ROOM_VERSIONS and _version_proof(incoming.json, event) is None:
             parse_event(
                 incoming.json, event, version, incoming.event_id
             )  # raises first if the event has another defect
@@ -352,16 +331,16 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
 
 
 def _check_references(event: ParsedEvent) -> None:
-    for what, named, most in (
+    for kind, named, most in (
         ("prev", event.prev_event_ids, _MOST_PREV_EVENTS),
         ("auth", event.auth_event_ids, _MOST_AUTH_EVENTS),
     ):
         if len(named) > most:
-            raise EventRefused(Reason.BAD_REFERENCE, f"{len(named)} {what} events; at most {most} are taken")
+            raise EventRefused(Reason.BAD_REFERENCE, f"{len(named)} {kind} events; at most {most} are taken")
 
 
 def _check_given(event_ids: Any) -> None:
-    """Raises ``EventRefused`` if ``state_before`` is not a list of identifiers. Another server may have sent anything."""
+    # another server may have sent anything
     if event_ids is None:
         return
     if isinstance(event_ids, str | bytes) or not isinstance(event_ids, Sequence):
@@ -374,35 +353,28 @@ def _check_given(event_ids: Any) -> None:
 
 
 @dataclass(slots=True)
-class _Work:
+class _ToProcess:
     """The events of a batch that have to be processed, and the states before them that other servers gave, by room.
 
-    ``again`` has the IDs of stored events that have no state although their prev events have one. Auth events that
-    these events lacked may be stored now. ``places`` maps event IDs to indexes in the batch. ``rooms`` maps event IDs
-    to rooms.
-
-    Events and given states are kept by room, because before room version 3 senders choose the IDs of events. So two rooms
-    may have events with the same ID.
+    ``to_resolve`` has the IDs of stored events that have no state although their prev events have one. Auth events that
+    these events lacked may be stored now. ``places`` maps event IDs to indexes in the batch. They are kept by room,
+    because before room version 3 senders choose the IDs, and two rooms may have events with the same ID.
     """
 
     by_room: dict[str, list[ParsedEvent]] = field(default_factory=dict)
     given: dict[str, dict[str, Sequence[str]]] = field(default_factory=dict)
-    again: dict[str, list[str]] = field(default_factory=dict)
+    to_resolve: dict[str, list[str]] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     rooms: dict[str, str] = field(default_factory=dict)
 
     def add(self, placed: _Placed, *, stored: bool) -> None:
-        """Adds an event that is to be processed.
-
-        ``stored`` is true if the event's row exists already, but has no state yet. Then only the event's ID, and the
-        state in ``placed`` that another server gave, are added.
-        """
+        # ``stored``: the event's row exists already, but has no state yet. Only its ID and its given state are added.
         event = placed.event
         self.places.setdefault(event.event_id, placed.place)
         self.rooms[event.event_id] = event.room_id
         events = self.by_room.setdefault(event.room_id, [])
         if stored:
-            self.again.setdefault(event.room_id, []).append(event.event_id)
+            self.to_resolve.setdefault(event.room_id, []).append(event.event_id)
         else:
             events.append(event)
         if placed.state_before is not None and not event.outlier:
@@ -410,38 +382,43 @@ class _Work:
 
 
 def _store(
-    parsed: Sequence[_Placed], outcome: PersistOutcome, using: str, *, takes_unproven: bool, by_index: bool
+    parsed: Sequence[_Placed], outcome: PersistOutcome, using: str, *, accepts_unproven: bool, by_index: bool
 ) -> None:
-    building = any(_may_build(placed) for placed in parsed)
-    reading = lock_and_read([placed.event for placed in parsed], using, building=building, by_index=by_index)
-    parsed, whole = _with_stored_content(parsed, reading, outcome, using)
-    work, rooms, known = _work(parsed, reading, outcome), reading.rooms, reading.events
+    needs_groups = any(_may_need_group(placed) for placed in parsed)
+    reading = lock_and_read([placed.event for placed in parsed], using, needs_groups=needs_groups, by_index=by_index)
+    parsed, rewritten = _with_stored_content(parsed, reading, outcome, using)
+    to_process, rooms, known = _events_to_process(parsed, reading, outcome), reading.rooms, reading.events
     # Sorted by room ID, as the rows were locked. Positions are reserved in this order in ``write_rooms``, under all locks.
     batches = [
-        (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
-        for room_id in sorted(work.by_room)
+        (
+            rooms[room_id],
+            RoomBatch(reading, rooms[room_id], to_process.by_room[room_id], using, to_process.given.get(room_id)),
+        )
+        for room_id in sorted(to_process.by_room)
     ]
-    worked_out = []
+    computed = []
     for room, batch in batches:
-        batch.again, batch.takes_unproven = work.again.get(room.room_id, ()), takes_unproven
+        batch.to_resolve, batch.accepts_unproven = to_process.to_resolve.get(room.room_id, ()), accepts_unproven
         try:
-            worked_out.append((room, batch.stored, batch.work_out()))
+            computed.append((room, batch.stored, batch.compute()))
         except EventUnreadable as error:  # the rules cannot be applied in this room
             refusal = EventRefused(Reason.BAD_STATE, str(error))
-            outcome.refused += [RefusedEvent(work.places[e.event_id], refusal) for e in work.by_room[room.room_id]]
+            outcome.refused += [
+                RefusedEvent(to_process.places[e.event_id], refusal) for e in to_process.by_room[room.room_id]
+            ]
     positions = write_rooms(
-        worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
+        computed, {event_id for event_id in reading.batch_ids & known.keys() if known[event_id].outlier}, using
     )
-    if whole := [event for event in whole if event.event_id in positions]:
-        _store_whole(whole, using)
-    _leave_no_empty_rooms(reading, {room.room_id for room, _, changes in worked_out if changes.events}, using)
+    if rewritten := [event for event in rewritten if event.event_id in positions]:
+        _rewrite_json(rewritten, using)
+    _delete_empty_rooms(reading, {room.room_id for room, _, changes in computed if changes.events}, using)
     # After the commit only: events of a rolled-back batch must neither be kept by this process nor be counted.
-    transaction.on_commit(lambda: _keep(worked_out), using=using)
-    for room, _, changes in worked_out:
+    transaction.on_commit(lambda: _cache_and_count(computed), using=using)
+    for room, _, changes in computed:
         outcome.waiting_for_auth += changes.filled.waiting
         if changes.filled.more:
             outcome.unfinished_rooms.append(room.room_id)
-        outcome.refused += [RefusedEvent(work.places[event.event_id], error) for event, error in changes.refused]
+        outcome.refused += [RefusedEvent(to_process.places[event.event_id], error) for event, error in changes.refused]
         for event in changes.events:
             outcome.bad_content_hashes += not event.content_hash_matches
             outcome.stored.append(
@@ -451,26 +428,23 @@ def _store(
             )
 
 
-def _leave_no_empty_rooms(reading: RoomReading, stored: Collection[str], using: str) -> None:
-    """Deletes the rows of rooms that this batch began, and none of whose events was stored (``stored`` has all others)."""
+def _delete_empty_rooms(reading: RoomReading, stored: Collection[str], using: str) -> None:
     empty = [
         room_id for room_id, room in reading.rooms.items() if room.create_event_id is None and room_id not in stored
     ]
     if empty:  # under the lock, so no other batch stores an event in them meanwhile
-        here = Event.objects.using(using).filter(room_id=OuterRef("pk"))
-        Room.objects.using(using).filter(~Exists(here), pk__in=empty).delete()
+        stored_events = Event.objects.using(using).filter(room_id=OuterRef("pk"))
+        Room.objects.using(using).filter(~Exists(stored_events), pk__in=empty).delete()
 
 
 def _with_stored_content(
     parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
 ) -> tuple[list[_Placed], list[ParsedEvent]]:
-    """Handles stored outliers that arrive again with their place in the graph.
+    """Returns the batch, and the events whose JSON replaces stored JSON: of outliers that got their place in the graph.
 
-    Returns the batch, and the events whose JSON has to replace the stored JSON.
-
-    The new content replaces the stored content only if the new content matches its hash and the stored content does
-    not. An outlier that was stored under another room version, before the room's version was known, is parsed again.
-    The stored JSON of a redacted event is not replaced.
+    The new content replaces the stored content only if it matches its hash and the stored one does not. An outlier that
+    was stored under another room version, before the room's version was known, is parsed again. The stored JSON of a
+    redacted event is not replaced.
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
@@ -480,7 +454,7 @@ def _with_stored_content(
     redacted = Event.objects.using(using).filter(event_id__in=stored, redacted_by__isnull=False)
     censored = set(redacted.values_list("event_id", flat=True))
     found: list[_Placed] = []
-    whole: list[ParsedEvent] = []
+    rewritten: list[ParsedEvent] = []
     for placed in parsed:
         event = placed.event
         kept = None if event.outlier else stored.get(event.event_id)
@@ -490,17 +464,17 @@ def _with_stored_content(
             detail = f"{event.event_id} is the ID of another event that is stored"
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
         elif kept.room_version != event.room_version or (event.content_hash_matches and not kept.content_hash_matches):
-            event = _whole_of_both(event, kept)
+            event = _with_better_content(event, kept)
             found.append(replace_field(placed, event=event))
             if event.event_id not in censored:
-                whole.append(event)
+                rewritten.append(event)
         else:
             found.append(replace_field(placed, event=_at_place_of(event, kept)))
-    return found, whole
+    return found, rewritten
 
 
-def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
-    """Returns ``event``, with the content of the stored copy ``kept`` if only this content matches its hash."""
+def _with_better_content(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
+    # with the content of the stored copy if only this content matches its hash
     if event.content_hash_matches:
         return event
     try:
@@ -510,11 +484,7 @@ def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
     return _at_place_of(event, again) if again.content_hash_matches else event
 
 
-def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
-    """Replaces the stored JSON of these events by their ``json``.
-
-    The stored JSON was pruned because of its hash, or belongs to another room version.
-    """
+def _rewrite_json(events: Sequence[ParsedEvent], using: str) -> None:
     for event in events:
         kept = EventJson.objects.using(using).filter(pk=event.event_id)
         kept.update(json=event.json, room_version=event.room_version)
@@ -526,40 +496,37 @@ def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
         )
 
 
-def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:
-    """Returns the events that have to be processed. Adds duplicates and refused events to ``outcome``.
-
-    An event is a duplicate if it is stored already. It is refused if its room is not stored, if it is of another room
-    version than its room, or if its ID belongs to an event of another room.
-    """
-    work = _Work()
+def _events_to_process(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _ToProcess:
+    # A stored event is a duplicate. One of another room or room version than its own, or of an unknown room, is
+    # refused.
+    to_process = _ToProcess()
     for placed in parsed:
         event = placed.event
-        facts = reading.events.get(event.event_id)
-        owner = work.rooms.get(event.event_id) if facts is None else facts.room_id
+        stored = reading.events.get(event.event_id)
+        owner = to_process.rooms.get(event.event_id) if stored is None else stored.room_id
         if owner not in (None, event.room_id):
             detail = f"{event.event_id} is the ID of an event of {owner}"
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
-        elif facts is not None and (event.outlier or not facts.outlier):
+        elif stored is not None and (event.outlier or not stored.outlier):
             # Stored already, perhaps by a transaction for which this one waited: A and B get the same event, A locks the room and
             # stores it, and B finds it in what it reads under the lock. Only a stored outlier that arrives with its place in the
             # graph is processed as a new event.
             outcome.duplicates.append(event.event_id)
-            if facts.state_unresolved and (placed.state_before is not None or _has_states_below(event, reading)):
-                work.add(placed, stored=True)
-        elif (error := _of_no_room(event, reading.rooms.get(event.room_id))) is not None:
+            if stored.state_unresolved and (placed.state_before is not None or _prevs_have_states(event, reading)):
+                to_process.add(placed, stored=True)
+        elif (error := _room_mismatch(event, reading.rooms.get(event.room_id))) is not None:
             outcome.refused.append(RefusedEvent(placed.place, error))
         else:
-            work.add(placed, stored=False)
-    return work
+            to_process.add(placed, stored=False)
+    return to_process
 
 
-def _has_states_below(event: ParsedEvent, reading: RoomReading) -> bool:
+def _prevs_have_states(event: ParsedEvent, reading: RoomReading) -> bool:
     below = [reading.events.get(prev) for prev in event.prev_event_ids]
-    return bool(below) and all(facts is not None and facts.state_group is not None for facts in below)
+    return bool(below) and all(stored is not None and stored.state_group is not None for stored in below)
 
 
-def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
+def _room_mismatch(event: ParsedEvent, room: Room | None) -> EventRefused | None:
     if room is None:
         return EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
     if room.room_version != event.room_version:
@@ -568,11 +535,8 @@ def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
     return None
 
 
-def _may_build(placed: _Placed) -> bool:
-    """Returns true if this event may need a new state group.
-
-    A live message with exactly one prev event and without a given state needs no new state group.
-    """
+def _may_need_group(placed: _Placed) -> bool:
+    # A live message with exactly one prev event and without a given state needs no new state group.
     event = placed.event
     return (
         event.state_key is not None
@@ -582,9 +546,9 @@ def _may_build(placed: _Placed) -> bool:
     )
 
 
-def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
+def _cache_and_count(computed: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
     server_name = stream_settings().server_name
-    for _, stored, changes in worked_out:
+    for _, stored, changes in computed:
         for event in changes.events:
-            stored.events.keep_new(event)
+            stored.events.cache_new(event)
         count_stored(changes, server_name)

@@ -21,8 +21,6 @@ from django.db import connections
 from events.format.parsing import ParsedEvent
 from events.room.graph import causal_order, cycles, refers_to
 
-__all__ = ["closing_a_cycle"]
-
 #: Selects the stored events of the room above some events, along prev events. A row is (event, prev event on the path to it).
 _UP = """
 WITH RECURSIVE up AS (
@@ -53,8 +51,7 @@ _CHAINS = f"{_CHAIN} SELECT event_id, id FROM chain"
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """An event's ID and the IDs of all events to which it refers."""
-
+    # an event's ID and all IDs to which it refers
     event_id: str
     prev_event_ids: tuple[str, ...]
     auth_event_ids: tuple[str, ...] = ()
@@ -74,15 +71,17 @@ def closing_a_cycle(
 
     ``above`` has the pairs (event of the batch, stored event that refers to it). ``stored`` maps IDs to stored events.
     """
-    own = {event.event_id for event in batch}
-    named = {other for event in batch for other in refers_to(event)} - own
-    told = [found for other in named if (found := stored.get(other)) is not None and found.state_key is None]
-    edges: dict[str, set[str]] = {event.event_id: {*event.auth_event_ids} for event in told}  # has no row in EventAuth
-    values: dict[str, Any] = {"room": room_id, "own": sorted(own), "named": sorted(named)}
-    closes = any(not own.isdisjoint(others) for others in edges.values())
+    batch_ids = {event.event_id for event in batch}
+    named = {other for event in batch for other in refers_to(event)} - batch_ids
+    messages = [found for other in named if (found := stored.get(other)) is not None and found.state_key is None]
+    edges: dict[str, set[str]] = {
+        event.event_id: {*event.auth_event_ids} for event in messages
+    }  # has no row in EventAuth
+    values: dict[str, Any] = {"room": room_id, "own": sorted(batch_ids), "named": sorted(named)}
+    closes = any(not batch_ids.isdisjoint(others) for others in edges.values())
     with connections[using].cursor() as cursor:
         walks = [(_LEADS_BACK, _CHAINS)]
-        if named and any(event_id in own for event_id, _ in above):
+        if named and any(event_id in batch_ids for event_id, _ in above):
             walks.append((_IS_REACHED, _REACHED))
         # A cheap EXISTS first. The edges are transferred only if there is a cycle.
         for asks, reads in walks:
@@ -95,6 +94,6 @@ def closing_a_cycle(
     if not closes:
         return set()
     nodes = [_Named(event.event_id, refers_to(event)) for event in batch]
-    nodes += [_Named(event_id, tuple(others)) for event_id, others in edges.items() if event_id not in own]
+    nodes += [_Named(event_id, tuple(others)) for event_id, others in edges.items() if event_id not in batch_ids]
     _, left = causal_order(nodes)
-    return own.intersection(nodes[number].event_id for number in cycles(nodes, left))
+    return batch_ids.intersection(nodes[number].event_id for number in cycles(nodes, left))

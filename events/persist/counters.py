@@ -15,8 +15,6 @@ from state.groups.deltas import HOPS_LIMIT
 if TYPE_CHECKING:
     from events.persist.room_batch import RoomChanges
 
-__all__ = ["MEASURES", "count_stored"]
-
 EVENTS = Counter("replsite_events_persisted", "Events that were stored, by where their sender lives", ["origin"])
 EVENTS_BY_TYPE = Counter(
     "replsite_events_persisted_by_type", "Events that were stored, by type and by where their sender lives",
@@ -48,7 +46,6 @@ _KNOWN_TYPES = frozenset(
 
 
 def count_stored(changes: RoomChanges, server_name: str) -> None:
-    """Counts the events that a committed batch stored in one room. Senders of ``server_name`` are local."""
     for event in changes.events:
         origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
         EVENTS.labels(origin).inc()

@@ -33,7 +33,9 @@ ORDER BY e.event_id LIMIT %(most)s
 
 
 def resolve_room(room_id: str, using: str | None = None, *, imported: bool = False) -> int:
-    """Computes the unknown states of a room's events as far as possible. Returns the number of events that got a state.
+    """Computes the unknown states of a room's events as far as possible.
+
+    Returns the number of events that got a state.
 
     Each transaction handles a few thousand events. If the room's events are ``imported``, auth events may be missing.
     Raises ``UnknownRoom``.
@@ -56,28 +58,19 @@ def resolve_room(room_id: str, using: str | None = None, *, imported: bool = Fal
 
 
 def _resolve(room_id: str, using: str, after: str, *, imported: bool, by_index: bool) -> tuple[int, str | None]:
-    """Computes the states of some events whose IDs follow ``after``, and of events above them.
-
-    Returns (number of events that got a state, the ID for ``after`` of the next call). The ID is null if no events are
-    left.
-    """
+    # (number of events that got a state, the ID for ``after`` of the next call, or None)
     reading = lock_and_read([], using, rooms=[room_id], by_index=by_index)
     room = reading.rooms.get(room_id)
     if room is None:
         raise UnknownRoom(f"There is no room {room_id}.")
     # Searched under the lock, so that no other transaction gives these events a state in the meantime.
-    seeds = _resolvable(room_id, using, after)
+    with connections[using].cursor() as cursor:
+        cursor.execute(_RESOLVABLE, {"room": room_id, "after": after, "most": room_batch.MOST_FILLED})
+        seeds = [event_id for (event_id,) in cursor.fetchall()]
     if not seeds:
         return 0, None
     batch = room_batch.RoomBatch(reading, room, [], using)
-    batch.again, batch.takes_unproven = seeds, imported
-    changes = batch.work_out()
+    batch.to_resolve, batch.accepts_unproven = seeds, imported
+    changes = batch.compute()
     write_rooms([(room, batch.stored, changes)], set(), using)
     return len(changes.filled.events), seeds[-1]
-
-
-def _resolvable(room_id: str, using: str, after: str) -> list[str]:
-    """Returns the IDs of events that have no state although all their prev events have one. The IDs follow ``after``."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_RESOLVABLE, {"room": room_id, "after": after, "most": room_batch.MOST_FILLED})
-        return [event_id for (event_id,) in cursor.fetchall()]

@@ -18,8 +18,6 @@ from events.room.verification import proves_version
 from events.room_lock_sql import BY_INDEX, READ_COMMITTED
 from streams.db.driver import Statement, send_together
 
-__all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
-
 #: Two transactions may create the same room: A inserts the row, and B waits here for the end of A. The first content generation
 #: is the present time. So a room that was deleted and is created again has another generation, and no process uses cached
 #: values of the old room.
@@ -93,13 +91,12 @@ class EventFacts:
 
     @property
     def state_unresolved(self) -> bool:
-        """True for an event that is in the graph but has no known state."""
         return not self.outlier and self.state_group is None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """The columns of a stored state group. ``is_tip`` is true if the group is the last group of its chain."""
+    """The columns of a stored state group. ``is_tip``: it is the last group of its chain."""
 
     chain: int
     hops: int
@@ -111,20 +108,19 @@ class GroupFacts:
 class RoomReading:
     """The rooms of a batch as they are under the lock.
 
-    ``own`` has the IDs of the batch's events. ``asked`` has all IDs that were looked up: the IDs in ``own``, and the
-    IDs of prev and auth events, forward extremities and latest events. ``events`` has the stored events among them.
-    ``groups`` has the state groups after prev events, forward extremities and latest events. ``extremities`` has the
-    forward extremities by room.
+    ``batch_ids`` has the IDs of the batch's events. ``queried`` has all IDs that were looked up: those, and prev and auth
+    events, forward extremities and latest events. ``events`` has the stored ones among them. ``groups`` has the state
+    groups after prev events, forward extremities and latest events.
     """
 
     rooms: dict[str, Room] = field(default_factory=dict)
     extremities: dict[str, list[str]] = field(default_factory=dict)
     latest: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Room -> (its latest accepted live event, the position of that event)."""
-    asked: set[str] = field(default_factory=set)
+    queried: set[str] = field(default_factory=set)
     events: dict[str, EventFacts] = field(default_factory=dict)
     groups: dict[int, GroupFacts] = field(default_factory=dict)
-    own: frozenset[str] = frozenset()
+    batch_ids: frozenset[str] = frozenset()
     above: list[tuple[str, str]] = field(default_factory=list)
     """Pairs (event of the batch, stored event that has it as a prev event)."""
     redactions: list[tuple[str, str, str]] = field(default_factory=list)
@@ -138,55 +134,54 @@ def lock_and_read(
     using: str,
     rooms: Collection[str] = (),
     *,
-    building: bool = True,
+    needs_groups: bool = True,
     by_index: bool = False,
 ) -> RoomReading:
     """Locks the rooms of the events and the rooms in ``rooms``, and reads the rows to which the batch refers.
 
     A create event or an outlier of an unknown room creates the room's row, unless the auth rules refuse the create
-    event. If ``building`` is false, no state groups will be written. So the statement does not look up which groups are
-    the last of their chains. ``by_index`` switches sequential scans off for the rest of the transaction. Use
-    ``by_index`` only in a transaction that ``persist`` or ``resolve_room`` has begun itself, because it would also
-    affect later queries of a caller's transaction.
+    event. If ``needs_groups`` is false, no state groups will be written, so the statement does not look up which groups are
+    the last of their chains. ``by_index`` switches sequential scans off for the rest of the transaction: use it only in
+    one that ``persist`` or ``resolve_room`` has begun itself.
     """
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]
-    begun = {event.room_id: event.room_version for event in (*outliers, *creates)}
-    told = {event.room_id: event.room_version for event in creates if proves_version(event)}
-    own = {event.event_id for event in events}
-    prevs = {prev for event in events for prev in event.prev_event_ids} - own
-    auths = {other for event in events for other in event.auth_event_ids} - own - prevs
+    new_rooms = {event.room_id: event.room_version for event in (*outliers, *creates)}
+    proven = {event.room_id: event.room_version for event in creates if proves_version(event)}
+    batch_ids = {event.event_id for event in events}
+    prevs = {prev for event in events for prev in event.prev_event_ids} - batch_ids
+    auths = {other for event in events for other in event.auth_event_ids} - batch_ids - prevs
     values = {
-        "begun": list(begun),
-        "versions": list(begun.values()),
-        "own_rooms": list(told),
-        "own_versions": list(told.values()),
+        "begun": list(new_rooms),
+        "versions": list(new_rooms.values()),
+        "own_rooms": list(proven),
+        "own_versions": list(proven.values()),
         "rooms": sorted({*rooms, *(event.room_id for event in events)}),
-        "own": sorted(own),
+        "own": sorted(batch_ids),
         "prevs": sorted(prevs),
         "auths": sorted(auths),
-        "building": building,
+        "building": needs_groups,
     }
-    fresh = [Statement(text, values, again=False) for text in (READ_COMMITTED, *([BY_INDEX] if by_index else []))]
-    made = [Statement(_MAKE_ROOM, values)] if begun else []
-    corrected = [Statement(_CORRECT_VERSIONS, values)] if told else []
-    locked = Statement(_LOCK_ROOMS, values)
+    setup = [Statement(text, values, again=False) for text in (READ_COMMITTED, *([BY_INDEX] if by_index else []))]
+    creation = [Statement(_MAKE_ROOM, values)] if new_rooms else []
+    correction = [Statement(_CORRECT_VERSIONS, values)] if proven else []
+    lock = Statement(_LOCK_ROOMS, values)
     # The lock and the reading are two statements, each with its own snapshot (READ COMMITTED). A holds the lock and commits, B
     # gets the lock and takes the snapshot of its reading after that. In one statement B would miss what A committed.
-    found = send_together(connections[using], [*fresh, *made, locked, *corrected, Statement(_READ, values)])
-    return _reading(found[0][0], own, {*own, *prevs, *auths})
+    found = send_together(connections[using], [*setup, *creation, lock, *correction, Statement(_READ, values)])
+    return _reading(found[0][0], batch_ids, {*batch_ids, *prevs, *auths})
 
 
-def _reading(text: str, own: set[str], asked: set[str]) -> RoomReading:
+def _reading(text: str, batch_ids: set[str], queried: set[str]) -> RoomReading:
     rooms, extremities, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
-    found = RoomReading(own=frozenset(own), gaps=frozenset(gaps), asked=asked)
+    found = RoomReading(batch_ids=frozenset(batch_ids), gaps=frozenset(gaps), queried=queried)
     for values in rooms:
         found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)
     for room_id, event_id in extremities:
         found.extremities.setdefault(room_id, []).append(event_id)
     found.latest = {room_id: (event_id, position) for room_id, event_id, position in latest}
     found.events = {event_id: EventFacts(*facts) for event_id, *facts in events}
-    found.asked.update(found.events)
+    found.queried.update(found.events)
     found.groups = {group: GroupFacts(*facts) for group, *facts in groups}
     found.above = [(prev, event_id) for prev, event_id in above]
     found.redactions = [(room_id, event_id, target) for room_id, event_id, target in redactions]

@@ -8,13 +8,11 @@ Migrations have a text of their own. If you change the function here, add a migr
 
 from __future__ import annotations
 
-__all__ = ["EVENTS_NAMING", "NAMING_PER_EVENT"]
-
 NAMING_PER_EVENT = 500
 """The most state events that are read for one auth event. If it has more, these are enough to find one that counts."""
 
 #: Returns the state events, of any room, that have one of the events ``wanted`` as auth event. Uses the index
-#: ``events_eventauth_named``. The room is null if the state event itself is not stored.
+#: ``events_eventauth_named``. The room is NULL if the state event itself is not stored.
 EVENTS_NAMING = f"""
 CREATE FUNCTION events_naming(wanted character varying[]) RETURNS TABLE (
   named character varying, naming character varying, naming_type character varying, naming_key character varying,

@@ -1,7 +1,11 @@
 """Computes the changes of a batch of new events in one room: the rows to add, change and delete in each table.
 
-The rules are the same as for a whole history (``events.room.state_assignment``, ``events.room.extremities``,
-``events.visibility.ranges``). Assumes the caller's transaction with the room's row locked.
+Example: a message on top of the only extremity gives
+
+    events [the message], new_extremities [its ID], gone_extremities [its prev event]
+
+and nothing else. The rules are the same as for a whole history (``events.room.state_assignment``,
+``events.room.extremities``, ``events.visibility.ranges``). Assumes the caller's transaction with the room's row locked.
 
 Events are numbered from 0 in the order of their positions. ``events.persist.write_rows`` maps these numbers to stream
 positions. The number -1 stands for the position of the last accepted event before the batch.
@@ -34,8 +38,6 @@ from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
 from state.rules.room_versions import room_version
 
-__all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
-
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
@@ -55,7 +57,7 @@ WITH RECURSIVE above AS (
 ) SELECT event_id, stream_ordering FROM above LIMIT %(most)s
 """
 _PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%s) AND state_unresolved"
-_JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
+_AUTHORISED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
 """Types whose auth rules read content that a redaction removes."""
 _BASES = 3
 """The most groups of forward extremities with which a given state is compared, so that it is stored as a small delta."""
@@ -63,10 +65,12 @@ _BASES = 3
 
 @dataclass(slots=True)
 class Filled:
-    """Stored events whose state has become known, and which were authorised again. ``places`` has their stream positions.
+    """Stored events whose state has become known, and which were authorised again.
+
+    ``places`` has their stream positions.
 
     ``rejected`` has the events that were accepted before and are rejected now. ``waiting`` has events that got no
-    state, because their auth chains are incomplete. ``more`` is true if there are more events than one batch handles.
+    state, because their auth chains are incomplete. ``more``: there are more events than one batch handles.
     """
 
     events: list[ParsedEvent] = field(default_factory=list)
@@ -77,7 +81,7 @@ class Filled:
 
     @property
     def live(self) -> bool:
-        """True if some of the events are live. Then the visibility ranges of the room's live events have to be recomputed."""
+        """True if some of the events are live, so that the visibility ranges of live events have to be recomputed."""
         return any(place > 0 for place in self.places.values())
 
 
@@ -91,11 +95,11 @@ class RoomChanges:
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
     create: ParsedEvent | None = None
     new_extremities: list[str] = field(default_factory=list)
-    gone_extremities: list[str] = field(default_factory=list)
+    removed_extremities: list[str] = field(default_factory=list)
     state_changes: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
     """(number, type, state_key, new event ID, previous event ID).
 
-    The new ID is null if the entry is removed. The previous ID is null if the entry is new."""
+    The new ID is None if the entry is removed, the previous ID if it is new."""
     current_unresolved: bool = False
     visibility_unresolved: bool = False
     ranges: list[VisibilityRow] = field(default_factory=list)
@@ -110,13 +114,13 @@ class RoomChanges:
     filled: Filled = field(default_factory=Filled)
     """Stored events whose state has become known."""
     old_states: RoomStates | None = None
-    """The states from which ranges of backfilled events are computed after the rows are written. Null: no such ranges."""
+    """The states from which ranges of backfilled events are computed after the rows are written. None: no such ranges."""
     is_late: bool = False
     """True if states that were resolved before may now be resolved to other states.
 
     This is so if stored events may have state events of the batch as auth events: outliers, events that were outliers,
     backfilled events. It is also so if the batch rejects stored events."""
-    own_place: bool = False
+    needs_own_position: bool = False
     """True if the current state changes without a live event.
 
     The change then gets a position of its own, under the number ``len(events)``."""
@@ -133,8 +137,8 @@ class RoomChanges:
 class RoomBatch:
     """The computation for one room.
 
-    ``events`` are parsed events of that room, none of them stored or listed twice. ``given`` has states before events that
-    other servers gave: the ID of an event -> the IDs of state events. A key may also be a stored event that has no state yet.
+    ``events`` are parsed events of that room, none of them stored or listed twice. ``given`` has states before events
+    that other servers gave: the ID of an event, perhaps a stored one without a state -> the IDs of state events.
     """
 
     def __init__(
@@ -149,38 +153,38 @@ class RoomBatch:
         self._row = room
         self._version = room_version(room.room_version)
         self._given = given or {}
-        self.again: Sequence[str] = ()
+        self.to_resolve: Sequence[str] = ()
         """Stored events that have no state yet, and whose state can be computed now."""
-        self.takes_unproven = False
+        self.accepts_unproven = False
         """As in ``RoomStates``: true if the events are imported."""
         self.freed: Sequence[str] | None = None
         """The prev events of stored events that left the graph.
 
-        Null unless stored events left the graph or came back into it."""
+        None unless stored events left the graph or came back into it."""
         self._using = using
         events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
         self.stored = StoredRoom(room.room_id, using, events_here, reading)
         self.changes = RoomChanges()
-        self._moved = False
+        self._changed_between = False
         """True if memberships or history visibility changed in the current state without an accepted live event."""
         self._batch = list(events)
         self.states: RoomStates
 
-    def work_out(self) -> RoomChanges:
+    def compute(self) -> RoomChanges:
         """Computes all changes of the batch. Called once."""
         self.stored.read(self._batch)
-        self.changes.is_late = self.stored.resolves_anew = any(map(self._is_late, self._batch))
+        self.changes.is_late = self.stored.resolutions_outdated = any(map(self._is_late, self._batch))
         given = self._read_given()
-        self._refuse_what_closes_a_cycle(given)
-        self._refuse_what_has_no_place(given)
+        self._refuse_closing_cycles(given)
+        self._refuse_without_place(given)
         self.states = self._room_states(given)
         self.states.assign(self._batch)
         # Before events without a state are refused. Example: the batch has G, which fills a gap below the stored event S, and
         # N above S. N gets a state only after S has got one.
         self._fill()
         self._refuse_cycles()
-        self._refuse_what_is_unproven()
-        self._refuse_what_has_no_state()
+        self._refuse_unproven()
+        self._refuse_without_state()
         if self._row.create_event_id is None and self.states.create is not None:
             self.changes.create = self.states.events[self.states.create.event_id]
         outliers = [event for event in self._batch if event.outlier]
@@ -190,13 +194,12 @@ class RoomBatch:
         # Ranges and redactions come after the arrival, which decides on soft failure: a soft-failed event has no range, and a
         # soft-failed redaction has no effect.
         steps = self._arrive(old, live, outliers)
-        self._see(steps)
+        self._compute_ranges(steps)
         self._redact()
         return self.changes
 
     # --- stored and given state ------------------------------------------------------------------------------------------
     def _read_given(self) -> dict[str, dict[StateKey, str]]:
-        """Returns the given states as maps. Refuses events whose given state is invalid."""
         if not self._given:
             return {}
         batch = {event.event_id: event for event in self._batch}
@@ -220,68 +223,55 @@ class RoomBatch:
             batch = {event.event_id: event for event in self._batch}
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
         states = RoomStates(self._version, self._batch, stored)
-        states.takes_unproven = self.takes_unproven
+        states.accepts_unproven = self.accepts_unproven
         states.given.update(given)
-        self._note_redacted(states, self._batch)
+        self._find_redacted(states, self._batch)
         if given:
-            states.look_up(event_id for state in given.values() for event_id in state.values())
+            states.find_unplaced(event_id for state in given.values() for event_id in state.values())
             groups = {
                 self.stored.after[extremity] for extremity in self.stored.extremities if extremity in self.stored.after
             }
             states.bases = sorted(groups)[-_BASES:]
         return states
 
-    def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
-        """Looks up which power levels and third-party invites that authorise events of ``events`` are redacted."""
-        judged = [event for event in events if event.type in _JUDGED_BY_PRUNED]
-        if not judged:
+    def _find_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
+        # of the power levels and third-party invites that authorise these events
+        authorised = [event for event in events if event.type in _AUTHORISED_BY_PRUNED]
+        if not authorised:
             return
         groups = set(self.stored.after.values())
         levels = {states.builder.lookup(group, POWER_LEVELS) for group in groups}
         levels |= {given.get(POWER_LEVELS) for given in states.given.values()}
-        named = {other for event in judged for other in event.auth_event_ids}
-        states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
+        named = {other for event in authorised for other in event.auth_event_ids}
+        states.event_auth.redacted |= self.stored.redacted(
+            [*named, *(found for found in levels if found)], PRUNED_TYPES
+        )
 
     def _fill(self) -> None:
-        """Assigns the states that become known with this batch.
-
-        Stored events above new events may get a state, and so may new events above these stored events.
-        """
+        # Stored events above new events may get a state, and so may new events above these stored events.
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
-        seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
+        seeds = [*self.to_resolve, *(event_id for event_id in states.given if event_id not in new)]
         if not seeds and not self._reading.above:
             return
         referred_to = {prev for prev, _ in self._reading.above}
         filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
         places = _unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
         if places:
-            found = self._found_again(places, new)
-            self._note_redacted(states, found)
+            stored = self.stored
+            stored.events.load(places)
+            found = [structs.replace(stored.events[event_id], stream_ordering=at) for event_id, at in places.items()]
+            stored.events.load([other for event in found for other in event.auth_event_ids])
+            stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
+            self._find_redacted(states, found)
             waiting = [event for event in self._batch if event.event_id not in states.after]
-            self.changes.filled = _judge_again(states, found, waiting)
+            self.changes.filled = _authorise_again(states, found, waiting)
             if self.changes.filled.rejected:
-                self.changes.is_late = self.stored.resolves_anew = True
-                self.stored.resolved.clear()
-
-    def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
-        """Returns the stored events with the IDs and positions in ``places``.
-
-        Also loads the events and groups that are needed to authorise them.
-        """
-        stored = self.stored
-        stored.events.load(places)
-        found = [structs.replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
-        stored.events.load([other for event in found for other in event.auth_event_ids])
-        stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
-        return found
+                self.changes.is_late = stored.resolutions_outdated = True
+                stored.resolved.clear()
 
     # --- refusals ----------------------------------------------------------------------------------
-    def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
-        """Refuses new events that lie on a cycle with stored events.
-
-        The events above the refused events then lack a prev event.
-        """
+    def _refuse_closing_cycles(self, given: dict[str, dict[StateKey, str]]) -> None:
         if not self._batch or self._version.ids_are_hashes:
             return
         found = closing_a_cycle(self._row.room_id, self._batch, self._reading.above, self.stored.events, self._using)
@@ -291,11 +281,9 @@ class RoomBatch:
                 given.pop(event.event_id, None)
         self._batch = [event for event in self._batch if event.event_id not in found]
 
-    def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
-        """Refuses live events whose prev events are missing, and puts the batch into causal order.
-
-        The prev events of a backfilled event may be missing. Only a create event may have no prev events at all.
-        """
+    def _refuse_without_place(self, given: Collection[str]) -> None:
+        # Also puts the batch into causal order. Prev events of backfilled events may be missing, only create events
+        # have none.
         order, left = causal_order(self._batch)
         inside: set[str] = set()
         kept = []
@@ -323,21 +311,20 @@ class RoomBatch:
             return EventRefused(Reason.MISSING_PREV_EVENTS, f"{shown} must be stored first, or come in the same batch")
         return None
 
-    def _refuse_what_is_unproven(self) -> None:
-        """Refuses events whose auth chains are incomplete or not allowed, and live events above them."""
+    def _refuse_unproven(self) -> None:
         bad = []
         for event in self._batch:
-            lacking = self.states.unproven.get(event.event_id)
-            if lacking and event.event_id not in self.states.after:
+            untrusted = self.states.unproven.get(event.event_id)
+            if untrusted and event.event_id not in self.states.after:
                 detail = (
-                    f"{', '.join(lacking[:3])}, or an auth event below, is missing or was not allowed: store it first"
+                    f"{', '.join(untrusted[:3])}, or an auth event below, is missing or was not allowed: store it first"
                 )
                 bad.append((event, EventRefused(Reason.MISSING_AUTH_EVENTS, detail)))
         self._refuse_each(bad)
         self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
 
-    def _refuse_what_has_no_state(self) -> None:
-        """Refuses live events without a known state in a room whose current state is known."""
+    def _refuse_without_state(self) -> None:
+        # live events only, in a room whose current state is known
         if self._row.current_state_unresolved or not self.stored.extremities:
             return
         detail = "the state at its prev events is not known: give it as state_before, or store what is below them"
@@ -350,7 +337,6 @@ class RoomBatch:
         )
 
     def _refuse_cycles(self) -> None:
-        """Refuses events on cycles, and live events above them."""
         self._batch = [self.states.events[event.event_id] for event in self._batch]
         bad = [(event, EventRefused(Reason.CYCLE, CYCLE)) for event in self._batch if event.rejected_reason == CYCLE]
         if not bad:
@@ -360,24 +346,22 @@ class RoomBatch:
         self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
 
     def _live_above(self, refused: Collection[str]) -> list[tuple[ParsedEvent, EventRefused]]:
-        """Returns the live events of the batch above refused events, each with the error for its own refusal."""
-        gone, above = set(refused), []
+        refused_ids, above = set(refused), []
         for event in self._batch:
-            below = gone.intersection(event.prev_event_ids)
+            below = refused_ids.intersection(event.prev_event_ids)
             if below and self._is_live(event) and event.event_id not in self.states.given:
                 detail = f"{min(below)} was refused, and nothing may build on it"
                 above.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
-                gone.add(event.event_id)
+                refused_ids.add(event.event_id)
         return above
 
     def _refuse_each(self, refused: Sequence[tuple[ParsedEvent, EventRefused]]) -> None:
-        """Removes refused events from the batch and from the states."""
         if not refused:
             return
         self.changes.refused += refused
-        gone = {event.event_id for event, _ in refused}
-        self._batch = [event for event in self._batch if event.event_id not in gone]
-        for event_id in gone:
+        refused_ids = {event.event_id for event, _ in refused}
+        self._batch = [event for event in self._batch if event.event_id not in refused_ids]
+        for event_id in refused_ids:
             del self.states.events[event_id]
             self.states.after.pop(event_id, None)
 
@@ -385,7 +369,9 @@ class RoomBatch:
     def _arrive(
         self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
     ) -> list[Step]:
-        """Processes the arrival of backfilled events (``old``), then live events, then outliers. Numbers them in this order.
+        """Processes the arrival of backfilled events (``old``), then live events, then outliers.
+
+        Numbers them in this order.
 
         Returns one ``Step`` for each accepted live event with a known state.
         """
@@ -395,11 +381,11 @@ class RoomBatch:
         # batch and another event X. If the states of both resolve to the given state, E now reaches X, too.
         again = changes.filled.events or self._is_below_a_merge()
         freed = () if self.freed is None and again else self.freed
-        extremities = self.stored.extremities_below([*old, *live], states, changes.filled.rejected, freed)
-        arrivals = EventExtremityTracker(
-            states, extremities, here=[prev for event in live for prev in event.prev_event_ids]
+        extremities = self.stored.extremities_before([*old, *live], states, changes.filled.rejected, freed)
+        tracker = EventExtremityTracker(
+            states, extremities, arrived=[prev for event in live for prev in event.prev_event_ids]
         )
-        self._line_before = known = arrivals.current if not self._row.current_state_unresolved else None
+        self._current_before = known = tracker.current if not self._row.current_state_unresolved else None
         # Batch A resolves the states of two forward extremities. Batch B stores an auth event of theirs, and resolves the same
         # states to another state. So B compares its state with the stored rows, not with the earlier resolution.
         if changes.is_late and len({states.after.get(event_id) for event_id in self.stored.extremities}) > 1:
@@ -408,50 +394,49 @@ class RoomBatch:
         # Backfilled events come first. They may connect a forward extremity to a live event, which changes the current
         # state before any live event of the batch. That change gets the number of the first live event.
         for event in old:
-            arrivals.take(event)
+            tracker.add_with_verdict(event)
             changes.events.append(event)
         changes.backfilled = len(old)
-        if live and arrivals.current is not None and arrivals.current != known:
-            self._note_changes(len(changes.events), known, arrivals.current, between=True)
-            known = arrivals.current
+        if live and tracker.current is not None and tracker.current != known:
+            self._record_changes(len(changes.events), known, tracker.current, between=True)
+            known = tracker.current
         for event in live:
-            judged = arrivals.add(event)
-            changes.events.append(judged)
-            if arrivals.current is not None and arrivals.current != known:
-                self._note_changes(len(changes.events) - 1, known, arrivals.current, between=not is_accepted(judged))
-                known = arrivals.current
-            self._add_step(steps, judged, arrivals.current)
+            authorised = tracker.add(event)
+            changes.events.append(authorised)
+            if tracker.current is not None and tracker.current != known:
+                self._record_changes(
+                    len(changes.events) - 1, known, tracker.current, between=not is_accepted(authorised)
+                )
+                known = tracker.current
+            self._add_step(steps, authorised, tracker.current)
         changes.events += outliers
-        self._finish(arrivals, known, steps, len(live))
+        self._finish(tracker, known, steps, len(live))
         return steps
 
     def _is_below_a_merge(self) -> bool:
-        """Returns true if a stored event has an event of the batch and another event as prev events."""
+        # a stored event has an event of the batch and another event as prev events
         above = {event_id for _, event_id in self._reading.above}
         self.stored.events.load(above)
         return any(len(self.stored.events[event_id].prev_event_ids) > 1 for event_id in above)
 
-    def _finish(self, arrivals: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
-        """Determines the room's current state and forward extremities after all events of the batch, and the changes to store.
-
-        ``known`` is the state group that was last recorded for the current state, or null. ``live`` is the number of
-        live events in the batch.
-        """
+    def _finish(self, tracker: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
+        # ``known`` is the group that was last recorded for the current state, or None.
         changes = self.changes
-        current = arrivals.finish()
-        if steps and current is not None and current != steps[-1].line:  # the next batch continues from this state
-            steps[-1] = structs.replace(steps[-1], line=current)
+        current = tracker.finish()
+        if steps and current is not None and current != steps[-1].current:  # the next batch continues from this state
+            steps[-1] = structs.replace(steps[-1], current=current)
         if current is not None and current != known:
-            noted = len(changes.state_changes)
+            recorded = len(changes.state_changes)
             number = changes.backfilled + live - 1 if live else len(changes.events)
-            self._note_changes(number, known, current, between=not steps)
+            self._record_changes(number, known, current, between=not steps)
             # Without a live event, a position of its own is also needed if the state is merely known again.
-            changes.own_place = not live and (self._row.current_state_unresolved or len(changes.state_changes) > noted)
-        changes.current_unresolved = current is None and bool(arrivals.extremities.current)
+            has_changes = len(changes.state_changes) > recorded
+            changes.needs_own_position = not live and (self._row.current_state_unresolved or has_changes)
+        changes.current_unresolved = current is None and bool(tracker.extremities.current)
         before = set(self.stored.extremities)
-        changes.new_extremities = [event_id for event_id in arrivals.extremities.current if event_id not in before]
-        after = arrivals.extremities.current
-        changes.gone_extremities = [event_id for event_id in self.stored.extremities if event_id not in after]
+        changes.new_extremities = [event_id for event_id in tracker.extremities.current if event_id not in before]
+        after = tracker.extremities.current
+        changes.removed_extremities = [event_id for event_id in self.stored.extremities if event_id not in after]
 
     def _is_late(self, event: ParsedEvent) -> bool:
         known = self._reading.events.get(event.event_id)
@@ -461,13 +446,9 @@ class RoomBatch:
     def _is_live(event: ParsedEvent) -> bool:
         return not event.outlier and not event.backfilled
 
-    def _note_changes(self, number: int, known: int | None, current: int, *, between: bool) -> None:
-        """Records how the current state changes with the event that has the number ``number``.
-
-        ``known`` and ``current`` are the groups of the current state before and after the event. If ``known`` is null,
-        ``current`` is compared with the stored rows of the current state. ``between`` is true if the change was not made by
-        an accepted live event.
-        """
+    def _record_changes(self, number: int, known: int | None, current: int, *, between: bool) -> None:
+        # If ``known`` is None, the stored rows of the current state are compared. ``between``: no accepted live event
+        # made it.
         found: Mapping[StateKey, tuple[str | None, str | None]]
         if known is None:
             stored = CurrentState.objects.using(self._using).filter(room_id=self._row.room_id)
@@ -479,9 +460,11 @@ class RoomBatch:
         changed = [(number, *key, new, old) for key, (old, new) in found.items() if old != new]
         self.changes.state_changes += changed
         if between:  # no step carries this change to the ranges, so they have to be recomputed
-            self._moved |= not {kind for _, kind, *_ in changed}.isdisjoint(("m.room.member", HISTORY_VISIBILITY[0]))
+            self._changed_between |= not {kind for _, kind, *_ in changed}.isdisjoint(
+                ("m.room.member", HISTORY_VISIBILITY[0])
+            )
 
-    def _add_step(self, steps: list[Step], event: ParsedEvent, line: int | None) -> None:
+    def _add_step(self, steps: list[Step], event: ParsedEvent, current: int | None) -> None:
         if not is_accepted(event):
             return
         after = self.states.after.get(event.event_id)
@@ -489,25 +472,22 @@ class RoomBatch:
             self.changes.visibility_unresolved = True
             return
         before = self.states.before.get(event.event_id)
-        steps.append(Step(len(self.changes.events) - 1, event, before, after, after if line is None else line))
+        steps.append(Step(len(self.changes.events) - 1, event, before, after, after if current is None else current))
 
     # --- visibility ---------------------------------------------------------------------------------------------
-    def _see(self, steps: Sequence[Step]) -> None:
-        """Computes the visibility ranges of live events.
-
-        The ranges of backfilled events are written later, when the positions of these events are known.
-        """
+    def _compute_ranges(self, steps: Sequence[Step]) -> None:
+        # Of live events only. The ranges of backfilled events are written when their positions are known.
         changes, builder, events = self.changes, self.states.builder, self.states.events
         # Ranges can only be continued after the room's last event. All are recomputed if something changed before it: stored
         # live events have got their state, or the current state changed without an accepted live event.
-        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
-        if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
+        has_changed = changes.filled.live or (self._changed_between and self._row.room_id in self._reading.latest)
+        if self._row.visibility_unresolved or changes.visibility_unresolved or has_changed:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
             changes.visibility_unresolved = True
             return
         changes.old_states = self.states
         group = self._group_before()
-        if not all(step.changes_nothing(group, self._line_before) for step in steps):
+        if not all(step.changes_nothing(group, self._current_before) for step in steps):
             live = VisibilityRanges(builder, events, self._stored_ranges(group))
             for step in steps:
                 live.add(step)
@@ -515,29 +495,22 @@ class RoomBatch:
             changes.closed, changes.uncut = live.closed, live.uncut
 
     def _group_before(self) -> int | None:
-        """Returns the state group after the last stored accepted live event.
-
-        Returns null if no such event is stored, or if the current state is not known.
-        """
         event_id, self.changes.last_position = self._reading.latest.get(self._row.room_id, (None, None))
-        if event_id is None or self._line_before is None:
+        if event_id is None or self._current_before is None:
             return None
         if event_id not in self.stored.after:
             self.stored.adopt_after([event_id])
         return self.stored.after[event_id]
 
     def _stored_ranges(self, group: int | None) -> StoredRanges:
-        """Returns the stored ranges that are open after the last accepted event.
-
-        ``group`` is the state group after that event. The open ranges follow from its state and from the current state.
-        """
-        line = self._line_before
-        if group is None or line is None:
+        # They follow from the state after the last accepted event (``group``), and from the current state.
+        current = self._current_before
+        if group is None or current is None:
             return StoredRanges(last=-1)
         setting = known_visibility(history_visibility(self.states.state(group)))
-        state = self.states.state(line)
+        state = self.states.state(current)
         return StoredRanges(
-            line=line,
+            current=current,
             setting=setting,
             last=-1,
             wide=wide_ranges(setting, known_visibility(history_visibility(state)), -1),
@@ -553,10 +526,8 @@ class RoomBatch:
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> None:
-        """Applies new redactions to stored and new events, and stored redactions to new events.
-
-        If an event has several redactions, the first redaction that applies is recorded.
-        """
+        # New redactions of stored and new events, and stored redactions of new events. The first that applies is
+        # recorded.
         new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
         effective, earlier = self._effective(new)
         stored = dict.fromkeys([*earlier, *(event.event_id for event in self.changes.filled.events)])
@@ -567,10 +538,7 @@ class RoomBatch:
                 self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
 
     def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:
-        """Decides which redactions have an effect. Adds their targets to ``changes.redacted``.
-
-        Returns (IDs of the redactions that have an effect, IDs of the stored redactions that were examined).
-        """
+        # (redactions that have an effect, stored redactions that were examined)
         freed = [new[event_id].redacts or "" for event_id in self.changes.filled.rejected]
         earlier = self._redactions_of({*new, *freed})
         later = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
@@ -589,13 +557,16 @@ class RoomBatch:
         return effective, [event_id for event_id, _ in earlier]
 
     def _redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
-        """Returns the stored redactions of these events as (redaction, target), in the order of stream positions."""
-        found = [(one, target) for room_id, one, target in self._reading.redactions if room_id == self._row.room_id]
+        found = [
+            (redaction, target)
+            for room_id, redaction, target in self._reading.redactions
+            if room_id == self._row.room_id
+        ]
         if self.changes.filled.events:  # ``lock_and_read`` did not look for their redactions
             with connections[self._using].cursor() as cursor:
                 cursor.execute(_EARLIER_REDACTIONS, [list(event_ids), self._row.room_id])
                 found = cursor.fetchall()
-        return [(one, target) for one, target in found if target in event_ids]
+        return [(redaction, target) for redaction, target in found if target in event_ids]
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
         if not is_accepted(redaction):
@@ -609,11 +580,12 @@ class RoomBatch:
 
 
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
-    """Returns the state given with ``event`` as a map. ``named`` are the IDs of the events in that state.
+    """Returns the state given with ``event`` as a map.
 
-    ``events`` has stored events and the events of the batch. The map may contain rejected events, and events whose auth
-    chains are incomplete. ``RoomStates`` leaves these events out once all events are authorised. Raises
-    ``EventRefused`` (``bad-state``) if the named events cannot be a state of the event's room.
+    ``named`` are the IDs of the events in that state.
+
+    It may contain rejected events, and events whose auth chains are incomplete, which ``RoomStates`` leaves out once
+    all events are authorised. Raises ``EventRefused`` (``bad-state``) if they cannot be a state of the event's room.
     """
     found: dict[StateKey, str] = {}
     for event_id in dict.fromkeys(named):
@@ -642,11 +614,8 @@ def _bad_state(detail: str) -> EventRefused:
 
 
 def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
-    """Returns stored events without a state, as a map of event IDs to positions.
-
-    These are the events of ``seeds`` that have no state, and at most ``MOST_FILLED`` others. The others lie above an
-    event of ``below`` or ``seeds``, on a path of events without a state.
-    """
+    # ID -> position of the events of ``seeds`` without a state, and at most ``MOST_FILLED`` above, on paths without a
+    # state
     with connections[using].cursor() as cursor:
         cursor.execute(_ABOVE, {"below": [*below, *seeds], "room": room_id, "most": MOST_FILLED})
         found: dict[str, int] = dict(cursor.fetchall())
@@ -656,25 +625,21 @@ def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[st
     return found
 
 
-def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
-    """Authorises stored events again, now that the states of their prev events are known. Also assigns states.
-
-    ``found`` has the stored events, with their positions. ``waiting`` has the new events that have no state so far.
-    They may be above events of ``found``.
-    """
+def _authorise_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
+    # ``waiting`` has the new events that have no state so far. They may be above events of ``found``.
     # A rejection is final. Only events that were accepted so far are authorised again.
     again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]
     states.events.update((event.event_id, event) for event in again)
     states.assign([*again, *waiting])
-    judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
+    authorised = [states.events[event.event_id] for event in again if event.event_id in states.after]
     # ``assign`` has authorised all of them, and auth events that arrived since may have changed verdicts. But an event that still
     # has no state keeps its stored verdict for now.
     for event in found:
         if event.event_id not in states.after:
             states.events[event.event_id] = event
     return Filled(
-        judged,
-        {event.event_id: event.stream_ordering for event in judged if event.stream_ordering is not None},
+        authorised,
+        {event.event_id: event.stream_ordering for event in authorised if event.stream_ordering is not None},
         [e.event_id for e in found if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
         waiting=[event.event_id for event in found if event.event_id in states.unproven],
         more=len(found) >= MOST_FILLED,

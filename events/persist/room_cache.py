@@ -24,27 +24,25 @@ from events.room.graph import Node
 from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
-from state.groups.layered import beside
+from state.groups.layered import layered_on_base
 from state.resolution.local_difference import Naming
 from state.store import changes_from, full_state
 from streams.core.bounded import SharedCache
 
-__all__ = ["StoredEvents", "StoredRoom", "clear_caches"]
-
-_EVENTS_KEPT = 20_000
-_ENTRIES_KEPT = 500_000
-_RESOLVED_KEPT = 20_000
-_ROOMS_KEPT = 20_000
+_MOST_EVENTS = 20_000
+_MOST_ENTRIES = 500_000
+_MOST_RESOLVED = 20_000
+_MOST_ROOMS = 20_000
 
 _Changed = tuple[int, Mapping[StateKey, "str | None"]]
-_events: SharedCache[object, ParsedEvent] = SharedCache(_EVENTS_KEPT)
-_states = StateCache(_ENTRIES_KEPT)
+_events: SharedCache[object, ParsedEvent] = SharedCache(_MOST_EVENTS)
+_states = StateCache(_MOST_ENTRIES)
 #: Room -> its group whose state was added last to ``_states``. Other states of the room are read as differences to it.
-_latest: SharedCache[object, int] = SharedCache(_ROOMS_KEPT)
+_latest: SharedCache[object, int] = SharedCache(_MOST_ROOMS)
 #: Set of group IDs -> the ID of the stored group to which they resolve. If no event has the resolved state, there is no such
 #: group. Then the value has the ID of one group of the set, and the changes from its state to the resolved state.
 _resolved: SharedCache[object, int | _Changed] = SharedCache(
-    _RESOLVED_KEPT, lambda found: 1 if isinstance(found, int) else 1 + len(found[1])
+    _MOST_RESOLVED, lambda found: 1 if isinstance(found, int) else 1 + len(found[1])
 )
 
 
@@ -140,22 +138,23 @@ SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NO
 
 
 class StoredEvents(dict[str, ParsedEvent]):
-    """A map of all stored events by ID, each read on first use. An event set in the map overrides the stored event.
+    """A map of all stored events by ID, each read on first use.
 
-    Cached content is used only in its own room and with the same ``generation``. ``generation`` is the room's content
-    generation, which changes when stored content of the room is rewritten.
+    An event set in the map overrides the stored event.
+
+    Cached content is used only in its own room and with the same content ``generation``, which changes when stored
+    content of the room is rewritten.
     """
 
     def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
         super().__init__()
         self._using = using
         self._reading = reading if reading is not None else RoomReading()
-        self.kept_under = using, room_id, generation
+        self.cache_key = using, room_id, generation
         self._absent: set[str] = set()
 
     def load(self, event_ids: Iterable[str]) -> None:
-        """Loads these events together."""
-        asked, facts = self._reading.asked, self._reading.events
+        asked, facts = self._reading.queried, self._reading.events
         wanted, missing = [], []
         for event_id in event_ids:
             if dict.__contains__(self, event_id) or event_id in self._absent:
@@ -166,12 +165,12 @@ class StoredEvents(dict[str, ParsedEvent]):
             wanted.append(event_id)
         if not wanted:
             return
-        found = _events.get_all([(self.kept_under, event_id) for event_id in wanted])
+        found = _events.get_all([(self.cache_key, event_id) for event_id in wanted])
         for event_id, kept in zip(wanted, found, strict=True):
             if kept is None:
                 missing.append(event_id)
             else:
-                self[event_id] = _with_facts(kept, facts[event_id]) if event_id in facts else kept
+                self[event_id] = _with_verdict(kept, facts[event_id]) if event_id in facts else kept
         if missing:
             self._read(list(dict.fromkeys(missing)))
 
@@ -181,24 +180,24 @@ class StoredEvents(dict[str, ParsedEvent]):
             with connections[self._using].cursor() as cursor:
                 cursor.execute(_FACTS, [unknown])
                 known.update((event_id, EventFacts(*facts)) for event_id, *facts in cursor.fetchall())
-            self._reading.asked.update(unknown)
-        here = [event_id for event_id in event_ids if event_id in known]
-        parsed = parsed_events(here, self._using)
+            self._reading.queried.update(unknown)
+        existing = [event_id for event_id in event_ids if event_id in known]
+        parsed = parsed_events(existing, self._using)
         self._absent.update(event_ids)
-        self._absent.difference_update(here)
-        for event_id in here:
+        self._absent.difference_update(existing)
+        for event_id in existing:
             # Without the JSON, which nothing here needs. The verdicts are those of the row, which was read under the lock.
             event = replace(parsed[event_id], json=b"", rejection_given=True, soft_failure_given=True)
-            self[event_id] = event = _with_facts(event, known[event_id])
-            self._keep(event)
+            self[event_id] = event = _with_verdict(event, known[event_id])
+            self._cache(event)
 
-    def keep_new(self, event: ParsedEvent) -> None:
-        """Caches a new event, because later events are likely to refer to it. Called after the event was committed."""
-        self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
+    def cache_new(self, event: ParsedEvent) -> None:
+        """Caches a new event, to which later events are likely to refer. Called after the event was committed."""
+        self._cache(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
 
-    def _keep(self, event: ParsedEvent) -> None:
+    def _cache(self, event: ParsedEvent) -> None:
         if not event.outlier:  # an outlier may be stored again with better content
-            _events.put((self.kept_under, event.event_id), event)
+            _events.put((self.cache_key, event.event_id), event)
 
     def __missing__(self, event_id: str) -> ParsedEvent:
         self.load([event_id])
@@ -208,7 +207,6 @@ class StoredEvents(dict[str, ParsedEvent]):
         return found
 
     def get(self, event_id: str, default: Any = None) -> Any:
-        """Returns the event, or ``default`` if it is not stored."""
         try:
             return self[event_id]
         except KeyError:
@@ -218,17 +216,16 @@ class StoredEvents(dict[str, ParsedEvent]):
         return self.get(str(event_id)) is not None
 
 
-def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
-    """Returns the event with the outlier flag and the verdict of its stored row (``facts``)."""
-    told = facts.outlier, facts.rejected_reason, facts.soft_failed
-    if (event.outlier, event.rejected_reason, event.soft_failed) == told:
+def _with_verdict(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
+    stored = facts.outlier, facts.rejected_reason, facts.soft_failed
+    if (event.outlier, event.rejected_reason, event.soft_failed) == stored:
         return event
-    return replace(event, outlier=told[0], rejected_reason=told[1], soft_failed=told[2])
+    return replace(event, outlier=stored[0], rejected_reason=stored[1], soft_failed=stored[2])
 
 
 @dataclass(slots=True)
 class StoredRoom:
-    """One room: its events, its forward extremities (``extremities``), and the groups that a batch builds on.
+    """One room: its events, its forward extremities, and the groups that a batch builds on.
 
     Groups have numbers in ``builder``. ``after`` maps an event ID to the number of the group after the event. ``ids``
     maps the number of a stored group to its ID. A group is *adopted* when it was read and has a number.
@@ -246,7 +243,7 @@ class StoredRoom:
     """Number of an adopted group -> ID of its chain."""
     resolved: dict[frozenset[int], int] = field(default_factory=dict)
     """Numbers of groups -> number of the group that they resolve to."""
-    resolves_anew: bool = False
+    resolutions_outdated: bool = False
     """True if cached resolutions may be outdated."""
     batch: Sequence[ParsedEvent] = ()
     """The new events."""
@@ -255,17 +252,20 @@ class StoredRoom:
     """ID of a group -> its state."""
 
     def read(self, batch: Sequence[ParsedEvent]) -> None:
-        """Loads the events that the batch refers to, and the groups after its prev events and after the forward extremities."""
+        """Loads the events that the batch refers to, and the groups after prev events and extremities."""
         self.batch = batch
         self.extremities = list(self.reading.extremities.get(self.room_id, ()))
-        own = {event.event_id for event in batch}
-        prevs = {prev for event in batch for prev in event.prev_event_ids} - own
+        batch_ids = {event.event_id for event in batch}
+        prevs = {prev for event in batch for prev in event.prev_event_ids} - batch_ids
         self.adopt_after({*prevs, *self.extremities})
-        auths = [other for event in batch for other in event.auth_event_ids if other not in own]
+        auths = [other for event in batch for other in event.auth_event_ids if other not in batch_ids]
         self.events.load([*prevs, *auths])
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
-        """Reads the state groups after these events, and adds them to ``builder`` and ``after``. Skips events of other rooms."""
+        """Reads the state groups after these events, and adds them to ``builder`` and ``after``.
+
+        Skips events of other rooms.
+        """
         missing = []
         found: list[tuple[str, int, GroupFacts]] = []
         for event_id in event_ids:
@@ -276,7 +276,7 @@ class StoredRoom:
                 continue
             if facts is not None and facts.state_group in self.reading.groups:
                 found.append((event_id, facts.state_group, self.reading.groups[facts.state_group]))
-            elif event_id not in self.reading.asked or (facts is not None and facts.state_group is not None):
+            elif event_id not in self.reading.queried or (facts is not None and facts.state_group is not None):
                 missing.append(event_id)
         if missing:
             with connections[self.using].cursor() as cursor:
@@ -287,7 +287,7 @@ class StoredRoom:
             self.after[event_id] = self._number(group, columns)
 
     def adopt_before(self, event_id: str) -> int | None:
-        """Returns the builder's number for the state group before a stored event, or null if the event has no state group."""
+        """Returns the builder's number for the state group before a stored event, or None."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_BEFORE, [event_id])
             found = cursor.fetchone()
@@ -297,10 +297,7 @@ class StoredRoom:
         return self._number(group, GroupFacts(*facts))
 
     def _number(self, group: int, facts: GroupFacts) -> int:
-        """Returns the builder's number of the stored group with the ID ``group``.
-
-        Reads the group and adds it to the builder on first use.
-        """
+        # reads the group and adds it to the builder on first use
         if group not in self._numbers:
             self._load_states([group])
             stored = StoredGroup(self._loaded[group], facts.hops, facts.rows_to_read, facts.is_tip)
@@ -309,11 +306,8 @@ class StoredRoom:
         return self._numbers[group]
 
     def _load_states(self, groups: Collection[int]) -> None:
-        """Loads the states of these groups together, from the cache or from the database.
-
-        States are read from the database as differences to a cached state of the room. So states that differ little
-        share their entries. Otherwise many forks of a large room would fill the memory.
-        """
+        # From the database as differences to a cached state of the room, so that states that differ little share their
+        # entries. Otherwise many forks of a large room would fill the memory.
         wanted = sorted(group for group in groups if group not in self._loaded)
         # The key needs no generation: a stored group never changes its state, and its ID is never used again.
         cached = _states.get_all([(self.using, group) for group in wanted])
@@ -326,53 +320,49 @@ class StoredRoom:
         if known is None or near is None:
             known = missing.pop()
             near = full_state(known, self.using)
-            self._keep(known, near)
+            self._cache(known, near)
         changes = changes_from(known, missing, self.using) if missing else {}
         for group in missing:
-            self._keep(group, beside(near, changes[group]) if group in changes else full_state(group, self.using))
+            self._cache(
+                group, layered_on_base(near, changes[group]) if group in changes else full_state(group, self.using)
+            )
 
-    def _keep(self, group: int, state: Mapping[StateKey, str]) -> None:
+    def _cache(self, group: int, state: Mapping[StateKey, str]) -> None:
         self._loaded[group] = state
         _states.put((self.using, group), state)
         _latest.put((self.using, self.room_id), group)
 
-    def keep_state(self, group: int, number: int) -> None:
-        """Caches the state of a new group, because the next batch is likely to need it."""
+    def cache_state(self, group: int, number: int) -> None:
         # This is before the commit. If the transaction is rolled back, the state stays in the cache, but no event gets this
         # group: its ID is never used again. Differences to it are not found either, so other states are then read in full.
         _states.put((self.using, group), self.builder.shared(number))
         _latest.put((self.using, self.room_id), group)
 
     def in_graph(self, event_id: str) -> bool:
-        """Returns true for an event of the room that has a place in its graph."""
         found = self.events.get(event_id)
         return found is not None and not found.outlier and found.room_id == self.room_id
 
     def as_stored(self, create_event_id: str | None) -> Stored:
-        """Returns the room in the form from which ``RoomStates`` continues."""
         create = self.events.get(create_event_id) if create_event_id is not None else None
         return Stored(
             self.events,
             create,
             self.builder,
             self.after,
-            self._prepare,
-            self._recall,
+            lambda states: self.load_chains({event_id for state in states for event_id in state.values()}),
+            self._known_resolution,
             self.resolved,
             reads=_NearbyEvents(self),
             without_state=self._without_state,
         )
 
-    def _recall(self, groups: frozenset[int]) -> int | None:
-        """Returns the number of the group to which these groups were resolved before. Returns null if no resolution is cached.
-
-        So events with the same prev events share the resolved group, even if they arrive in different batches. And in a
-        room with several forward extremities, a batch begins with the current state with which the batch before ended.
-        """
-        if self.resolves_anew or not groups <= self.ids.keys():
+    def _known_resolution(self, groups: frozenset[int]) -> int | None:
+        # So events with the same prev events share the resolved group, even in different batches. And in a room with
+        # several forward extremities, a batch begins with the current state with which the batch before ended.
+        if self.resolutions_outdated or not groups <= self.ids.keys():
             return None
         # The cache is filled before the commit. If that transaction was rolled back, the query below does not find its group.
-        group = _resolved.get((self.events.kept_under, frozenset(self.ids[number] for number in groups)))
+        group = _resolved.get((self.events.cache_key, frozenset(self.ids[number] for number in groups)))
         if isinstance(group, tuple):
             base, changes = group
             return self.builder.add(self._numbers[base], changes) if base in self._numbers else None
@@ -383,29 +373,21 @@ class StoredRoom:
             facts = cursor.fetchone()
         return None if facts is None else self._number(group, GroupFacts(*facts))
 
-    def keep_resolved(self, ids: Mapping[int, int]) -> None:
-        """Caches the resolutions of groups that this batch has computed.
-
-        ``ids`` maps the builder's numbers of stored and new groups to their IDs.
-        """
+    def cache_resolved(self, ids: Mapping[int, int]) -> None:
+        """Caches the resolutions that this batch has computed. ``ids`` maps the builder's numbers to IDs of groups."""
         # If older resolutions are outdated, nothing is cached. The batch raises the room's content generation, which is part of
         # the key, so no later batch would find what is cached under the present one.
-        for groups, outcome in self.resolved.items() if not self.resolves_anew else ():
+        for groups, outcome in self.resolved.items() if not self.resolutions_outdated else ():
             if not groups <= ids.keys():
                 continue
-            key = self.events.kept_under, frozenset(ids[number] for number in groups)
+            key = self.events.cache_key, frozenset(ids[number] for number in groups)
             base, changes = self.builder.step(outcome)
             if outcome in ids:
                 _resolved.put(key, ids[outcome])
             elif base in groups:
                 _resolved.put(key, (ids[base], changes))
 
-    def _prepare(self, states: Sequence[Mapping[StateKey, str]]) -> None:
-        """Loads together the events of states that are going to be resolved, and the auth chains of these events."""
-        self.load_chains({event_id for state in states for event_id in state.values()})
-
     def load_chains(self, event_ids: Collection[str]) -> None:
-        """Loads these events and their auth chains together."""
         named = set(event_ids)
         below = list(named)
         while below:  # events of the batch are not stored yet, so the query does not find their auth events
@@ -419,11 +401,7 @@ class StoredRoom:
         self.events.load(sorted(named))
 
     def _without_state(self, event_ids: Collection[str], most: int | None) -> set[str] | None:
-        """Returns the events, among ``event_ids`` and in their auth chains, that are stored without a known state.
-
-        Returns null if there are more than ``most`` such events. Also loads the returned events and their auth events,
-        all at once.
-        """
+        # Among these events and in their auth chains. All, with their auth events, are loaded at once.
         with connections[self.using].cursor() as cursor:
             cursor.execute(_WITHOUT_STATE, [sorted(event_ids), None if most is None else most + 1])
             found: dict[str, Sequence[str] | None] = dict(cursor.fetchall())
@@ -432,41 +410,36 @@ class StoredRoom:
         self.events.load(sorted({*found, *(other for named in found.values() for other in named or ())}))
         return set(found)
 
-    def live_ones(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the events of ``event_ids`` that are stored as live events of the room."""
+    def live_among(self, event_ids: Collection[str]) -> set[str]:
         with connections[self.using].cursor() as cursor:
             cursor.execute(_LIVE, [list(event_ids), self.room_id])
             return {event_id for (event_id,) in cursor.fetchall()}
 
     def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
-        """Returns the events of ``event_ids`` that are redacted and have one of the types."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_REDACTED, [list(event_ids), list(types)])
             return {event_id for (event_id,) in cursor.fetchall()}
 
     # --- forward extremities -------------------------------------------------------------------------------------------------
-    def extremities_below(
+    def extremities_before(
         self,
         batch: Sequence[ParsedEvent],
         states: RoomStates,
         rejected: Collection[str] = (),
         freed: Collection[str] | None = None,
     ) -> ForwardExtremities[str]:
-        """Returns the forward extremities as they are before the events of a batch arrive.
+        """Returns the room's forward extremities as they are before this batch, whose states are assigned.
 
-        ``batch`` has events of the graph, whose states are assigned already. ``rejected`` has stored events that the
-        batch rejects. ``freed`` is null unless stored events left the graph or came back into it. Then ``freed`` has
-        the prev events of the events that left, because these prev events may become forward extremities. In this case
-        all stored forward extremities are checked, and the extremities that are reached now are removed.
+        ``rejected`` has stored events that the batch rejects. ``freed``: prev events of events that were taken out of
+        the graph; they may be extremities again. None: nothing was taken out.
         """
         found = _StoredExtremities(self, {event.event_id for event in batch}, states, set(rejected))
-        found.give_way(freed)
+        found.replace_rejected(freed)
         return found.extremities
 
 
 class _NearbyEvents:
-    """A reader of the stored events that state resolution needs if it compares only the differences of groups (``Reads``)."""
-
+    # for ``Reads`` of ``state.resolution.local_difference``
     def __init__(self, room: StoredRoom) -> None:
         self._room = room
         self.load = room.events.load
@@ -474,7 +447,7 @@ class _NearbyEvents:
 
     @cached_property
     def _naming_here(self) -> dict[str, list[str]]:
-        """Returns the state events of the batch, by the IDs of their auth events. These state events are not stored yet."""
+        # by the IDs of their auth events: those of the batch, which are not stored yet
         found: dict[str, list[str]] = {}
         for event in self._room.batch:
             for other in event.auth_event_ids if event.state_key is not None else ():
@@ -482,7 +455,6 @@ class _NearbyEvents:
         return found
 
     def naming(self, event_ids: Collection[str]) -> dict[str, Naming]:
-        """Returns for each event of ``event_ids`` the state events of the room that name it as an auth event."""
         room = self._room
         rows: dict[str, list[tuple[str, StateKey, str | None]]] = {}
         with connections[room.using].cursor() as cursor:
@@ -494,42 +466,33 @@ class _NearbyEvents:
             stored = rows.get(named, ())
             events = {event_id: key for event_id, key, room_id in stored if room_id == room.room_id}
             for event_id in self._naming_here.get(named, ()):
-                if (event := room.events.get(event_id)) is not None:  # null: refused in the meantime
+                if (event := room.events.get(event_id)) is not None:  # None: refused in the meantime
                     events[event_id] = event.type, event.state_key
             found[named] = Naming(list(events.items()), len(stored) < NAMING_PER_EVENT)
         return found
 
 
 class _StoredExtremities:
-    """A search for the stored events that ``ForwardExtremities`` needs, upwards from the forward extremities.
-
-    An event *counts* if it is accepted and live. An event that counts *reaches* its prev events: these are no forward
-    extremities. ``ForwardExtremities`` has the full rule.
-    """
-
-    def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
-        self._room, self._own, self._states, self._rejected = room, own, states, rejected
+    # A search for the stored events that ``ForwardExtremities`` needs, upwards from the forward extremities.
+    def __init__(self, room: StoredRoom, batch_ids: Set[str], states: RoomStates, rejected: Set[str]) -> None:
+        self._room, self._batch_ids, self._states, self._rejected = room, batch_ids, states, rejected
         self._stored = set(room.extremities) - rejected
-        self._begins_live = room.room_id in room.reading.latest
-        self._known: dict[bool, dict[str, _Through]] = {}
+        self._was_live = room.room_id in room.reading.latest
+        self._transparent: dict[bool, dict[str, _Transparent]] = {}
         """``extremities.live`` -> transparent events by ID. If ``live`` is true, they include backfilled events."""
         # ``ForwardExtremities`` keeps this set object, so what is added to it below counts there.
         reached: set[str] = set()
         self._reached_by: dict[str, Sequence[str]] = {}
         self.extremities = ForwardExtremities(
-            room.extremities, reached, self._find, live=self._begins_live, reaches=self._reaches
+            room.extremities, reached, self._find, live=self._was_live, reaches=self._reaches
         )
         # Stored events may already reach events of the batch. ``above`` shows this for the events that were read under the
         # lock. For others, the stored events above them are always searched.
-        if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
-            reached |= self._reached(own)
+        if not batch_ids.isdisjoint(prev for prev, _ in room.reading.above) or not batch_ids <= room.reading.batch_ids:
+            reached |= self._reached(batch_ids)
 
-    def give_way(self, freed: Collection[str] | None) -> None:
-        """Removes forward extremities that the batch rejects.
-
-        Each removed event is replaced by the nearest events below it that can be forward extremities and that no other
-        event *reaches*. ``freed`` is as in ``StoredRoom.extremities_below``.
-        """
+    def replace_rejected(self, freed: Collection[str] | None) -> None:
+        # Each removed event is replaced by the nearest events below it that count and that no other event reaches.
         extremities = self.extremities
         below = [event_id for event_id in extremities.current if event_id in self._rejected]
         covered = set[str]() if freed is None else self._reached(extremities.current)
@@ -549,51 +512,42 @@ class _StoredExtremities:
             prevs = self._below(event_id for event_id, counts in free.items() if not counts) - seen
 
     def _below(self, event_ids: Iterable[str]) -> set[str]:
-        """Returns the prev events of these stored events."""
         found = list(event_ids)
         self._room.events.load(found)
         return {prev for event_id in found for prev in self._room.events[event_id].prev_event_ids}
 
     def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
-        """Returns pairs (event ID, true if the event can be a forward extremity) for the events that are in the graph."""
+        # pairs (event ID, true if the event counts) of the events in the graph
         with connections[self._room.using].cursor() as cursor:
             cursor.execute(_VERDICTS, [sorted(event_ids), self._room.room_id])
             rows = cursor.fetchall()
         return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
 
     def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
-        """Returns the events of ``event_ids`` through which prev events may be reached.
-
-        These are new events, and *transparent* stored events.
-
-        A transparent event is rejected, soft-failed or (in a room with a live event) backfilled. A stored transparent
-        event is returned only if a forward extremity or an event of the batch is below it.
-        """
-        found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
+        # New events, and stored transparent events that have a forward extremity or an event of the batch below them.
+        found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._batch_ids]
         live = self.extremities.live
         # Stored forward extremities count. But once the batch has brought the room's first live event, backfilled
         # forward extremities no longer count.
-        known = self._own if live != self._begins_live else self._own | self._stored
+        known = self._batch_ids if live != self._was_live else self._batch_ids | self._stored
         others = [event_id for event_id in event_ids if event_id not in known]
         if others:
-            if live not in self._known:
-                self._known[live] = self._transparent_among({*self._stored, *self.extremities.current, *self._own})
-            found += [self._known[live][event_id] for event_id in others if event_id in self._known[live]]
+            if live not in self._transparent:
+                self._transparent[live] = self._transparent_among(
+                    {*self._stored, *self.extremities.current, *self._batch_ids}
+                )
+            found += [self._transparent[live][event_id] for event_id in others if event_id in self._transparent[live]]
         return found
 
-    def _transparent_among(self, starts: Collection[str]) -> dict[str, _Through]:
+    def _transparent_among(self, starts: Collection[str]) -> dict[str, _Transparent]:
         below: dict[str, list[str]] = {}
         for prev, event_id, accepted, live in self._above(starts):
             if not self._counts(event_id, accepted, live):
                 below.setdefault(event_id, []).append(prev)
-        return {event_id: _Through(event_id, tuple(prevs)) for event_id, prevs in below.items()}
+        return {event_id: _Transparent(event_id, tuple(prevs)) for event_id, prevs in below.items()}
 
     def _reached(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the events that stored events above them remove from the forward extremities (*reach*).
-
-        The search begins at ``event_ids`` and goes upwards. The result has the reached events of ``event_ids``, and
-        reached events on the paths above them.
-        """
+        # Of these events and of those on the paths above them, the ones that stored events above reach.
         below: dict[str, set[str]] = {}
         stack = []
         for prev, event_id, accepted, live in self._above(event_ids):
@@ -608,23 +562,18 @@ class _StoredExtremities:
         return found
 
     def _reaches(self, node: Node[str]) -> Sequence[str]:
-        """Returns the prev events of ``node`` that ``node`` removes from the forward extremities (*reaches*).
-
-        ``node`` is an event of the batch or a stored transparent event. If no state was given with the event, these are
-        all its prev events.
-        """
-        if node.event_id not in self._own or node.event_id not in self._states.on_given:
+        # all prev events, unless the batch gives the state before the event
+        if node.event_id not in self._batch_ids or node.event_id not in self._states.on_given:
             return node.prev_event_ids
-        own = {prev for prev in self._own & set(node.prev_event_ids) if not self._states.events[prev].backfilled}
-        earlier = set() if node.backfilled else own | self._room.live_ones(node.prev_event_ids)
+        batch_ids = {
+            prev for prev in self._batch_ids & set(node.prev_event_ids) if not self._states.events[prev].backfilled
+        }
+        earlier = set() if node.backfilled else batch_ids | self._room.live_among(node.prev_event_ids)
         return self._states.reached(node, self._states.before.get(node.event_id), earlier)
 
     def _reached_of(self, event_id: str) -> Sequence[str]:
-        """Returns the prev events that a stored event removes from the forward extremities (*reaches*).
-
-        Called if the query of ``_above`` cannot tell (its column ``surely`` is false), or if the batch gives the state
-        before the event.
-        """
+        # The same for a stored event where the query of ``_above`` cannot tell (``surely`` is false), or the batch
+        # gives a state.
         if event_id not in self._reached_by:
             room, states = self._room, self._states
             event = room.events[event_id]
@@ -634,12 +583,9 @@ class _StoredExtremities:
         return self._reached_by[event_id]
 
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
-        """Returns the edges of all paths upwards from these events.
-
-        A path ends at an event that can be a forward extremity. An edge has a lower event and a stored upper event, and
-        says whether the upper event is accepted, and whether it is live. If the upper event does not *reach* the lower
-        event (``RoomStates.reached``), the edge is left out.
-        """
+        # (lower event, upper event, is the upper accepted, is it live) of all paths upwards from these events, each up
+        # to an event that counts. Edges whose upper event does not reach the lower (``RoomStates.reached``) are left
+        # out.
         values: dict[str, Any] = {
             "below": sorted(event_ids),
             "room": self._room.room_id,
@@ -651,8 +597,8 @@ class _StoredExtremities:
             edges = cursor.fetchall()
         given = self._states.on_given
         return [
-            (prev, event_id, *about)
-            for prev, event_id, *about, surely in edges
+            (prev, event_id, *verdict)
+            for prev, event_id, *verdict, surely in edges
             if (surely and event_id not in given) or prev in self._reached_of(event_id)
         ]
 
@@ -661,12 +607,8 @@ class _StoredExtremities:
 
 
 @dataclass(frozen=True, slots=True)
-class _Through:
-    """A stored event that cannot be a forward extremity, and lies on a path down to one of the searched events.
-
-    ``prev_event_ids`` has only the prev events on such paths.
-    """
-
+class _Transparent:
+    # A stored event that does not count. Only prev events on paths down to the searched events are listed.
     event_id: str
     prev_event_ids: tuple[str, ...]
     backfilled: bool = False

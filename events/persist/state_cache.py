@@ -12,8 +12,6 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from state.groups.layered import StateKey, parts
 
-__all__ = ["StateCache"]
-
 State = Mapping[StateKey, str]
 
 
@@ -30,11 +28,10 @@ class StateCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> State | None:
-        """Returns the state, or null if it is not cached."""
         return self.get_all([key])[0]
 
     def get_all(self, keys: Iterable[Hashable]) -> list[State | None]:
-        """Returns the states of the keys, in order. For a state that is not cached, the list has null."""
+        """Returns the states of the keys in order; None where nothing is cached."""
         found = []
         with self._lock:
             for key in keys:
@@ -45,7 +42,7 @@ class StateCache:
         return found
 
     def put(self, key: Hashable, state: State) -> None:
-        """Caches the state. A state that is larger than the limit evicts all other states, and is then evicted itself."""
+        """Caches the state. One that is larger than the limit evicts all others, and is then evicted itself."""
         base, changes = parts(state)
         with self._lock:
             self._remove(key)
@@ -56,7 +53,6 @@ class StateCache:
                 self._remove(next(iter(self._states)))
 
     def clear(self) -> None:
-        """Removes all states."""
         with self._lock:
             self._states.clear()
             self._users.clear()

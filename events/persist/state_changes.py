@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["users_of"]
-
 
 def users_of(event_type: str, state_key: str) -> list[str]:
-    """Returns a list with the user of a membership entry. Returns an empty list for any other entry."""
     return [state_key] if event_type == "m.room.member" else []

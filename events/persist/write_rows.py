@@ -6,7 +6,7 @@ additional round trips.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,15 +45,13 @@ from streams.writing.insert import insert_statements
 from streams.writing.name import writer_name
 from streams.writing.reservation import take_ids
 
-__all__ = ["write_rooms"]
-
 _FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
 #: Replaces forward extremities by others. An updated row takes the place of a deleted row and an inserted row.
-_MOVE_LEAVES = """
+_MOVE_EXTREMITIES = """
 UPDATE events_forwardextremity leaf SET event_id = moved.new
 FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = moved.old
 """
-_DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
+_DROP_EXTREMITIES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
 #: Inserts backward extremities. Runs after the events of the batch are inserted, so that none of them becomes one.
 _OPEN_GAPS = f"""
@@ -109,19 +107,16 @@ _MOST_ROWS = 1_000
 
 @dataclass(slots=True)
 class _Statements:
-    """The rows and statements of all rooms, sent in this order: ``before``, inserts of facts, ``rows``, ``after``."""
-
+    # Sent in this order: ``before``, inserts of facts, ``rows``, ``after``.
     before: list[Statement] = field(default_factory=list)
     facts: list[Event | CurrentStateDelta] = field(default_factory=list)
     rows: dict[type[Model], list[tuple[Any, ...]]] = field(default_factory=dict)
     after: list[Statement] = field(default_factory=list)
 
     def add(self, model: type[Model], *values: Any) -> None:
-        """Adds a row with its values in the order of ``events.columns``."""
         self.rows.setdefault(model, []).append(values)
 
     def send(self, writer: str, using: str) -> None:
-        """Sends all rows and statements to the database server in one message. ``writer`` is the writer of the facts."""
         by_model: dict[type[Model], list[Fact]] = {}
         for fact in self.facts:
             fact.instance_name = writer
@@ -132,7 +127,6 @@ class _Statements:
             send_together(connections[using], statements)
 
     def statements(self) -> list[Statement]:
-        """Returns all statements except the inserts of facts."""
         return [*self.before, *self._inserts(), *self.after]
 
     def _inserts(self) -> Iterator[Statement]:
@@ -148,59 +142,57 @@ class _Statements:
 def write_rooms(
     rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
-    """Writes the changes of all rooms. Returns the stream ordering of every stored event, by event ID.
+    """Writes the changes of all rooms.
 
-    ``stored_outliers`` are events of the batch that are stored as outliers. These events move to a new stream position.
+    Returns the stream ordering of every stored event, by event ID.
+
+    ``stored_outliers`` are events of the batch that are stored as outliers. They move to a new stream position.
     """
     # Both ways of writing reserve positions under the locks of all rooms. Without the lock: A reserves 5 and B reserves 6 for one
     # room. B gets the lock first and stores 6. A then stores 5 on top of 6, and positions do not ascend in causal order.
-    if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
+    if len(rooms) == 1 and _is_lone_message(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
-    if not any(_is_something(changes) for _, _, changes in rooms):
+    if not any(_has_rows(changes) for _, _, changes in rooms):
         return {}
     groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
-    writer, positions = _take_positions([(room, changes) for room, _, changes in rooms], using)
+    writer, positions = _reserve_positions([(room, changes) for room, _, changes in rooms], using)
     writing = _Statements()
     writers = [_RoomWriter(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
-    for one in writers:
-        one.collect(stored_outliers)
+    for room_writer in writers:
+        room_writer.collect(stored_outliers)
     # Computed before the rows are sent, because some of these users are read from the stored current state.
-    told = [(one.room_id, users) for one in writers if (users := one.changed_members()) is not None]
+    changed = [
+        (room_writer.room_id, users) for room_writer in writers if (users := room_writer.changed_members()) is not None
+    ]
     writing.send(writer, using)
-    for one in writers:
-        one.finish(using)
-    if told:  # last, because readers of the stream ``caches`` wait for this position until the transaction ends
-        invalidate_room_states(told, using)
+    for room_writer in writers:
+        room_writer.finish(using)
+    if changed:  # last, because readers of the stream ``caches`` wait for this position until the transaction ends
+        invalidate_room_states(changed, using)
     return positions
 
 
-def _is_something(changes: RoomChanges) -> bool:
+def _has_rows(changes: RoomChanges) -> bool:
     return bool(
         changes.events
-        or changes.own_place
+        or changes.needs_own_position
         or changes.filled.events
         or changes.new_extremities
-        or changes.gone_extremities
+        or changes.removed_extremities
     )
 
 
-def _needs_no_position(changes: RoomChanges) -> bool:
-    """Returns true if there is only one new event, which is live, and no other row contains its position.
-
-    Most messages are such events.
-    """
-    told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
+def _is_lone_message(changes: RoomChanges) -> bool:
+    # A single new live event, and no other row contains its position: most messages.
+    changed = (changes.state_changes, changes.ranges, changes.closed, changes.needs_own_position)
     again = (changes.filled.events, changes.visibility_to_rebuild)
-    return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
+    return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*changed, *again))
 
 
 def _write_lone(
     room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
-    """Writes the only event of a batch, if ``_needs_no_position`` is true. Returns its position by event ID.
-
-    The message that sends the rows also reserves the position.
-    """
+    # The message that sends the rows also reserves the position.
     positions: dict[str, int] = {}
     writing = _Statements()
     writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
@@ -216,37 +208,26 @@ def _write_lone(
     return positions
 
 
-def _take_positions(rooms: Sequence[tuple[Room, RoomChanges]], using: str) -> tuple[str, dict[str, int]]:
-    """Takes positions for live events, for state changes without a live event, and for backfilled events.
-
-    Returns the name of the writer, and what ``_positions`` returns for all rooms.
-    """
+def _reserve_positions(rooms: Sequence[tuple[Room, RoomChanges]], using: str) -> tuple[str, dict[str, int]]:
     old = sum(event.backfilled for _, changes in rooms for event in changes.events)
-    live = sum(len(changes.events) + changes.own_place for _, changes in rooms) - old
+    live = sum(len(changes.events) + changes.needs_own_position for _, changes in rooms) - old
     counts = [(registry.get(stream.name), count) for stream, count in ((EVENTS, live), (BACKFILL, old)) if count]
-    writer, taken = take_ids(counts, using)
-    ids, old_ids = iter(taken[0] if live else ()), taken[-1] if old else []
+    writer, reserved = take_ids(counts, using)
+    ids, old_ids = iter(reserved[0] if live else ()), iter(reserved[-1] if old else ())
     found: dict[str, int] = {}
     for room, changes in rooms:
-        found |= _positions(room.room_id, changes, ids, old_ids)
+        backfilled = [event for event in changes.events if event.backfilled]
+        for event in reversed(backfilled):  # the oldest gets the lowest position
+            found[event.event_id] = -next(old_ids)
+        for event in changes.events:
+            if not event.backfilled:
+                found[event.event_id] = next(ids)
+        if changes.needs_own_position:  # a state change without a live event is under the room ID
+            found[room.room_id] = next(ids)
     return writer, found
 
 
-def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
-    """Assigns the IDs that were taken. Returns the stream position of each event, by event ID.
-
-    Live events get ascending positions in their order. The oldest backfilled event gets the lowest position. If the state
-    changes without a live event, the position of the change is returned under the room ID.
-    """
-    old = [event for event in changes.events if event.backfilled]
-    taken = [old_ids.pop(0) for _ in old]
-    found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
-    found |= {event.event_id: next(ids) for event in changes.events if not event.backfilled}
-    return found | {room_id: next(ids)} if changes.own_place else found
-
-
 def _fact(position: int | None, row: Sequence[object]) -> Event:
-    """Returns an ``Event`` at ``position`` with the values in ``row``, which are in the order of ``EVENT_COLUMNS``."""
     given: dict[str, Any] = {"stream_ordering": position, **dict(zip(EVENT_COLUMNS, row, strict=True))}
     # Positional values take Django half the time of keyword arguments.
     fields = Event._meta.concrete_fields
@@ -257,11 +238,7 @@ def _fact(position: int | None, row: Sequence[object]) -> Event:
 
 
 class _Groups:
-    """The new state groups that events of the batch need, under new IDs.
-
-    Groups of intermediate current states, which no event has, are not stored.
-    """
-
+    # New state groups of events. Groups of intermediate current states, which no event has, are not stored.
     def __init__(self, using: str, stored: StoredRoom, changes: RoomChanges) -> None:
         events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
         self._stored = stored
@@ -278,18 +255,13 @@ class _Groups:
                 self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
 
     def of_events(self) -> dict[str, int]:
-        """Returns the ID of the state group after each event, by event ID."""
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
     def add_rows(self, writing: _Statements, room_id: str) -> list[tuple[bool, int]]:
-        """Adds the rows of the new groups to ``writing``.
-
-        Returns for each group (true if the group is stored in full, its number of hops).
-
-        The state of the last group is cached, because the next batch is likely to need it.
-        """
+        # Returns (is it stored in full, its hops) for each group. The next batch is likely to need the state of the
+        # last.
         if self._stored.resolved:
-            self._stored.keep_resolved(self._ids)
+            self._stored.cache_resolved(self._ids)
         if not self._new:
             return []
         builder, ids = self._stored.builder, self._ids
@@ -300,7 +272,7 @@ class _Groups:
             writing.add(StateGroup, ids[number], room_id, below, self._chain(chain), hops, keys, to_read)
         for chain, group, event_type, state_key, event_id in builder.delta_rows(self._new):
             writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
-        self._stored.keep_state(ids[self._new[-1]], self._new[-1])
+        self._stored.cache_state(ids[self._new[-1]], self._new[-1])
         return written
 
     def _chain(self, number: int) -> int:
@@ -308,8 +280,6 @@ class _Groups:
 
 
 class _RoomWriter:
-    """A helper that writes the changes of one room."""
-
     def __init__(
         self,
         writing: _Statements,
@@ -328,13 +298,14 @@ class _RoomWriter:
         self._graph = [event for event in changes.events if not event.outlier]
 
     def collect(self, stored_outliers: Collection[str]) -> None:
-        """Adds all statements and rows of the room."""
-        self._make_way(stored_outliers)
+        self._delete_and_move(stored_outliers)
         self._events(stored_outliers)
         self._changes.new_groups = self._groups.add_rows(self._writing, self._room.room_id)
         self._state_changes()
         self._ranges()
-        self._close_gaps()
+        gaps = self._stored.reading.gaps
+        if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
+            self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
         self._current_state()
         if self._changes.filled.rejected:
             self._run_after(_UNFLAG, self._changes.filled.rejected)
@@ -356,8 +327,8 @@ class _RoomWriter:
     def changed_members(self) -> list[str] | None:
         """Returns the users whose membership in the current state changes, or None if that state does not change.
 
-        Every process that keeps what depends on the state, and every worker of version 1.43, reads the row of ``caches``
-        that is written with each change. Must be called before the rows are written.
+        Every process that keeps what depends on the state, and every worker of version 1.43, reads the row of
+        ``caches`` that is written with each change. Must be called before the rows are written.
         """
         changes, known = self._changes, self._stored.events
         if changes.current_unresolved and not self._room.current_state_unresolved:
@@ -373,29 +344,29 @@ class _RoomWriter:
         return sorted(users) if changes.state_changes or states else None
 
     # --- removed and added rows ----------------------------------------------------------------------
-    def _make_way(self, stored_outliers: Collection[str]) -> None:
-        """Adds the statements that run before the inserts: for stored outliers, forward extremities and ended ranges."""
+    def _delete_and_move(self, stored_outliers: Collection[str]) -> None:
         moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
         if moved:  # first: the outlier's row and the new row of the event have the same event ID, which is unique
             self._run_before(_FORGET_OUTLIERS, moved)
-        gone, new = self._changes.gone_extremities, self._changes.new_extremities
-        both = min(len(gone), len(new))
+        removed, new = self._changes.removed_extremities, self._changes.new_extremities
+        both = min(len(removed), len(new))
         if both:
-            self._run_before(_MOVE_LEAVES, gone[:both], new[:both])
-        if gone[both:]:
-            self._run_before(_DROP_LEAVES, gone[both:])
+            self._run_before(_MOVE_EXTREMITIES, removed[:both], new[:both])
+        if removed[both:]:
+            self._run_before(_DROP_EXTREMITIES, removed[both:])
         for extremity in new[both:]:
             self._writing.add(ForwardExtremity, extremity, self._room.room_id)
-        self._end_ranges()
+        self._close_ranges()
 
     def _events(self, stored_outliers: Collection[str]) -> None:
-        """Adds the events with their JSON, edges and auth events."""
         writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
-        if self._changes.filled.events:
-            self._fill(groups)
+        if filled := self._changes.filled.events:
+            rows = [(event.event_id, groups[event.event_id], event.rejected_reason) for event in filled]
+            with connections[self._stored.using].cursor() as cursor:
+                cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
-            place = self._positions.get(event.event_id)  # null: assigned when it is inserted (``_write_lone``)
+            place = self._positions.get(event.event_id)  # None: assigned when it is inserted (``_write_lone``)
             writing.facts.append(_fact(place, row))
             if event.event_id not in stored_outliers:
                 writing.add(EventJson, event.event_id, event.room_version, event.json)
@@ -405,19 +376,12 @@ class _RoomWriter:
             for prev in event.prev_event_ids:
                 writing.add(EventEdge, event.event_id, prev)
 
-    def _fill(self, groups: Mapping[str, int]) -> None:
-        """Writes the groups and verdicts of stored events whose state has become known."""
-        rows = [
-            (event.event_id, groups[event.event_id], event.rejected_reason) for event in self._changes.filled.events
-        ]
-        with connections[self._stored.using].cursor() as cursor:
-            cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
-
     def _state_changes(self) -> None:
-        """Adds the changes of the current state as facts of the stream ``events``."""
+        events = self._changes.events
+        # A number behind the events stands for a state change without a live event.
         self._writing.facts += [
             CurrentStateDelta(
-                stream_ordering=self._positions[self._key(number)],
+                stream_ordering=self._positions[events[number].event_id if number < len(events) else self.room_id],
                 room_id=self._room.room_id,
                 type=event_type,
                 state_key=state_key,
@@ -427,24 +391,9 @@ class _RoomWriter:
             for number, event_type, state_key, event_id, before in self._changes.state_changes
         ]
 
-    def _key(self, number: int) -> str:
-        """Returns the key under which ``_positions`` has the position for a number: the ID of the event with this number.
-
-        If there is no such event, the number stands for a state change without a live event, and the key is the room ID.
-        """
-        return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
-
     # --- updated rows ----------------------------------------------------------------------------------
-    def _close_gaps(self) -> None:
-        gaps = self._stored.reading.gaps
-        if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
-            self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
-
     def finish(self, using: str) -> None:
-        """Writes the rows that can be computed only after all other rows are stored.
-
-        These are the backward extremities, the timeline gaps, the recomputed ranges, and the ranges of backfilled events.
-        """
+        """Writes what can be computed only after all other rows are stored: gaps, and ranges that are computed from rows."""
         self._open_gaps(using)
         # After the rows were sent: a rebuild reads events, groups and the current state from the tables, in this transaction.
         if self._changes.visibility_to_rebuild:
@@ -459,26 +408,19 @@ class _RoomWriter:
                 write_backfill_ranges(self._stored, self._changes.old_states, [*new, *old])
 
     def _open_gaps(self, using: str) -> None:
-        """Stores backward extremities for prev events that are missing."""
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._stored.in_graph(prev)}
         if missing:
             with connections[using].cursor() as cursor:
                 cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
-                self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
-
-    def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
-        """Stores a timeline gap at the first live event of the batch above each new backward extremity (``new``).
-
-        A sync with a token below that event then reports the gap.
-        """
-        above: set[int] = set()
-        for event in self._graph[self._changes.backfilled :]:
-            if below := new.intersection(event.prev_event_ids):
-                above.add(self._positions[event.event_id])
-                new -= below
-        if above:
-            writer = writer_name()
-            cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
+                new = {event_id for (event_id,) in cursor.fetchall()}
+                # At the first live event above each new backward extremity. A sync with a token below it reports the gap.
+                above: set[int] = set()
+                for event in self._graph[self._changes.backfilled :]:
+                    if below := new.intersection(event.prev_event_ids):
+                        above.add(self._positions[event.event_id])
+                        new -= below
+                if above:
+                    cursor.execute(_MARK_GAPS, [self._room.room_id, writer_name(), sorted(above)])
 
     def _current_state(self) -> None:
         if self._changes.current_unresolved:
@@ -488,18 +430,18 @@ class _RoomWriter:
         if not self._changes.state_changes:
             return
         final = {(kind, key): event_id for _, kind, key, event_id, _ in self._changes.state_changes}
-        gone = [key for key, event_id in final.items() if event_id is None]
+        removed = [key for key, event_id in final.items() if event_id is None]
         put = [(*key, event_id) for key, event_id in final.items() if event_id is not None]
-        if gone:
-            self._run_after(_DROP_STATE, [k[0] for k in gone], [k[1] for k in gone], self._room.room_id)
+        if removed:
+            self._run_after(_DROP_STATE, [k[0] for k in removed], [k[1] for k in removed], self._room.room_id)
         if put:
             events = self._stored.events
             memberships = [found.membership if (found := events.get(row[2])) else None for row in put]
             columns = [list(column) for column in zip(*put, strict=True)]
             self._run_after(_PUT_STATE, [self._room.room_id] * len(put), *columns, memberships)
 
-    def _end_ranges(self) -> None:
-        """Ends or deletes stored ranges, before new ranges of the same users are inserted."""
+    def _close_ranges(self) -> None:
+        # before new ranges of the same users are inserted
         changes, room_id = self._changes, self._room.room_id
         if changes.visibility_unresolved:
             if not self._room.visibility_unresolved:
@@ -522,7 +464,7 @@ class _RoomWriter:
             self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
 
     def _place(self, number: int) -> int:
-        """Returns the stream position for an event's number. The number -1 means the last accepted event before the batch."""
+        # -1: the last accepted event before the batch
         if number >= 0:
             return self._positions[self._changes.events[number].event_id]
         before = self._changes.last_position

@@ -56,14 +56,14 @@ class ServedEvent(msgspec.Struct, frozen=True):
 
     @property
     def token(self) -> str:
-        """Returns the event's place in its room. A page ``before`` or ``after`` this token begins beyond the event."""
+        """The event's place in its room. A page ``before`` or ``after`` this token begins beyond the event."""
         return f"t{self.topological_ordering}-{self.stream_ordering}"
 
     def client_json(self) -> bytes:
         """Returns the event for clients as UTF-8 JSON.
 
-        If a redaction applies, the event is pruned, and ``unsigned`` has ``redacted_by`` and ``redacted_because``. If the
-        stored JSON is damaged, the event has what its columns hold, and no content.
+        If a redaction applies, the event is pruned, and ``unsigned`` has ``redacted_by`` and ``redacted_because``. If
+        the stored JSON is damaged, the event has what its columns hold, and no content.
         """
         pruned = self.pruned or self.redacted_by is not None
         form = StoredForm(
@@ -80,7 +80,6 @@ class ServedEvent(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self._columns()) if found is None else found
 
     def client_event(self) -> dict[str, Any]:
-        """Returns ``client_json`` as a dictionary."""
         return decode_stored(self.client_json()) or self._columns()
 
     def _columns(self) -> dict[str, Any]:
@@ -94,7 +93,9 @@ class ServedEvent(msgspec.Struct, frozen=True):
         return decode_stored(self.json) is None
 
     def federation_json(self) -> bytes:
-        """Returns the event for a server: the exact bytes, or the pruned form in canonical JSON. Signatures of both verify.
+        """Returns the event for a server: the exact bytes, or the pruned form in canonical JSON.
+
+        Signatures of both verify.
 
         What neither a hash nor a signature covers is left out (``client_format.covered_json``): a server on the way may
         have written it, and not the sender's. The exact bytes then become canonical JSON.
@@ -105,7 +106,6 @@ class ServedEvent(msgspec.Struct, frozen=True):
 
 
 def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:
-    """Builds a ``ServedEvent`` from a row that begins with the columns ``SERVED``."""
     (event_id, room_id, version, event_type, state_key, sender, stream, topological, writer, ts, redacts, json,
      redacted_by, because, because_redacts, because_pruned) = row[:_COLUMNS]  # fmt: skip
     redaction = None

@@ -20,8 +20,6 @@ from events.reading.event_json import ServedEvent
 from state.errors import UnknownRoomVersion
 from state.rules.room_versions import room_version
 
-__all__ = ["EventLine", "event_lines", "line_of", "sent_at"]
-
 UNREADABLE = "content cannot be read"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVENTS_PER_QUERY = 1_000
@@ -30,7 +28,7 @@ _COLUMNS = ("event_id", "type", "state_key", "sender", "origin_server_ts", "reda
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """One event for people. ``content`` is null if the stored JSON cannot be read."""
+    """One event for people. ``content`` is None if the stored JSON cannot be read."""
 
     type: str
     state_key: str | None
@@ -40,7 +38,6 @@ class EventLine:
 
     @property
     def words(self) -> str:
-        """The content in one line (``events.format.event_words``)."""
         return UNREADABLE if self.content is None else event_words(self.type, self.content)
 
 
@@ -79,10 +76,7 @@ def _content(version: str, raw: bytes, *, is_pruned: bool) -> dict[str, Any] | N
 
 
 def sent_at(milliseconds: int) -> str:
-    """Returns the time that a sender claims, as text in UTC.
-
-    Senders may claim any number of milliseconds. A number that fits no date is returned as a number.
-    """
+    """Returns the time that a sender claims, as text in UTC, or the milliseconds if they fit no date."""
     try:
         return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:

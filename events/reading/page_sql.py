@@ -5,6 +5,9 @@ the events that ``events.visibility.predicate_sql.sees`` accepts, with the colum
 most ``ROWS_READ`` rows. So a page may have fewer events than wanted, or none, without being the last. The result then
 has the place at which reading ended.
 
+For example, the newest events are m9, m8, m7 and m6, and Bob may not see m8. A page of two has m9 and m7, and ended at
+m7. The next call begins there and examines m6 first.
+
 Functions are used because pages are read often, and the query of a page takes longer to plan than to run. PostgreSQL
 keeps the plan of a function for the connection. This plan must fit all values, so the limit of rows is a literal, and
 JSON is looked up event by event.
@@ -18,17 +21,6 @@ import re
 
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.visibility.predicate_sql import pruned, sees
-
-__all__ = [
-    "FOR_USER",
-    "FROM_LEAVE",
-    "LARGEST",
-    "PAGE_AFTER",
-    "PAGE_BEFORE",
-    "ROWS_READ",
-    "SIDES",
-    "UNFILTERED",
-]
 
 LARGEST = 2**63 - 1
 """A number above every position."""
@@ -56,7 +48,7 @@ _AT_WRITER = "coalesce((%(positions)s)[array_position(%(writers)s, e.instance_na
 def _page(*, back: bool, sees: str, pruned: str) -> str:
     """Returns the query of a page: events, the pruned flag of each, and the place at which the next page begins.
 
-    The place is that of the last row that was examined. It is null if the page is full, or if the room had fewer than
+    The place is that of the last row that was examined. It is NULL if the page is full, or if the room had fewer than
     ``ROWS_READ`` rows left to read.
 
     The parameters ``topological`` and ``stream`` are the place beyond which the page begins. ``base``, ``writers`` and
@@ -106,12 +98,9 @@ _FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_
 
 
 def _for_user(function: str, *, from_leave: bool = False) -> str:
-    """Returns a query that calls the page function ``function`` with the user's access to the room.
-
-    The access is read in the same query, so access and page come from one snapshot. Use ``from_leave`` only with the
-    function that reads back in time. The page of a user who has left then begins at the leave or below. The page skips
-    events on another branch of the graph that are deeper than the leave, even if they arrived before the leave.
-    """
+    # The access is read in the same query, so access and page come from one snapshot. With ``from_leave`` the page of a
+    # user who has left begins at the leave or below. It skips events on another branch of the graph that are deeper
+    # than the leave, even if they arrived before the leave.
     values = {}
     if from_leave:
         values["topological"] = f"CASE WHEN {_FROM_LEAVE} THEN access.out_cut_depth ELSE %(topological)s END"
@@ -120,10 +109,7 @@ def _for_user(function: str, *, from_leave: bool = False) -> str:
 
 
 def _call(function: str, values: dict[str, str]) -> str:
-    """Returns SQL that calls a page function with the access in the row ``access``.
-
-    ``values`` maps names of the function's parameters to SQL that replaces the usual value.
-    """
+    # ``values`` replaces the usual values of parameters
     access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
     wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
     given = {name: f"%({name})s" for name in _PARAMETERS} | access | {"wanted": wanted} | values

@@ -20,8 +20,6 @@ from streams.core.tokens import RoomToken, VectorToken
 from streams.errors import TokenError
 from streams.reading.rows import writer_names
 
-__all__ = ["OLDEST", "Start", "start_of"]
-
 OLDEST = f"t0--{LARGEST}"
 """The token below every event of a room."""
 _TEXT_LIMIT = 100_000
@@ -31,45 +29,45 @@ _TEXT_LIMIT = 100_000
 class Start:
     """The place beyond which a page begins.
 
-    ``back`` is true if the page goes back in time. ``told`` is the vector of a sync token, which limits the page's
-    events. ``told`` is null if the page begins at an event, or at an end of the room.
+    ``back``: the page goes back in time. ``covered`` is the vector of a sync token, which limits the page's events, or
+    None if the page begins at an event, or at an end of the room.
     """
 
     topological: int
     stream: int
     back: bool = True
-    told: VectorToken | None = None
+    covered: VectorToken | None = None
 
 
 def start_of(token: str | None, *, back: bool, using: str = "default") -> Start:
-    """Returns the start of a page. Raises ``BadToken``, and ``EpochChanged`` for a sync token from before a restore.
+    """Returns the start of a page.
+
+    Raises ``BadToken``, and ``EpochChanged`` for a sync token from before a restore.
 
     A sync token that is ahead of this process's position is lowered to that position.
     """
     if token is None or (isinstance(token, str) and token.startswith("t")):
         return Start(*timeline_place(token), back)
-    told = _parsed(token, using).meet(events_token(using))
+    covered = _parsed(token, using).meet(events_token(using))
     place = (LARGEST, LARGEST) if back else timeline_place(OLDEST)
-    return Start(*place, back, told)
+    return Start(*place, back, covered)
 
 
 def _parsed(token: str, using: str) -> VectorToken:
     try:
         if not isinstance(token, str) or len(token) > _TEXT_LIMIT:
             raise TokenError("A token is a string of a few dozen characters.")
-        told = read_events_token(token, using) if "@" in token else RoomToken.parse(token, _names(token, using)).stream
+        covered = (
+            read_events_token(token, using) if "@" in token else RoomToken.parse(token, _names(token, using)).stream
+        )
     except TokenError as error:
         raise BadToken(str(error)) from error
-    if abs(told.base) > LARGEST or any(position > LARGEST for position in told.entries.values()):
+    if abs(covered.base) > LARGEST or any(position > LARGEST for position in covered.entries.values()):
         raise BadToken(f"{token!r:.100} names a position that no event can have.")
-    return told
+    return covered
 
 
 def _names(token: str, using: str) -> dict[int, str]:
-    """Returns the names of the writers of ``events`` by the numbers that stand for them in tokens.
-
-    Returns an empty dictionary if the token names no writer.
-    """
     if "~" not in token:
         return {}
     with connections[using].cursor() as cursor:

@@ -1,5 +1,8 @@
 """Reads rooms for users: a page of history, the events around an event, and which of some events a user sees.
 
+    page = timeline("!room:a", "@ann:a")                        # the newest events that Ann sees
+    page = timeline("!room:a", "@ann:a", before=page.end)       # older ones
+
 Each answer comes from one snapshot, except for ``Around.state``. A single query reads both a page and the user's access
 to the room. Events are redacted and pruned as the user may see them, and carry both orderings. Reads use the given
 database alias.
@@ -23,7 +26,7 @@ from events.reading.page_sql import FOR_USER, FROM_LEAVE, LARGEST, ROWS_READ, SI
 from events.reading.page_tokens import OLDEST, Start, start_of
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.reading.state_at import State, state_after, state_at
-from events.visibility.access import Access, access_of, access_parameters, access_to_events, checked
+from events.visibility.access import Access, access_of, access_parameters, access_to_events, require_readable
 from events.visibility.explain import Explanation, explain_visibility
 from events.visibility.predicate_sql import ACCESS_ROWS, pruned, sees
 from events.visibility.rule import Rule
@@ -55,7 +58,7 @@ SELECT {SERVED}, e.pruned FROM (
 class Page:
     """Some events of a room in the order of reading: newest first going back, oldest first going forward.
 
-    ``end`` is the token at which the next page begins: the place of the last event that was *examined*. It is null on
+    ``end`` is the token at which the next page begins: the place of the last event that was *examined*. It is None on
     the last page. So a page may be empty and have an ``end``; then it is not the last page.
     """
 
@@ -111,6 +114,24 @@ def timeline(
     return _page(room_id, user_id, checked_limit(limit, PAGE_LIMIT), start, using, query)
 
 
+def timeline_of(
+    user_id: str, room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
+) -> Sequence[ServedEvent]:
+    """Returns the last ``limit`` events of a room that the user sees, newest first, below the token ``before``.
+
+    Reads pages until it has ``limit`` events or the room has no more. Meant for commands and tests; services read page
+    by page. Raises the errors of ``timeline``.
+    """
+    found: list[ServedEvent] = []
+    while len(found) < limit:
+        page = timeline(room_id, user_id, min(limit - len(found), PAGE_LIMIT), before=before, using=using)
+        found += page.events
+        before = page.end
+        if before is None:
+            break
+    return found
+
+
 def events_around(
     event_id: str, user_id: str, limit: int = 10, using: str = "default", only: StateFilter = EVERYTHING
 ) -> Around:
@@ -148,7 +169,6 @@ def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -
 
 
 def _state_for(user_id: str, event_id: str, using: str, only: StateFilter) -> State:
-    """Returns those entries of the state after the event that the user may know."""
     with read_only_snapshot(using):
         state = state_after(event_id, using, only)
         if _knows_state(user_id, event_id, using):
@@ -158,11 +178,7 @@ def _state_for(user_id: str, event_id: str, using: str, only: StateFilter) -> St
 
 
 def _knows_state(user_id: str, event_id: str, using: str) -> bool:
-    """Returns true if the user may know the full state at the event. Assumes that the user sees the event.
-
-    The user may know the state in three cases: they were joined at the event, the event is their own leave, or the room
-    was open to them.
-    """
+    # Of an event that they see: they were joined at it, it is their own leave, or the room was open to them.
     (found,) = explain_visibility(user_id, [event_id], using)
     if not isinstance(found, Explanation):
         return False
@@ -179,15 +195,11 @@ def _knows_state(user_id: str, event_id: str, using: str) -> bool:
 def _seen_of(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:
     found: dict[str, ServedEvent] = {}
     for first in range(0, len(event_ids), _IDS_PER_QUERY):
-        found.update(_visible(user_id, event_ids[first : first + _IDS_PER_QUERY], using))
+        part = event_ids[first : first + _IDS_PER_QUERY]
+        values = access_parameters(user_id, access_to_events(user_id, part, using).values()) | {"ids": list(part)}
+        rows = _rows(_VISIBLE, values, using, again=len(part) <= _IDS_OF_ONE_PLAN)
+        found.update((row[0], served(row, pruned=row[len(SERVED_TYPES)])) for row in rows)
     return found
-
-
-def _visible(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:
-    accesses = access_to_events(user_id, event_ids, using).values()
-    values = access_parameters(user_id, accesses) | {"ids": list(event_ids)}
-    rows = _rows(_VISIBLE, values, using, again=len(event_ids) <= _IDS_OF_ONE_PLAN)
-    return {row[0]: served(row, pruned=row[len(SERVED_TYPES)]) for row in rows}
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -207,7 +219,6 @@ def _page(room_id: str, user_id: str | None, limit: int, start: Start, using: st
 
 
 def _sides(event: ServedEvent, user_id: str, limit: int, using: str) -> tuple[Page, Page]:
-    """Returns the pages before and after an event that the user sees."""
     start = Start(event.topological_ordering, event.stream_ordering, back=True)
     where = _bounds(start) | {"room": event.room_id, "user_id": user_id, "wanted": limit}
     rows = _rows_for_user(event.room_id, user_id, where, SIDES, using)
@@ -216,8 +227,8 @@ def _sides(event: ServedEvent, user_id: str, limit: int, using: str) -> tuple[Pa
 
 
 def _bounds(start: Start) -> dict[str, Any]:
-    entries = start.told.entries if start.told is not None else {}
-    base = start.told.base if start.told is not None else LARGEST if start.back else -LARGEST
+    entries = start.covered.entries if start.covered is not None else {}
+    base = start.covered.base if start.covered is not None else LARGEST if start.back else -LARGEST
     place = {"topological": start.topological, "stream": start.stream, "base": base}
     return place | {"writers": list(entries), "positions": list(entries.values())}
 
@@ -234,10 +245,6 @@ def _unfiltered_rows(room_id: str, where: Mapping[str, Any], back: bool, using: 
 def _rows_for_user(
     room_id: str, user_id: str, where: Mapping[str, Any], query: str, using: str
 ) -> list[tuple[Any, ...]]:
-    """Checks the user's access, which the rows of a page contain. Returns the rows without the access columns.
-
-    If messages expire in the room, the query runs again with the time before which messages are expired.
-    """
     now_ms = time.time_ns() // 1_000_000
     kept_since: int | None = None
     # The query reads the room's retention together with the page, so the first run does not know it yet. It runs again until
@@ -245,19 +252,18 @@ def _rows_for_user(
     while True:
         rows = _rows(query, {**where, "kept_since": kept_since}, using)
         access: Access | None = access_of(rows[0][:_ACCESS_COLUMNS], now_ms) if rows else None
-        if checked(access, user_id, room_id).kept_since == kept_since:
+        if require_readable(access, user_id, room_id).kept_since == kept_since:
             return [row[_ACCESS_COLUMNS:] for row in rows]
         kept_since = access.kept_since if access is not None else None
 
 
 def _rows(query: str, values: Mapping[str, Any], using: str, *, again: bool = True) -> list[tuple[Any, ...]]:
-    """Returns the rows of a query. If ``again`` is true, a session that repeats the query plans it once."""
+    # ``again``: a session that repeats the query plans it once
     connection = connections[using]
     return send_together(connection, [Statement(query, values, again=again and is_repeated(connection, query))])
 
 
 def _page_of(rows: Sequence[tuple[Any, ...]], limit: int, back: bool) -> Page:
-    """Builds a page from the rows of a query of ``events.reading.page_sql``."""
     *_, topological, stream = rows[0]  # an empty page is one row of nulls
     events = [served(row, pruned=row[len(SERVED_TYPES)]) for row in rows if row[0] is not None]
     # The query adds JSON to the page without ORDER BY.

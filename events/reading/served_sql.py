@@ -8,8 +8,6 @@ JSON takes half the bytes of the hex digits of ``bytea``. Encoding the text give
 
 from __future__ import annotations
 
-__all__ = ["SERVED", "SERVED_JSON", "SERVED_TYPES"]
-
 SERVED = """
 e.event_id, e.room_id, j.room_version, e.type, e.state_key, e.sender, e.stream_ordering, e.topological_ordering,
 e.instance_name, e.origin_server_ts, e.redacts, convert_from(j.json, 'UTF8'), e.redacted_by,

@@ -32,7 +32,9 @@ _ENTRIES_PER_ROUND = 200_000
 
 @dataclass(frozen=True, slots=True)
 class StateAt:
-    """The state before and after an event. Both are null for an outlier, which has no place in the graph.
+    """The state before and after an event.
+
+    Both are None for an outlier, which has no place in the graph.
 
     If the event changed nothing, the two states are the same object. The caller must not modify the states.
     """
@@ -43,10 +45,7 @@ class StateAt:
 
     @property
     def changes(self) -> dict[StateKey, tuple[str | None, str | None]]:
-        """Returns the entries that the event changed, as state key -> (event ID before, event ID after).
-
-        An event ID is null if that state has no such entry.
-        """
+        """The entries that the event changed, as state key -> (event ID before or None, event ID after or None)."""
         before, after = self.before or {}, self.after or {}
         keys = {**before, **after} if before is not after else {}
         pairs = {key: (before.get(key), after.get(key)) for key in keys}
@@ -64,8 +63,7 @@ def state_at(event_id: str, using: str = "default", only: StateFilter = EVERYTHI
 def state_after(event_id: str, using: str = "default", only: StateFilter = EVERYTHING) -> State:
     """Returns the room's state after an event, which is empty for an outlier.
 
-    Takes half the time of ``state_at``, which also returns the state before. Raises ``UnknownEvent`` and
-    ``StateUnresolved``.
+    Takes half the time of ``state_at``. Raises ``UnknownEvent`` and ``StateUnresolved``.
     """
     for tries_left in reversed(range(_MOST_TRIES)):
         place = _places([event_id], using).get(event_id)
@@ -82,19 +80,17 @@ def state_after(event_id: str, using: str = "default", only: StateFilter = EVERY
 def states_at(
     event_ids: Iterable[str], using: str = "default", only: StateFilter = EVERYTHING
 ) -> Iterator[StateAt | UnknownEvent | StateUnresolved]:
-    """Yields for each event, in the given order, its states or the error that says why they are not known.
-
-    The events may be of any rooms.
+    """Yields for each event (of any rooms), in order, its states or the error that says why they are not known.
 
     Raises ``InvalidQuery`` for an ID that is not a string.
     """
     rest = iter(event_ids)
-    while asked := list(islice(rest, _EVENTS_PER_ROUND)):
-        places = _places(asked, using)
-        for part in _parts(asked, places):
-            there, states = _states(part, places, using, only)
+    while ids := list(islice(rest, _EVENTS_PER_ROUND)):
+        places = _places(ids, using)
+        for part in _parts(ids, places):
+            places_now, states = _states(part, places, using, only)
             for event_id in part:
-                yield _answer(event_id, there.get(event_id), states)
+                yield _answer(event_id, places_now.get(event_id), states)
 
 
 # --- one round --------------------------------------------------------------------------------------------------------
@@ -110,23 +106,19 @@ WHERE e.event_id = ANY(%s)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The state groups of an event. 0 stands for no group."""
-
+    # 0 stands for no group
     event_id: str
     outlier: bool
     after: int
     prev_group: int
     keys: int
     changes_state: bool
-    begins_room: bool
+    is_create: bool
 
     @property
     def before(self) -> int:
-        """The ID of the state group before the event.
-
-        An accepted state event has a state group of its own, which is stored on top of the group before it. For any
-        other event the groups before and after are the same.
-        """
+        # An accepted state event has a group of its own, on top of the group before it. Any other has one group for
+        # both.
         return self.prev_group if self.changes_state else self.after
 
     @property
@@ -144,11 +136,6 @@ def _places(event_ids: Sequence[str], using: str) -> dict[str, _Place]:
 def _states(
     event_ids: Sequence[str], places: dict[str, _Place], using: str, only: StateFilter
 ) -> tuple[dict[str, _Place], dict[int, State]]:
-    """Returns the state groups of the events, and the states of these groups.
-
-    The groups are normally those in ``places``. If one of these groups was deleted meanwhile, the groups of all these
-    events are read again.
-    """
     for _ in range(_MOST_TRIES - 1):
         groups = {group for event_id in event_ids if event_id in places for group in places[event_id].groups}
         try:
@@ -160,17 +147,17 @@ def _states(
 
 
 def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list[str]]:
-    """Yields the event IDs in their order, in lists whose states together have a bounded number of entries."""
+    # The states of a part together have a bounded number of entries.
     part: list[str] = []
     sizes: dict[int, int] = {}
     for event_id in event_ids:
         place = places.get(event_id)
-        own = dict.fromkeys(place.groups, place.keys) if place is not None else {}
-        if part and sum((sizes | own).values()) > _ENTRIES_PER_ROUND:
+        place_sizes = dict.fromkeys(place.groups, place.keys) if place is not None else {}
+        if part and sum((sizes | place_sizes).values()) > _ENTRIES_PER_ROUND:
             yield part
             part, sizes = [], {}
         part.append(event_id)
-        sizes |= own
+        sizes |= place_sizes
     if part:
         yield part
 
@@ -182,7 +169,7 @@ def _answer(event_id: str, place: _Place | None, states: dict[int, State]) -> St
         return StateAt(event_id, None, None)
     if not place.after:
         return _unresolved(event_id)
-    if not place.before and not place.begins_room:
+    if not place.before and not place.is_create:
         return StateUnresolved(f"The state before {event_id} is not known: it is no longer stored.")
     return StateAt(event_id, states[place.before] if place.before else {}, states[place.after])
 

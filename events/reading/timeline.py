@@ -24,15 +24,13 @@ __all__ = ["State", "StateAt", "TimelineEntry", "state_at", "timeline", "timelin
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One event of a timeline."""
-
     event_id: str
     stream_ordering: int
     topological_ordering: int
 
     @property
     def token(self) -> str:
-        """Returns the event's place, ``t<topological>-<stream>``. ``timeline(before=…)`` continues right below it."""
+        """The event's place, ``t<topological>-<stream>``. ``timeline(before=…)`` continues right below it."""
         return f"t{self.topological_ordering}-{self.stream_ordering}"
 
 
@@ -65,23 +63,17 @@ ORDER BY e.topological_ordering, e.stream_ordering
 def timeline(
     room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
 ) -> Sequence[TimelineEntry]:
-    """Returns the accepted events of a room below the token ``before``, newest first by (topological, stream).
+    """Returns at most ``limit`` accepted events of a room below ``before``, newest first by (topological, stream).
 
-    Returns at most ``limit`` events. Outliers, rejected and soft-failed events are left out. Raises ``UnknownRoom``,
-    ``BadToken`` and ``InvalidQuery``.
+    Outliers, rejected and soft-failed events are left out. Raises ``UnknownRoom``, ``BadToken`` and ``InvalidQuery``.
     """
     limit = checked_limit(limit, _MOST_ENTRIES)
     topological, stream = timeline_place(before)
     _check_room(room_id, using)
-    return list(_page(room_id, limit, topological, stream, using))
-
-
-def _page(room_id: str, limit: int, topological: int, stream: int, using: str) -> Iterator[TimelineEntry]:
     where: dict[str, str | int] = {"room": room_id, "topological": topological, "stream": stream, "limit": limit}
     with connections[using].cursor() as cursor:
         cursor.execute(_TIMELINE, where)
-        for row in cursor:
-            yield TimelineEntry(*row)
+        return [TimelineEntry(*row) for row in cursor]
 
 
 def topological_walk(room_id: str, after: str | None = None, using: str = "default") -> Iterator[ServedEvent]:
@@ -115,7 +107,7 @@ def _check_room(room_id: str, using: str) -> None:
 
 
 def timeline_place(token: str | None) -> tuple[int, int]:
-    """Returns (topological, stream) of a token. For null, returns a place above every event. Raises ``BadToken``."""
+    """Returns (topological, stream) of a token. For None, returns a place above every event. Raises ``BadToken``."""
     if token is None:
         return 2**63 - 1, 2**63 - 1
     found = _TOKEN.fullmatch(token) if isinstance(token, str) else None

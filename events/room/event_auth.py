@@ -23,42 +23,29 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State
 from state.rules.room_versions import RoomVersion
 
-__all__ = [
-    "PRUNED_TYPES",
-    "REFUSED_BY_AUTH_EVENTS",
-    "REFUSED_BY_STATE",
-    "EventAuthorizer",
-    "as_seen_by",
-    "is_asked_by_sender",
-    "is_third_party_invite",
-]
-
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
 """The types of state events whose redaction removes content that the auth rules read."""
 
-_ASKED_ANEW = ("m.room.create", "m.room.redaction", POWER_LEVELS[0])
+_MORE_THAN_SENDER = ("m.room.create", "m.room.redaction", POWER_LEVELS[0])
 """Types of events of which the auth rules read more than type, sender and auth events, even without a state key."""
-_MOST_ASKED = 10_000
+_MOST_CACHED = 10_000
 
 REFUSED_BY_AUTH_EVENTS = "auth events"
 REFUSED_BY_STATE = "state before"
 
 
-def is_asked_by_sender(event: AuthEvent) -> bool:
+def is_ruled_by_sender(event: AuthEvent) -> bool:
     """Returns true if the auth rules read only type, sender and auth events of this event."""
-    return event.state_key is None and event.type not in _ASKED_ANEW
+    return event.state_key is None and event.type not in _MORE_THAN_SENDER
 
 
 def is_third_party_invite(event: ParsedEvent) -> bool:
-    """Returns true for an invite that an identity server signed. A server other than the sender's may have sent it."""
+    """Returns true for an invite that an identity server signed, which any server may send."""
     return event.membership == "invite" and "third_party_invite" in event.content
 
 
 def as_seen_by(event: ParsedEvent, server: str) -> ParsedEvent:
-    """Returns the event as the named server stores it. A server never soft-fails events of its own users.
-
-    If the source stated a soft failure with the event, this soft failure is kept.
-    """
+    """Returns the event as the named server stores it. A server never soft-fails events of its own users."""
     if event.soft_failure_given or event.sender.partition(":")[2] != server:
         return event
     return replace(event, soft_failure_given=True)
@@ -67,45 +54,43 @@ def as_seen_by(event: ParsedEvent, server: str) -> ParsedEvent:
 class EventAuthorizer:
     """Event auth for the events of one room.
 
-    ``events`` has the known events by ID, with their verdicts as soon as these are known. Some sources leave out auth
-    events. So, if ``trusting`` is true, an event without auth events is checked only against the state before it. A
-    create event is not affected, because it never has auth events.
+    ``events`` has the known events by ID, with their verdicts as soon as these are known. ``from_dump``: the source may
+    omit auth events (dumps of databases do). Then only the state before an event without auth events authorises it.
     """
 
     def __init__(
-        self, rules: AuthRules, events: Mapping[str, ParsedEvent], create: ParsedEvent | None, *, trusting: bool
+        self, rules: AuthRules, events: Mapping[str, ParsedEvent], create: ParsedEvent | None, *, from_dump: bool
     ) -> None:
         self._rules = rules
         self._events = events
         self._create = create
-        self._trusting = trusting
+        self._trusting = from_dump
         self.redacted: set[str] = set()
         """Events of ``PRUNED_TYPES`` that have been redacted."""
-        self._asked: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
+        self._cached: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
-        """Returns the reason why the event is rejected, or null.
+        """Returns the reason why the event is rejected, or None.
 
-        ``before`` is the state before the event. If ``before`` is null (unknown), only the event's own auth events are
-        checked.
+        If the state before the event is not known (None), only its own auth events are checked.
         """
         if event.rejection_given:
             return event.rejected_reason
         if reason := self.by_auth_events(event):
             return f"{REFUSED_BY_AUTH_EVENTS}: {reason}"
-        if before is not None and (reason := self._rules.refusal(event, self._as_it_is(before))):
+        if before is not None and (reason := self._rules.refusal(event, self._with_redactions(before))):
             return f"{REFUSED_BY_STATE}: {reason}"
         return None
 
     def soft_fails(self, event: AuthEvent, current: State) -> bool:
-        """Returns true if the current state does not allow the event."""
-        return self._rules.refusal(event, self._as_it_is(current)) is not None
+        return self._rules.refusal(event, self._with_redactions(current)) is not None
 
-    def note_redaction(self, redaction: ParsedEvent, before: State | None) -> None:
-        """Records an accepted redaction. From now on event auth reads the redacted form of its target.
+    def record_redaction(self, redaction: ParsedEvent, before: State | None) -> None:
+        """Records an accepted redaction.
 
-        ``before`` is the state before the redaction. If ``before`` is null (unknown), only the rules apply that need no
-        state.
+        From now on event auth reads the redacted form of its target.
+
+        If the state before the redaction is not known (None), only the rules apply that need no state.
         """
         target = self._events.get(redaction.redacts or "")
         if target is None or target.type not in PRUNED_TYPES:
@@ -114,49 +99,48 @@ class EventAuthorizer:
         if may_redact(redaction, target, self._rules.version, levels):
             self.redacted.add(target.event_id)
 
-    def _as_it_is(self, state: State) -> State:
+    def _with_redactions(self, state: State) -> State:
         return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
 
     def by_auth_events(self, event: ParsedEvent) -> str | None:
-        """Returns the reason why the event's own auth events do not allow it, or null.
+        """Returns the reason why the event's own auth events do not allow it, or None.
 
-        If some auth events are missing, the event is checked by the present auth events as far as possible. If this
-        check gives no reason, the result is null. Exception: an outlier that is a third-party invite is then not
-        allowed.
+        If some are missing, it is checked by the present ones as far as possible.
         """
         if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
-        here = []
+        present = []
         for other in event.auth_event_ids:
             try:
-                here.append(self._events[other])
+                present.append(self._events[other])
             except KeyError:  # this auth event is missing
                 continue
-        return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
+        return (
+            self._by_auth_events_cached(event, present)
+            if is_ruled_by_sender(event)
+            else self._by_present(event, present)
+        )
 
-    def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
-        """Returns the result of ``_by_these``, from the cache if possible.
-
-        All messages of a sender with the same auth events have the same result.
-        """
-        asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # ``redacted`` only grows
-        before = self._asked.get(asked)
-        if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):
+    def _by_auth_events_cached(self, event: ParsedEvent, present: list[ParsedEvent]) -> str | None:
+        # all messages of a sender with the same auth events have the same result
+        key = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # ``redacted`` only grows
+        before = self._cached.get(key)
+        if before is not None and len(before[0]) == len(present) and all(map(is_, before[0], present)):
             return before[1]
-        if len(self._asked) >= _MOST_ASKED:
-            self._asked.clear()
-        self._asked[asked] = here, self._by_these(event, here)
-        return self._asked[asked][1]
+        if len(self._cached) >= _MOST_CACHED:
+            self._cached.clear()
+        self._cached[key] = present, self._by_present(event, present)
+        return self._cached[key][1]
 
-    def _by_these(self, event: ParsedEvent, here: Sequence[ParsedEvent]) -> str | None:
-        if reason := self._rules.auth_events_refusal(event, here):
+    def _by_present(self, event: ParsedEvent, present: Sequence[ParsedEvent]) -> str | None:
+        if reason := self._rules.auth_events_refusal(event, present):
             return reason
-        state = {(other.type, other.state_key or ""): other for other in here}
+        state = {(other.type, other.state_key or ""): other for other in present}
         if self._rules.version.room_id_is_create_hash and self._create is not None:
             state[CREATE] = self._create
-        complete = len(here) == len(event.auth_event_ids) and (CREATE in state or event.type == "m.room.create")
+        complete = len(present) == len(event.auth_event_ids) and (CREATE in state or event.type == "m.room.create")
         if complete:
-            return self._rules.refusal(event, self._as_it_is(state))
+            return self._rules.refusal(event, self._with_redactions(state))
         if event.outlier and is_third_party_invite(
             event
         ):  # only the auth events could prove it, and its sender need not have signed it
@@ -165,8 +149,7 @@ class EventAuthorizer:
 
 
 class _Redacted:
-    """A view of a state that returns redacted events in their pruned form."""
-
+    # A state in which redacted events have their pruned form.
     def __init__(self, state: State, redacted: set[str], version: RoomVersion) -> None:
         self._state = state
         self._redacted = redacted

@@ -1,12 +1,17 @@
 """Tracks forward extremities, current state and soft failure while events arrive one by one (pure).
 
-Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events
-they refer to stay forward extremities until an accepted live event reaches them. ``ForwardExtremities`` is the only
-implementation of that rule. Live events, imports, rebuilds and checks all use it.
+Forward extremities are the events that count and are not reached by an event that counts:
+
+    A <- B <- R <- C        B and C are accepted, R is rejected, D is soft-failed
+         B <- D
+
+Rejected, soft-failed and backfilled events do not count. They are *transparent*: they never become forward extremities,
+and an event above them reaches the events below them. Here C is the only forward extremity: it reaches R, through R
+also B, and D does not count. Without C, it would be B. ``ForwardExtremities`` is the only implementation of that rule.
+Live events, imports, rebuilds and checks all use it.
 
 The code is the same for the whole history of a room and for the next batch of events in a stored room. Only the
-beginning differs: a whole history begins without forward extremities, and a batch begins with the stored forward
-extremities.
+beginning differs: a batch begins with the stored forward extremities.
 """
 
 from __future__ import annotations
@@ -21,9 +26,7 @@ from events.room.graph import Id, Node, is_accepted
 from events.room.state_assignment import RoomStates
 from state.rules.auth_selection import State
 
-__all__ = ["Arriving", "EventExtremityTracker", "ExtremityTracker", "ForwardExtremities", "GroupsAfter"]
-
-_MOST_STATES_ON_THE_WAY = 50
+_MOST_STATES_PER_EVENT = 50
 """The most different states of forward extremities that are resolved after every event.
 
 With more states, the current state is not computed again until the last event. To resolve them after every event would take
@@ -33,28 +36,19 @@ _Id_contra = TypeVar("_Id_contra", contravariant=True)
 
 
 class Arriving(Node[_Id_co], Protocol[_Id_co]):
-    """The fields of an event on which the result of its arrival depends."""
-
     @property
     def soft_failure_given(self) -> bool: ...
 
 
 class GroupsAfter(Protocol[_Id_contra]):
-    """A map from an event to the state group after the event."""
-
     def get(self, event_id: _Id_contra, /) -> int | None: ...
 
 
 class ForwardExtremities(Generic[Id]):
     """The forward extremities of a room while its events arrive one by one.
 
-    An event *counts* if it is accepted and live. As long as a room has no accepted live event, accepted backfilled
-    events count. When the first live event arrives, the backfilled events count no longer, and are no longer forward
-    extremities.
-
-    An event that counts *reaches* its prev events. If a reached event does not count, its own prev events are reached, too.
-    Forward extremities are the events that count and are not reached. So the result does not depend on the order of arrival,
-    or on how events are divided into batches.
+    As long as a room has no accepted live event, accepted backfilled events count. They count no longer when the first
+    live event arrives. The result does not depend on the order of arrival, or on how events are divided into batches.
     """
 
     def __init__(
@@ -68,53 +62,48 @@ class ForwardExtremities(Generic[Id]):
     ) -> None:
         """Continues from the forward extremities of a stored room (``current``).
 
-        ``reached`` has the IDs of events that have not arrived yet but are reached already. This object adds more IDs
-        to ``reached``.
-
-        ``find`` receives event IDs, and returns the events among them that are in the graph and do not count. ``find``
-        may leave out events through which no relevant event is reached. Without ``find``, this object keeps the events
-        that arrive.
-
-        ``live`` is true if an accepted live event is stored, or is part of this batch. ``reaches`` returns the prev events
-        that an event reaches. These are all its prev events, unless the state before the event was given.
+        ``reached`` has the IDs of events that have not arrived yet but are reached already; more are added. ``find``
+        returns those of the given events that are in the graph and do not count. It may leave out events through which
+        no relevant event is reached. Without it, this object keeps the events that arrive. ``live``: an accepted live
+        event is stored, or is part of this batch. ``reaches`` returns the prev events that an event reaches: all of
+        them, unless the state before the event was given.
         """
         self.live = live
         self.reaches = reaches
         self._reached: MutableSet[Id] = set() if reached is None else reached
-        self._find = self._of_here if find is None else find
-        self._here: dict[Id, Node[Id]] | None = {} if find is None else None
-        """Transparent events that have arrived."""
+        self._find = self._find_arrived if find is None else find
+        self._transparent: dict[Id, Node[Id]] | None = {} if find is None else None
         self.current: dict[Id, None] = dict.fromkeys(current)
 
     def counts(self, node: Node[Id]) -> bool:
-        """Returns true if the event can be a forward extremity, and so reaches its prev events."""
         return is_accepted(node) and not (node.backfilled and self.live)
 
     def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
-        """Adds an event of the graph. Returns (true if it is a forward extremity now, events that no longer are).
-
-        An event that does not count has no effect by itself. Once it is reached, its prev events are reached, too.
-        """
+        """Adds an event of the graph. Returns (true if it is a forward extremity now, events that no longer are)."""
         # Before ``_reached`` is read. Example: backfilled event B names L as prev event, and L is the room's first live event.
         # When L arrives, B counts no longer. If B still reached L, the room would have no forward extremity.
-        gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
-        if self._here is not None and (node.backfilled or not is_accepted(node)):
-            self._here[node.event_id] = node
+        removed = self._go_live() if not self.live and not node.backfilled and is_accepted(node) else []
+        if self._transparent is not None and (node.backfilled or not is_accepted(node)):
+            self._transparent[node.event_id] = node
         counts, reached = self.counts(node), node.event_id in self._reached
         if counts or reached:
-            gone += self._reach_below(node)
+            removed += self._reach_prevs(node)
         is_extremity = counts and not reached
         if is_extremity:
             self.current[node.event_id] = None
-        return is_extremity, gone
+        return is_extremity, removed
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Takes the fast path of ``add``, for an event that counts and whose prev events are exactly the forward extremities.
+        """Does the same as ``add``, fast, for an event that counts on top of exactly the forward extremities.
 
-        The event becomes the only forward extremity. If the event has other prev events, or is itself reached, does nothing
-        and returns false.
+        Returns false, and does nothing, if it has other prev events, or is itself reached.
         """
-        if not self._are_current(prev_event_ids) or event_id in self._reached:
+        current = self.current
+        if (
+            len(prev_event_ids) != len(current)
+            or not all(map(current.__contains__, prev_event_ids))
+            or event_id in self._reached
+        ):
             return False
         for prev in prev_event_ids:
             self._reached.add(prev)
@@ -122,31 +111,16 @@ class ForwardExtremities(Generic[Id]):
         self.current[event_id] = None
         return True
 
-    def _are_current(self, event_ids: Collection[Id]) -> bool:
-        """Returns true if these are exactly the forward extremities."""
-        current = self.current
-        if len(event_ids) != len(current):
-            return False
-        return all(map(current.__contains__, event_ids))
-
-    def _begin(self) -> list[Id]:
-        """Removes all forward extremities when the first accepted live event arrives, and returns them.
-
-        The removed events are backfilled events, which no longer count. So the events that they reached are no longer
-        marked as reached.
-        """
+    def _go_live(self) -> list[Id]:
+        # All of them are backfilled events, which no longer count and reach nothing.
         self.live = True
-        gone = list(self.current)
+        removed = list(self.current)
         self.current.clear()
         self._reached.clear()
-        return gone
+        return removed
 
-    def _reach_below(self, node: Node[Id]) -> list[Id]:
-        """Marks the prev events of an event as reached. Removes and returns the forward extremities among them.
-
-        If a reached event does not count, does the same for its prev events.
-        """
-        gone = []
+    def _reach_prevs(self, node: Node[Id]) -> list[Id]:
+        removed = []
         below = [node]
         while below:
             new = [prev for prev in self.reaches(below.pop()) if prev not in self._reached]
@@ -154,71 +128,62 @@ class ForwardExtremities(Generic[Id]):
                 self._reached.add(prev)
                 if prev in self.current:
                     del self.current[prev]
-                    gone.append(prev)
+                    removed.append(prev)
             if new:
                 below += [found for found in self._find(new) if not self.counts(found)]
-        return gone
+        return removed
 
-    def _of_here(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
-        here = self._here or {}
-        return [here[event_id] for event_id in event_ids if event_id in here]
+    def _find_arrived(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
+        arrived = self._transparent or {}
+        return [arrived[event_id] for event_id in event_ids if event_id in arrived]
 
 
 class ExtremityTracker(Generic[Id]):
-    """The forward extremities of a room and the group of its current state while events arrive.
-
-    ``current`` is that group, or null if it is not known.
-    """
+    """The forward extremities of a room, and the group of its current state (None: not known) while events arrive."""
 
     def __init__(
         self,
         states: RoomStates,
         extremities: ForwardExtremities[Id],
-        here: MutableSet[Id],
+        arrived: MutableSet[Id],
         after: GroupsAfter[Id],
         fails: Callable[[Arriving[Id], State], bool],
     ) -> None:
-        """Starts with the current state that follows from ``extremities``.
+        """``arrived`` has the IDs of the earlier events to which arriving events refer.
 
-        ``here`` has the IDs of those earlier events to which arriving events refer. Every arriving event is added to
-        ``here``. ``after`` maps events to the groups after them. ``fails`` returns true if a state does not allow an
-        event.
+        ``after`` maps events to the groups after them. ``fails`` returns true if a state does not allow an event.
         """
         self.extremities = extremities
         self._states = states
-        self._here = here
+        self._arrived = arrived
         self._after = after
         self._fails = fails
-        self._groups = _LeafGroups[Id]()
+        self._groups = _ExtremityGroups[Id]()
         self._groups.change(after, extremities.current, ())
         self.current = self._merged()
 
-    def take(self, event: Arriving[Id]) -> None:
+    def add_with_verdict(self, event: Arriving[Id]) -> None:
         """Adds an event of the graph with its verdict."""
-        self._here.add(event.event_id)
-        is_extremity, gone = self.extremities.add(event)
-        self._groups.change(self._after, [event.event_id] if is_extremity else [], gone)
-        if len(self._groups.counts) <= _MOST_STATES_ON_THE_WAY:
+        self._arrived.add(event.event_id)
+        is_extremity, removed = self.extremities.add(event)
+        self._groups.change(self._after, [event.event_id] if is_extremity else [], removed)
+        if len(self._groups.counts) <= _MOST_STATES_PER_EVENT:
             self.current = self._merged()
 
-    def take_on_extremities(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Takes the fast path of ``soft_fails`` and ``take``, for an accepted event.
+    def add_on_extremities(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
+        """Does the same as ``soft_fails`` and ``add_with_verdict``, fast, for an accepted event on top of all extremities.
 
-        The prev events of most events are exactly the current forward extremities. For all other events, does nothing
-        and returns false.
+        Most events are. For all others, does nothing and returns false.
         """
         if not self.extremities.replace_all(event_id, prev_event_ids):
             return False
-        self._here.add(event_id)
+        self._arrived.add(event_id)
         group = self.current = self._after.get(event_id)
         self._groups.counts = {group: 1}
         return True
 
     def finish(self) -> int | None:
-        """Returns the group of the current state after all events.
-
-        The state is computed even if there were too many forward extremities to compute it after every event.
-        """
+        """Returns the group of the current state after all events, even of a room with very many forward extremities."""
         self.current = self._merged()
         return self.current
 
@@ -229,9 +194,8 @@ class ExtremityTracker(Generic[Id]):
     def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
         """Returns true if an event that arrives now is soft-failed.
 
-        Call this for an accepted event whose prev events have arrived and are not exactly the current forward
-        extremities. For an event above a gap, ``before`` is the group of the state before the event that another server
-        gave. This state is resolved with the current state.
+        For an event above a gap, ``before`` is the group of the state before the event that another server gave. This
+        state is resolved with the current state.
         """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
@@ -242,16 +206,18 @@ class ExtremityTracker(Generic[Id]):
         # current state alone may lack a join from within the gap.
         if before is not None:
             ground = self._states.merged([self.current, before])
-        elif not all(prev in self._here for prev in event.prev_event_ids):
+        elif not all(prev in self._arrived for prev in event.prev_event_ids):
             return False
         return ground is not None and self._fails(event, self._states.state(ground))
 
 
 class EventExtremityTracker(ExtremityTracker[str]):
-    """An ``ExtremityTracker`` for events that are identified by their event IDs."""
+    def __init__(self, states: RoomStates, extremities: ForwardExtremities[str], arrived: Iterable[str] = ()) -> None:
 
-    def __init__(self, states: RoomStates, extremities: ForwardExtremities[str], here: Iterable[str] = ()) -> None:
-        super().__init__(states, extremities, set(here), states.after, self._judged)
+        def fails(event: Arriving[str], current: State) -> bool:
+            return states.event_auth.soft_fails(cast("ParsedEvent", event), current)
+
+        super().__init__(states, extremities, set(arrived), states.after, fails)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
         """Adds an event of the graph. Stores the event with its verdict in ``RoomStates.events``, and returns it."""
@@ -261,33 +227,25 @@ class EventExtremityTracker(ExtremityTracker[str]):
         if (
             on_extremities
             and len(self.extremities.reaches(event)) == len(prevs)
-            and self.take_on_extremities(event.event_id, prevs)
+            and self.add_on_extremities(event.event_id, prevs)
         ):
             return event
-        told = event.event_id in self._states.on_given
-        # Before ``take``: the event is checked against the current state that the events before it made, and only an event
-        # with its final verdict may become a forward extremity.
-        if self.soft_fails(event, self._states.before[event.event_id] if told else None):
+        is_on_given = event.event_id in self._states.on_given
+        # Before ``add_with_verdict``: the event is checked against the current state that the events before it made, and only
+        # an event with its final verdict may become a forward extremity.
+        if self.soft_fails(event, self._states.before[event.event_id] if is_on_given else None):
             event = self._states.events[event.event_id] = replace(event, soft_failed=True)
-        self.take(event)
+        self.add_with_verdict(event)
         return event
 
-    def _judged(self, event: Arriving[str], ground: State) -> bool:
-        return self._states.judge.soft_fails(cast("ParsedEvent", event), ground)
 
-
-class _LeafGroups(Generic[Id]):
-    """A count of forward extremities by the state group after them. The key null stands for an unknown group.
-
-    So the groups of the current state are found without a search, even in a room with many forward extremities.
-    """
-
+class _ExtremityGroups(Generic[Id]):
+    # Counts forward extremities by the group after them (None: unknown), so that the groups are found without a search.
     def __init__(self) -> None:
         self.counts: dict[int | None, int] = {}
 
-    def change(self, after: GroupsAfter[Id], new: Iterable[Id], gone: Iterable[Id]) -> None:
-        """Updates the counts after the forward extremities ``new`` were added and ``gone`` were removed."""
-        for events, change in ((new, 1), (gone, -1)):
+    def change(self, after: GroupsAfter[Id], new: Iterable[Id], removed: Iterable[Id]) -> None:
+        for events, change in ((new, 1), (removed, -1)):
             for event_id in events:
                 group = after.get(event_id)
                 left = self.counts.pop(group, 0) + change

@@ -2,6 +2,9 @@
 
 Edges lead from an event to its prev events. Some functions also follow edges to auth events. Outliers are not in the
 graph. All functions take time linear in events and edges.
+
+    e1 ◄─ e2 ◄─ e4       in causal order: e1, e2, e4, or with e3 anywhere;
+          e3 ◄─ ?        a gap below e3, whose prev event is missing
 """
 
 from __future__ import annotations
@@ -12,25 +15,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-__all__ = [
-    "Node",
-    "backward_extremities",
-    "causal_order",
-    "cycles",
-    "is_accepted",
-    "numbers_in_order",
-    "on_cycles",
-    "refers_to",
-]
-
 Id = TypeVar("Id", bound=Hashable)
 """The type of the keys that identify events: event IDs, or numbers."""
 _Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)
 
 
 class Verdict(Protocol):
-    """The flags of an event that say whether it is an outlier, rejected or soft-failed."""
-
     @property
     def outlier(self) -> bool: ...
     @property
@@ -40,8 +30,6 @@ class Verdict(Protocol):
 
 
 class Node(Verdict, Protocol[_Id_co]):
-    """The fields of an event that the functions on the graph need."""
-
     @property
     def event_id(self) -> _Id_co: ...
     @property
@@ -51,8 +39,6 @@ class Node(Verdict, Protocol[_Id_co]):
 
 
 class NodeWithAuth(Verdict, Protocol[_Id_co]):
-    """An event with all references: prev events and auth events."""
-
     @property
     def event_id(self) -> _Id_co: ...
     @property
@@ -67,7 +53,7 @@ def is_accepted(node: Verdict) -> bool:
 
 
 def refers_to(node: NodeWithAuth[Id]) -> tuple[Id, ...]:
-    """Returns the events that must come before ``node``: prev and auth events. For an outlier only auth events are returned."""
+    """Returns the events that must come before ``node``: prev and auth events, of an outlier only auth events."""
     return node.auth_event_ids if node.outlier else (*node.prev_event_ids, *node.auth_event_ids)
 
 
@@ -76,9 +62,9 @@ def causal_order(
 ) -> tuple[list[int], list[int]]:
     """Returns (indexes of the events in causal order, indexes of the events that lie on or above a cycle).
 
-    Each event comes after its prev events. Each event also comes after the events that ``also`` lists for it. If
-    ``auth`` is true, it comes after its auth events, too. Where these rules do not decide, the given order is kept.
-    References to events outside ``nodes`` are ignored, and so are the prev events of outliers.
+    Each event comes after its prev events, after those that ``also`` lists for it, and with ``auth`` after its auth
+    events. Where these rules do not decide, the given order is kept. References to events outside ``nodes`` are
+    ignored, and so are the prev events of outliers.
     """
     if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.parsing``)
         return [0], []
@@ -89,7 +75,7 @@ def causal_order(
 
 
 def _in_causal_order(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
-    """Returns true if every event comes after all its references, as in most histories. The check is cheaper than sorting."""
+    # as in most histories; cheaper than sorting
     inside = {node.event_id for node in nodes}
     for node in nodes:  # ``inside`` has the event itself and all later events
         if not inside.isdisjoint(node.prev_event_ids) and not node.outlier:
@@ -109,18 +95,11 @@ def cycles(
     auth: bool = False,
     also: Mapping[str, Iterable[str]] | None = None,
 ) -> list[int]:
-    """Returns the indexes of ``left`` that lie on a cycle or between two cycles. All other indexes of ``left`` lie above one.
-
-    ``left`` is the second result of ``causal_order``.
-    """
+    """Returns the indexes of ``left``, the second result of ``causal_order``, that lie on a cycle or between two."""
     return on_cycles(left, _below(nodes, auth, also or {}).__getitem__) if left else []
 
 
 def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> list[list[int]]:
-    """Returns for each event the indexes of the events that it refers to.
-
-    All indexes are indexes in ``nodes``. ``also`` has additional references.
-    """
     index = {node.event_id: number for number, node in enumerate(nodes)}
     found = []
     for node in nodes:
@@ -141,7 +120,7 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
     """
     numbers = range(count) if members is None else array("q", members)
     inside = _Marked(count, numbers)
-    waiting, children = _turned(count, below, inside)
+    waiting, children = _children_of(count, below, inside)
     ready = [number for number in numbers if not waiting[number]]
     order = array("q")
     while ready:
@@ -154,11 +133,8 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
     return order, array("q", (number for number in numbers if waiting[number]))
 
 
-def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
-    """Returns (the count of references of each number, a function that returns the numbers that refer to a number).
-
-    Only numbers in ``inside``, and references between them, count.
-    """
+def _children_of(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
+    """Returns (the count of references of each number, a function that returns the numbers that refer to a number)."""
     waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
     for number in inside:
         for other in below(number):
@@ -176,8 +152,7 @@ def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Call
 
 
 class _Marked:
-    """A set of numbers from 0 to ``count`` - 1, with a byte of memory for each of these numbers."""
-
+    # a byte of memory for each number from 0 to ``count`` - 1
     def __init__(self, count: int, numbers: Iterable[int]) -> None:
         self._numbers = numbers
         self._marks = bytearray(count)
@@ -192,10 +167,7 @@ class _Marked:
 
 
 def on_cycles(left: Collection[int], below: Below) -> list[int]:
-    """Returns the numbers of ``left`` that lie on a cycle or between two cycles. The others lie above a cycle.
-
-    ``left`` is the second result of ``numbers_in_order``.
-    """
+    """Returns the numbers of ``left``, the second result of ``numbers_in_order``, that lie on a cycle or between two."""
     staying = set(left)
     above = dict.fromkeys(staying, 0)
     for number in staying:
@@ -215,7 +187,6 @@ def on_cycles(left: Collection[int], below: Below) -> list[int]:
 
 
 def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
-    """Returns the missing prev events of events in the graph, each once."""
     inside = {node.event_id for node in nodes if not node.outlier}
     gaps = {prev: None for node in nodes if not node.outlier for prev in node.prev_event_ids if prev not in inside}
     return list(gaps)

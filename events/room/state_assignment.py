@@ -1,9 +1,11 @@
 """Assigns state groups: the state before and after every event of a room (pure).
 
-If the prev events of an event have different states, these are resolved (``state.resolution.resolve``), once for each set
-of groups. If a prev event is missing, the state before the event is unknown, and so are the states at all events above.
-Events are processed in causal order of prev and auth events. Each is authorised in this order, because a rejected event
-does not change the state.
+    create (1) <- join of Ada (2) <- message (2) <- topic (3)
+
+A state event adds a group, any other event has the group before it. If the prev events of an event have different
+states, these are resolved (``state.resolution.resolve``), once for each set of groups. If a prev event is missing, the
+state before the event is unknown, and so are the states at all events above. Events are processed in causal order of
+prev and auth events. Each is authorised in this order, because a rejected event does not change the state.
 """
 
 from __future__ import annotations
@@ -28,8 +30,6 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import AuthEvent
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "Stored", "is_create"]
-
 _MOST_UNPLACED = 2_000
 """The most events without a known state that are examined in the auth chain of an event. The room is locked meanwhile."""
 CYCLE = "cycle: its prev or auth events lead back to it"
@@ -46,8 +46,6 @@ def is_create(event: ParsedEvent) -> bool:
 
 
 class Reaching(Protocol):
-    """An event with its prev events."""
-
     @property
     def prev_event_ids(self) -> tuple[str, ...]: ...
 
@@ -72,10 +70,7 @@ class GroupState:
             return None
 
     def at(self, group: int) -> GroupState:
-        """Returns the state of another group.
-
-        If that group is a delta to this object's group, the result takes over the entries that this object has read.
-        """
+        """Returns the state of another group. If that is a delta to this one, what was read of this one moves there."""
         state = GroupState(self._builder, group, self._events)
         below, changes = self._builder.step(group)
         if below == self.group:
@@ -91,13 +86,13 @@ class Stored:
     * ``events`` finds every stored event of the room.
     * ``after`` has the adopted groups of the events that the batch refers to.
     * ``prepare`` is called with states before they are resolved, so that their events can be read in one query.
-    * ``recall`` returns the known resolution of some groups, and ``resolved`` collects the resolutions of this batch.
-    * If ``trusting`` is false, an event without auth events is rejected, as servers do (``EventAuthorizer``).
-    * ``whole`` is true if every event of the room is in memory. Otherwise ``reads`` reads the stored events that are needed to
+    * ``known_resolution`` returns the known resolution of some groups, and ``resolved`` collects the resolutions of this batch.
+    * ``from_dump``: see ``EventAuthorizer``. Otherwise an event without auth events is rejected, as servers do.
+    * ``whole``: every event of the room is in memory. Otherwise ``reads`` reads the stored events that are needed to
       resolve groups by their differences. Without ``reads``, full states are resolved.
     * ``without_state`` returns the events without a known state of their own, among the given events and in their auth
-      chains. It returns null if the number of such events is above its second argument. If this function is given, the auth
-      chain of an event must be complete before the event gets a state (``RoomStates.unproven``).
+      chains, or None if there are more than its second argument. If it is given, the auth chain of an event must be
+      complete before the event gets a state (``RoomStates.unproven``).
     """
 
     events: MutableMapping[str, ParsedEvent]
@@ -105,16 +100,16 @@ class Stored:
     builder: GroupBuilder
     after: dict[str, int]
     prepare: Callable[[Sequence[Mapping[StateKey, str]]], None]
-    recall: Callable[[frozenset[int]], int | None] = lambda _groups: None
+    known_resolution: Callable[[frozenset[int]], int | None] = lambda _groups: None
     resolved: dict[frozenset[int], int] = field(default_factory=dict)
-    trusting: bool = False
+    from_dump: bool = False
     whole: bool = False
     reads: Reads | None = None
     without_state: Callable[[Collection[str], int | None], Collection[str] | None] | None = None
 
 
 class RoomStates:
-    """The states of one room. ``events`` has every event by its ID. After ``assign``, the events have their verdicts."""
+    """The states of one room. ``events`` has every event by its ID, after ``assign`` with its verdict."""
 
     def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent], stored: Stored | None = None) -> None:
         self.version = version
@@ -128,21 +123,23 @@ class RoomStates:
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = stored.after if stored is not None else {}
         self.rules = AuthRules(version, signed_by)
-        self.judge = EventAuthorizer(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
+        self.event_auth = EventAuthorizer(
+            self.rules, self.events, self.create, from_dump=stored is None or stored.from_dump
+        )
         self.given: dict[str, Mapping[StateKey, str]] = {}
         """States before events that other servers gave. They are used if prev events, or their states, are missing."""
         self.unplaced = {event.event_id for event in events}
         """The events of the batch, and the stored events without a known state of their own.
 
-        Stored ones are added by ``look_up``."""
-        self._looked_up: set[str] = set()
+        Stored ones are added by ``find_unplaced``."""
+        self._searched: set[str] = set()
         self._too_many: set[str] = set()
-        self._to_look_up = events
-        self.takes_unproven = stored is None or stored.without_state is None
+        self._unsearched = events
+        self.accepts_unproven = stored is None or stored.without_state is None
         """True if an event gets a state even though its auth chain is incomplete, as in imports."""
         self.unproven: dict[str, list[str]] = {}
         """Accepted events that got no state -> their auth events that are missing, not allowed, or lack auth events."""
-        self._holding: dict[str, bool] = {}
+        self._trusted: dict[str, bool] = {}
         self.on_given: set[str] = set()
         """Events for which the given state was used as the state before them."""
         self.bases: Sequence[int] = ()
@@ -154,12 +151,11 @@ class RoomStates:
 
     @cached_property
     def auth_graph(self) -> AuthGraph:
-        """The graph of auth events that state resolution reads."""
         return AuthGraph(self.events, self.version, self.create.event_id if self.create is not None else None)
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
         """Authorises all events, and assigns state groups to events in the graph. Events on a cycle are rejected."""
-        self._holding.clear()  # an event that was missing, or had no state, may have a state now
+        self._trusted.clear()  # an event that was missing, or had no state, may have a state now
         also = {event_id: state.values() for event_id, state in self.given.items()}
         order, left = causal_order(events, auth=True, also=also)
         self.walk(events[number] for number in order)
@@ -181,11 +177,9 @@ class RoomStates:
             self._assign(event)
 
     def reject(self, event: ParsedEvent, reason: str) -> None:
-        """Marks an event as rejected."""
         self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
 
     def state(self, group: int) -> GroupState:
-        """Returns the state of a group for the auth rules."""
         last = self._last_state
         if last is None or last.group != group:  # most events have the state of the event before
             last = self._last_state = (
@@ -194,7 +188,7 @@ class RoomStates:
         return last
 
     def merged(self, groups: Iterable[int | None]) -> int | None:
-        """Returns the group to which ``groups`` resolve. Returns null if ``groups`` is empty or has a null (unknown group)."""
+        """Returns the group to which ``groups`` resolve, or None if there are none or one is unknown (None)."""
         wanted = frozenset(groups)
         if len(wanted) < 2:
             return next(iter(wanted), None)
@@ -203,25 +197,24 @@ class RoomStates:
             return None
         resolvable = frozenset(distinct)
         if resolvable not in self._resolved:
-            known = self._stored.recall(resolvable) if self._stored is not None else None
+            known = self._stored.known_resolution(resolvable) if self._stored is not None else None
             self._resolved[resolvable] = self._resolve(sorted(distinct)) if known is None else known
         return self._resolved[resolvable]
 
-    def reached(self, event: Reaching, before: int | None, came_before: Container[str]) -> Sequence[str]:
+    def reached(self, event: Reaching, before: int | None, earlier: Container[str]) -> Sequence[str]:
         """Returns the prev events that an event *reaches*: those whose states are part of the state before the event.
 
-        ``before`` is the group of the state before the event. If this state follows from the prev events, or is not
-        known, all prev events are reached. If another server gave this state, it may contradict the states after the
-        prev events. Then the event reaches the prev events in ``came_before``, which were stored before the event. It
-        reaches a prev event that arrived later only in two cases: the state after the prev event equals ``before``, or
-        the states after all known prev events resolve to ``before``.
+        ``before`` is the group of that state. If it follows from the prev events, or is not known, all are reached. If
+        another server gave it, it may contradict the states after the prev events. Then those in ``earlier``, which
+        were stored before the event, are reached. A later one is reached only if the state after it, or the resolved
+        state after all known prev events, equals ``before``.
 
         This prevents an attack. A server sends an event above a gap, with an old state, and withholds the events in the
         gap. Later it sends the withheld events, whose prev edges lead down to the forward extremities. If the first
         event reached the withheld events, the room would go back to the old state.
         """
         prevs = event.prev_event_ids
-        late = [prev for prev in prevs if prev not in came_before]
+        late = [prev for prev in prevs if prev not in earlier]
         if before is None or not late:
             return prevs
         differing = {prev for prev in late if not self._are_equal(self.after.get(prev), before)}
@@ -236,89 +229,80 @@ class RoomStates:
 
     def _assign(self, event: ParsedEvent) -> None:
         if event.outlier:
-            self._judge(event, None)
+            self._authorise(event, None)
             return
         if is_create(event):
-            self._assign_create(event)
+            if self.create is None or event.event_id != self.create.event_id:
+                self.reject(event, SECOND_CREATE)
+            elif self._authorise(event, None) is None:
+                self.after[event.event_id] = self.builder.add_full({(event.type, ""): event.event_id})
             return
         before = self._before(event)
-        verdict = self._judge(event, before)
+        verdict = self._authorise(event, before)
         if before is None:
             return
-        if verdict is None and (lacking := self._lacking(event, before)):
-            self.unproven[event.event_id] = lacking
+        if verdict is None and (untrusted := self._untrusted_auth_events(event, before)):
+            self.unproven[event.event_id] = untrusted
             return
         self.before[event.event_id] = before
         # At this point of the causal order: events that are authorised after this one see the redacted form of its target.
         if event.redacts is not None and verdict is None:
-            self.judge.note_redaction(event, self.state(before))
+            self.event_auth.record_redaction(event, self.state(before))
         if event.state_key is None or verdict is not None:
             self.after[event.event_id] = before
         else:
             self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
 
     def _after_prevs(self, event: ParsedEvent) -> int | None:
-        """Returns the group of the state after all prev events, resolved if they differ.
-
-        Returns null if the state after one prev event is not known.
-        """
         prevs = event.prev_event_ids
         if len(prevs) == 1:
             return self.after.get(prevs[0])
         return self.merged(self.after.get(prev) for prev in prevs)
 
     def _before(self, event: ParsedEvent) -> int | None:
-        """Returns the group before an event, or null if it is not known.
-
-        A given state replaces the states after the missing prev events. The given state is resolved with the states
-        after the other prev events. This prevents an attack: a server sends an event with an old state, whose prev
-        events are a forward extremity and an event that the server withholds. Without the resolution, the room would go
-        back to the old state.
-        """
+        # A given state stands for those after the missing prev events, and is resolved with the others. Otherwise a
+        # server could send an event with an old state, on top of an extremity and of an event that it withholds, and
+        # the room would go back to the old state.
         known = self._after_prevs(event)
         if known is not None or event.event_id not in self.given or not event.prev_event_ids:
             return known
         given = self.given[event.event_id]
         # Weighed only now, when the entries that are in the same batch have their verdicts: ``assign`` has put them before
         # this event (``also``).
-        self._weigh(given.values())
-        state = {key: entry for key, entry in given.items() if self._holding[entry]}
+        self._decide_trust(given.values())
+        state = {key: entry for key, entry in given.items() if self._trusted[entry]}
         self.on_given.add(event.event_id)
-        told = self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
-        return self.merged([told, *(self.after[prev] for prev in event.prev_event_ids if prev in self.after)])
+        given_group = self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
+        return self.merged([given_group, *(self.after[prev] for prev in event.prev_event_ids if prev in self.after)])
 
-    def _lacking(self, event: ParsedEvent, before: int) -> list[str]:
-        """Returns the auth events of an accepted event that are not trusted: their auth chains are incomplete or not allowed.
-
-        ``before`` is the group of the state before the event. The entries of this state are trusted. The result is
-        empty if the verdict was given with the event, or if the event is imported. Without this check, a verdict and
-        the states above would depend on whether a missing auth event arrives before the event or after it. A malicious
-        server could choose this order for each server to which it sends.
-        """
-        if event.rejection_given or self.takes_unproven:
+    def _untrusted_auth_events(self, event: ParsedEvent, before: int) -> list[str]:
+        # Entries of the state before the event are trusted. Without this check, a verdict and the states above would
+        # depend on whether a missing auth event arrives before the event or after it, and a malicious server could
+        # choose this order for each server to which it sends.
+        if event.rejection_given or self.accepts_unproven:
             return []
         state = self.state(before)
         others = [other for other in event.auth_event_ids if not self._is_entry(state, other)]
-        if others and not self.look_up(others, _MOST_UNPLACED):
+        if others and not self.find_unplaced(others, _MOST_UNPLACED):
             return others
-        self._weigh(others)
-        return [other for other in others if not self._holding.get(other, False)]
+        self._decide_trust(others)
+        return [other for other in others if not self._trusted.get(other, False)]
 
-    def look_up(self, event_ids: Iterable[str], most: int | None = None) -> bool:
+    def find_unplaced(self, event_ids: Iterable[str], most: int | None = None) -> bool:
         """Adds to ``unplaced`` the stored events without a known state, among these events and in their auth chains.
 
         Returns false, and adds nothing, if there are more than ``most`` such events.
         """
-        chains = {other for event in self._to_look_up for other in event.auth_event_ids}  # of the batch, looked up once
-        new = chains.union(event_ids) - self._looked_up - self.unplaced
+        chains = {other for event in self._unsearched for other in event.auth_event_ids}  # of the batch, looked up once
+        new = chains.union(event_ids) - self._searched - self.unplaced
         if not new or self._stored is None or self._stored.without_state is None:
             return True
         found = self._stored.without_state(new, most) if new.isdisjoint(self._too_many) else None
         if found is None:
             self._too_many |= new
             return False
-        self._looked_up |= new
-        self._to_look_up = ()
+        self._searched |= new
+        self._unsearched = ()
         self.unplaced.update(found)
         return True
 
@@ -327,42 +311,31 @@ class RoomStates:
         found = None if event is None else state.get((event.type, event.state_key or ""))
         return found is not None and found.event_id == event_id
 
-    def _weigh(self, entries: Iterable[str]) -> None:
-        """Records in ``_holding`` which of these state events are trusted, and which events of their auth chains.
-
-        An accepted event is trusted if its own state is known. An accepted event is also trusted if its auth events
-        allow it, and all these auth events are present and trusted. Without this rule, a server through which a room is
-        joined could withhold auth events, and make its user an admin of the room.
-        """
+    def _decide_trust(self, entries: Iterable[str]) -> None:
+        # An accepted event is trusted if its own state is known, or if all its auth events are here, are trusted and
+        # allow it. Otherwise a server through which a room is joined could withhold auth events, and make its user an
+        # admin of the room.
         stack = [(entry, False) for entry in entries]
         while stack:
-            event_id, is_chain_weighed = stack.pop()
-            if is_chain_weighed:
-                self._holding[event_id] = self._is_allowed_by_what_holds(self.events[event_id])
-            elif event_id not in self._holding and (event := self.events.get(event_id)) is not None:
-                accepted, placed = event.rejected_reason is None, self._has_state(event_id)
-                self._holding[event_id] = accepted and placed  # false stays if the chain leads back to the event
+            event_id, is_chain_decided = stack.pop()
+            if is_chain_decided:
+                self._trusted[event_id] = self._is_allowed_by_trusted(self.events[event_id])
+            elif event_id not in self._trusted and (event := self.events.get(event_id)) is not None:
+                accepted = event.rejected_reason is None
+                placed = event_id not in self.unplaced or event_id in self.after
+                self._trusted[event_id] = accepted and placed  # false stays if the chain leads back to the event
                 if accepted and not placed:
                     stack += ((event_id, True), *((other, False) for other in event.auth_event_ids))
 
-    def _is_allowed_by_what_holds(self, event: ParsedEvent) -> bool:
+    def _is_allowed_by_trusted(self, event: ParsedEvent) -> bool:
         if event.type == "m.room.create":
             return self.create is not None and event.event_id == self.create.event_id
         # Authorised once more, because a stored event may have come before its auth events.
-        here = all(self._holding.get(other, False) for other in event.auth_event_ids)
-        return here and self.judge.by_auth_events(event) is None
+        trusted = all(self._trusted.get(other, False) for other in event.auth_event_ids)
+        return trusted and self.event_auth.by_auth_events(event) is None
 
-    def _has_state(self, event_id: str) -> bool:
-        return event_id not in self.unplaced or event_id in self.after
-
-    def _assign_create(self, event: ParsedEvent) -> None:
-        if self.create is None or event.event_id != self.create.event_id:
-            self.reject(event, SECOND_CREATE)
-        elif self._judge(event, None) is None:
-            self.after[event.event_id] = self.builder.add_full({(event.type, ""): event.event_id})
-
-    def _judge(self, event: ParsedEvent, before: int | None) -> str | None:
-        reason = self.judge.rejection(event, None if before is None else self.state(before))
+    def _authorise(self, event: ParsedEvent, before: int | None) -> str | None:
+        reason = self.event_auth.rejection(event, None if before is None else self.state(before))
         if reason is not None and event.rejected_reason is None:
             self.reject(event, reason)
         return reason

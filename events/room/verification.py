@@ -19,7 +19,7 @@ from events.format.redaction import pruned_fields
 from events.format.signatures import is_public_key, signatures_of, verify_keys
 from events.format.strict_json import decode_event
 from events.room.event_auth import is_third_party_invite
-from state.rules.auth_selection import AUTHORISING_USER
+from state.rules.auth_selection import AUTHORISING_USER, server_of
 from state.rules.room_versions import RoomVersion, room_version
 from streams.runtime.gc_pause import collector_paused
 
@@ -31,7 +31,7 @@ _MOST_KEYS_TRIED = 16
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """A server's key in base64. ``valid_until_ts`` is the last millisecond at which the key is valid, or null if unknown."""
+    """A server's key in base64. ``valid_until_ts``: its last valid millisecond, or None if unknown."""
 
     key: str
     valid_until_ts: int | None = None
@@ -62,11 +62,10 @@ class KeyRing:
     keys: Mapping[str, Mapping[str, PublicKey]]
 
     def __call__(self, server: str, wanted: Mapping[str, int]) -> Mapping[str, PublicKey | str]:
-        """Returns all keys of a server. ``wanted`` is ignored."""
         return self.keys.get(server, {})
 
     def __reduce__(self) -> tuple[Callable[[_Packed], KeyRing], tuple[_Packed]]:
-        """Pickles the keys as plain values, because an import sends them to each task, and objects take several times as long."""
+        # As plain values: an import sends them to each task, and objects take several times as long.
         packed = {
             server: [(key_id, key.key, key.valid_until_ts) for key_id, key in keys.items()]
             for server, keys in self.keys.items()
@@ -75,9 +74,9 @@ class KeyRing:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> KeyRing:
-        """Returns the keys in ``{server: {key ID: key}}``, where a key is base64 or ``{"key": base64, "valid_until_ts": ms}``.
+        """Returns the keys in ``{server: {key ID: key}}``. A key is base64 or ``{"key": base64, "valid_until_ts": ms}``.
 
-        Raises ``UnusableKeys``, also if a server or a key occurs twice: otherwise one of the two would silently be ignored.
+        Raises ``UnusableKeys``, also if a server or a key occurs twice, of which one would silently be ignored.
         """
         try:
             encoded = text.encode() if isinstance(text, str) else text
@@ -89,7 +88,7 @@ class KeyRing:
                 raise UnusableKeys("an object of servers is wanted, {server: {key ID: key}}") from None
             raise UnusableKeys(f"no JSON: {error.detail}") from None
         with collector_paused():  # so many objects live on that a collection would only look through them
-            return cls({server: _keys(server, keys) for server, keys in found.items()})
+            return cls({server: _server_keys(server, keys) for server, keys in found.items()})
 
 
 def _unpacked(packed: _Packed) -> KeyRing:
@@ -99,7 +98,7 @@ def _unpacked(packed: _Packed) -> KeyRing:
         )
 
 
-def _keys(server: str, keys: Any) -> dict[str, PublicKey]:
+def _server_keys(server: str, keys: Any) -> dict[str, PublicKey]:
     if not isinstance(keys, dict):
         raise UnusableKeys(f"the keys of {server!r:.300} should be an object, {{key ID: key}}")
     return {key_id: _key(server, key_id, found) for key_id, found in keys.items()}
@@ -120,72 +119,64 @@ def _key(server: str, key_id: str, found: Any) -> PublicKey:
     return PublicKey(key, until)
 
 
-def _unusable(server: str, key_id: str, what: str) -> UnusableKeys:
-    return UnusableKeys(f"{key_id!r:.300} of {server!r:.300} {what}")
+def _unusable(server: str, key_id: str, problem: str) -> UnusableKeys:
+    return UnusableKeys(f"{key_id!r:.300} of {server!r:.300} {problem}")
 
 
 def proves_version(create: ParsedEvent) -> bool:
-    """Returns true if a create event with valid signatures proves that the room has the version with which it was parsed.
+    """Returns true if a create event with valid signatures proves the room version with which it was parsed.
 
-    The event proves nothing if no hash covers the version, or if its sender is of another server than the room ID.
+    It proves nothing if no hash covers the version, or if its sender is of another server than the room ID.
     """
     version = room_version(create.room_version)
-    own = version.room_id_is_create_hash or _server(create.room_id) == _server(create.sender)
-    said = create.content.get("room_version", "1") == create.room_version
-    return own and said and (create.content_hash_matches or version.newer_redactions)
+    is_same_server = version.room_id_is_create_hash or server_of(create.room_id) == server_of(create.sender)
+    is_stated = create.content.get("room_version", "1") == create.room_version
+    return is_same_server and is_stated and (create.content_hash_matches or version.newer_redactions)
 
 
 def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
-    """Returns the servers that must have signed an event. A name is empty if an ID contains no server.
+    """Returns the servers that must have signed an event.
 
-    * The sender's server. An invite that follows from a third-party invite is an exception: another server may have sent
-      it, and the auth rules check the identity server's signature.
+    A name is empty if an ID contains no server.
+
+    * The sender's server, except of an invite that follows from a third-party invite, which any server may send.
     * In room versions 1 and 2, the server in the event ID.
     * From room version 8 on, the server of the user who authorised a restricted join.
     """
     version = room_version(event.room_version)
     found: list[str] = []
     if not is_third_party_invite(event):
-        found.append(_server(event.sender))
+        found.append(server_of(event.sender))
     if not version.ids_are_hashes:
-        found.append(_server(event.event_id))
+        found.append(server_of(event.event_id))
     if version.restricted_joins and event.membership == "join" and AUTHORISING_USER in event.content:
-        found.append(_server(event.content[AUTHORISING_USER]))
+        found.append(server_of(event.content[AUTHORISING_USER]))
     return tuple(dict.fromkeys(found))
 
 
-def _server(name: Any) -> str:
-    return name.partition(":")[2] if isinstance(name, str) else ""
-
-
 def check_signatures(events: Sequence[ParsedEvent], keys_of: KeysOf) -> list[EventRefused | None]:
-    """Returns for each event the reason why its signatures are not sufficient, or null.
+    """Returns for each event the reason why its signatures are not sufficient, or None.
 
-    ``ParsedEvent.json`` is checked. ``keys_of`` is called once for each server, and never for an invalid server name.
-    Exceptions of ``keys_of`` are passed on.
+    ``keys_of`` is called once for each server, and never for an invalid server name. Its exceptions are passed on.
     """
     signed = [_Signed(event) for event in events]
     wanted: dict[str, dict[str, int]] = {}
-    for one in signed:
-        for server in one.servers:
+    for entry in signed:
+        for server in entry.servers:
             latest = wanted.setdefault(server, {})
-            for key_id, _ in one.signatures[server]:
-                latest[key_id] = max(latest.get(key_id, one.event.origin_server_ts), one.event.origin_server_ts)
+            for key_id, _ in entry.signatures[server]:
+                latest[key_id] = max(latest.get(key_id, entry.event.origin_server_ts), entry.event.origin_server_ts)
     keys = {
-        server: _found(keys_of(server, latest))
+        server: {
+            key_id: PublicKey(key) if isinstance(key, str) else key for key_id, key in keys_of(server, latest).items()
+        }
         for server, latest in wanted.items()
         if latest and _NAME.fullmatch(server)
     }
-    return [one.refusal(keys) for one in signed]
-
-
-def _found(keys: Mapping[str, PublicKey | str]) -> dict[str, PublicKey]:
-    return {key_id: PublicKey(key) if isinstance(key, str) else key for key_id, key in keys.items()}
+    return [entry.refusal(keys) for entry in signed]
 
 
 class _Signed:
-    """An event with the signatures of the servers that must sign it."""
-
     def __init__(self, event: ParsedEvent) -> None:
         self.event = event
         self.servers = signing_servers(event)
@@ -197,7 +188,6 @@ class _Signed:
         }
 
     def refusal(self, keys: Mapping[str, Mapping[str, PublicKey]]) -> EventRefused | None:
-        """Returns an error if a server that must sign the event has not signed it, else null."""
         for server in self.servers:
             if reason := self._unsigned_by(server, keys.get(server, {})):
                 return EventRefused(
@@ -212,11 +202,12 @@ class _Signed:
         known = [(keys[key_id], signature) for key_id, signature in signatures if key_id in keys]
         if not known:
             return f"the key {', '.join(key_id[:100] for key_id, _ in signatures[:3])} is not known"
-        held = [(key.key, signature) for key, signature in known if self._held(key)]
-        if not held:
+        made_at = self.event.origin_server_ts
+        valid = [
+            (key.key, signature)
+            for key, signature in known
+            if not self._version.enforces_key_validity or key.valid_until_ts is None or key.valid_until_ts >= made_at
+        ]
+        if not valid:
             return f"the key did not hold any more at {self.event.origin_server_ts}"
-        return None if verify_keys(self._pruned, held) else "the signature is another one's, or of another event"
-
-    def _held(self, key: PublicKey) -> bool:
-        until = key.valid_until_ts
-        return not self._version.enforces_key_validity or until is None or until >= self.event.origin_server_ts
+        return None if verify_keys(self._pruned, valid) else "the signature is another one's, or of another event"

@@ -17,11 +17,9 @@ from events.format.parsing import ParsedEvent, ruled_content
 from events.format.signatures import SigningKey, signed_by
 from events.sending.finish import finish_event
 from state.rules.auth_rules import AuthRules
-from state.rules.auth_selection import AUTHORISING_USER, CREATE, State, auth_keys
+from state.rules.auth_selection import AUTHORISING_USER, CREATE, State, auth_keys, server_of
 from state.rules.membership import needs_voucher
 from state.rules.room_versions import RoomVersion
-
-__all__ = ["MOST_PREV_EVENTS", "NewEvent", "Place", "compose"]
 
 MOST_PREV_EVENTS = 10
 """The most forward extremities that a new event names as prev events."""
@@ -30,9 +28,11 @@ _LARGEST_DEPTH = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """The sender's input for an event. Everything else is filled in.
+    """The sender's input for an event.
 
-    If ``state_key`` is null, the event is no state event. If ``origin_server_ts`` is null, the current time is used.
+    Everything else is filled in.
+
+    Without ``state_key``, the event is no state event. Without ``origin_server_ts``, the current time is used.
     ``extra`` has additional keys of the top level, such as ``redacts`` before room version 11.
     """
 
@@ -71,9 +71,13 @@ def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> Parse
     Raises ``EventRefused`` for invalid input, and ``EventNotAllowed`` if the rules forbid the event.
     """
     _check(new, key)
-    new = _with_own_voucher(new, place, key)
+    new = _without_needless_voucher(new, place, key)
     parts = _parts(new, place)
-    parts["auth_events"] = _references(_auth_event_ids(new, place), place)
+    keys = auth_keys(_draft(new, place), place.version)
+    if place.version.room_id_is_create_hash:
+        keys = [key for key in keys if key != CREATE]
+    auth_events = [found.event_id for key in keys if (found := place.state.get(key)) is not None]
+    parts["auth_events"] = _references(auth_events, place)
     try:
         event = finish_event(parts, place.version.name, key)
     except NotCanonical as error:
@@ -86,7 +90,7 @@ def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> Parse
 def _check(new: NewEvent, key: SigningKey | None) -> None:
     if not isinstance(new.content, Mapping):
         raise EventRefused(Reason.WRONG_TYPE, f"content is {new.content!r:.100} and should be an object")
-    server = new.sender.partition(":")[2] if isinstance(new.sender, str) else ""
+    server = server_of(new.sender)
     if not server:
         raise EventRefused(Reason.BAD_IDENTIFIER, f"sender is {new.sender!r} and should look like '@user:server'")
     if key is not None and key.server != server:
@@ -95,13 +99,10 @@ def _check(new: NewEvent, key: SigningKey | None) -> None:
         )
 
 
-def _with_own_voucher(new: NewEvent, place: Place, key: SigningKey | None) -> NewEvent:
-    """Returns the event without a voucher that it does not need. Raises ``EventRefused`` for one that ``key`` cannot sign.
-
-    A *voucher* is the user who authorised a restricted join. Other servers demand the signature of the voucher's server
-    on every join that names one, also on a change of the display name for which a client copied the whole membership.
-    They would refuse the event, and all events on top of it.
-    """
+def _without_needless_voucher(new: NewEvent, place: Place, key: SigningKey | None) -> NewEvent:
+    # A *voucher* is the user who authorised a restricted join. Other servers demand the signature of the voucher's
+    # server on every join that names one, also on a change of the display name for which a client copied the whole
+    # membership. They would refuse the event, and all events on top of it.
     voucher = new.content.get(AUTHORISING_USER)
     if AUTHORISING_USER not in new.content or not place.version.restricted_joins:
         return new
@@ -109,7 +110,7 @@ def _with_own_voucher(new: NewEvent, place: Place, key: SigningKey | None) -> Ne
         return new
     if not needs_voucher(place.state, new.state_key or "", place.version):
         return replace(new, content={name: value for name, value in new.content.items() if name != AUTHORISING_USER})
-    server = voucher.partition(":")[2] if isinstance(voucher, str) else ""
+    server = server_of(voucher)
     if key is not None and key.server != server:
         raise EventRefused(
             Reason.BAD_SIGNATURE,
@@ -145,15 +146,8 @@ def _references(event_ids: Sequence[str], place: Place) -> list[Any]:
     return [[event_id, {"sha256": place.reference_hash(event_id)}] for event_id in event_ids]
 
 
-def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
-    keys = auth_keys(_draft(new, place), place.version)
-    if place.version.room_id_is_create_hash:
-        keys = [key for key in keys if key != CREATE]
-    return [found.event_id for key in keys if (found := place.state.get(key)) is not None]
-
-
 def _draft(new: NewEvent, place: Place) -> ParsedEvent:
-    """Returns an unfinished event that has only the fields by which its auth events are chosen."""
+    # only the fields by which its auth events are chosen
     membership = new.content.get("membership") if new.type == "m.room.member" else None
     return ParsedEvent(
         event_id="",

@@ -11,8 +11,6 @@ from events.format.parsing import ParsedEvent, parse_event
 from events.format.signatures import SigningKey
 from state.rules.room_versions import room_version
 
-__all__ = ["finish_event"]
-
 
 def finish_event(parts: Mapping[str, Any], version_name: str, key: SigningKey | None = None) -> ParsedEvent:
     """Returns the event made of ``parts`` (type, sender, content, prev_events, depth, … as in the federation format).

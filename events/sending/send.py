@@ -53,7 +53,7 @@ _CANDIDATES = 50
 _ATTEMPTS = 100
 
 #: The deepest forward extremities of a room.
-_LEAVES = """
+_DEEPEST_EXTREMITIES = """
 SELECT event_id FROM events_forwardextremity JOIN events_event USING (event_id)
 WHERE events_forwardextremity.room_id = %s ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT %s
 """
@@ -61,7 +61,9 @@ WHERE events_forwardextremity.room_id = %s ORDER BY topological_ordering DESC, s
 
 @dataclass(frozen=True, slots=True)
 class RoomSetup:
-    """The initial events of a room. ``content`` is added to the create event. ``state`` has further state events.
+    """The initial events of a room.
+
+    ``content`` is added to the create event. ``state`` has further state events.
 
     ``power_levels`` replaces the usual power levels, in which the creator has level 100.
     """
@@ -80,7 +82,9 @@ def create_room(
     key: SigningKey | None = None,
     using: str | None = None,
 ) -> LocalRoom:
-    """Creates a room to which the creator is joined. Returns the room.
+    """Creates a room to which the creator is joined.
+
+    Returns the room.
 
     Raises ``EventRefused``, also for an unknown room version, and ``EventNotAllowed``. Nothing is stored then.
     """
@@ -91,7 +95,7 @@ def create_room(
     setup = setup or RoomSetup()
     alias = using or stream_settings().database
     with transaction.atomic(using=alias):
-        room = LocalRoom(_begin(creator, rules, setup, key, alias), key, alias)
+        room = LocalRoom(_store_create_event(creator, rules, setup, key, alias), key, alias)
         room.add(_first_events(creator, rules, setup))
     return room
 
@@ -113,10 +117,7 @@ class LocalRoom:
     prev_event_ids: tuple[str, ...] = ()
 
     def on(self, *events: str | Persisted) -> LocalRoom:
-        """Returns a copy of this object that builds its next events on ``events`` instead of the forward extremities.
-
-        ``events`` has event IDs or stored events.
-        """
+        """Returns a copy that builds its next events on ``events`` (or IDs) instead of the forward extremities."""
         ids = tuple(event if isinstance(event, str) else event.event_id for event in events)
         return replace(self, prev_event_ids=ids)
 
@@ -125,19 +126,16 @@ class LocalRoom:
         return self.add([NewEvent(sender, event_type, content)])[0]
 
     def set_state(self, sender: str, event_type: str, content: Mapping[str, Any], state_key: str = "") -> Persisted:
-        """Sends a state event."""
         return self.add([NewEvent(sender, event_type, content, state_key)])[0]
 
     def set_membership(self, sender: str, user: str, membership: str, **content: Any) -> Persisted:
-        """Changes the membership of a user. ``content`` holds further keys, such as ``reason``."""
+        """``content`` holds further keys, such as ``reason``."""
         return self.set_state(sender, "m.room.member", {**content, "membership": membership}, user)
 
     def join(self, user: str, **content: Any) -> Persisted:
-        """Lets the user join."""
         return self.set_membership(user, user, "join", **content)
 
     def knock(self, user: str, **content: Any) -> Persisted:
-        """Lets the user ask to be invited."""
         return self.set_membership(user, user, "knock", **content)
 
     def leave(self, user: str, **content: Any) -> Persisted:
@@ -145,7 +143,6 @@ class LocalRoom:
         return self.set_membership(user, user, "leave", **content)
 
     def invite(self, sender: str, user: str, **content: Any) -> Persisted:
-        """Lets ``sender`` invite the user."""
         return self.set_membership(sender, user, "invite", **content)
 
     def kick(self, sender: str, user: str, **content: Any) -> Persisted:
@@ -153,11 +150,9 @@ class LocalRoom:
         return self.set_membership(sender, user, "leave", **content)
 
     def ban(self, sender: str, user: str, **content: Any) -> Persisted:
-        """Lets ``sender`` ban the user."""
         return self.set_membership(sender, user, "ban", **content)
 
     def redact(self, sender: str, event: str | Persisted, reason: str | None = None) -> Persisted:
-        """Lets ``sender`` redact an event of the room."""
         target = {"redacts": event if isinstance(event, str) else event.event_id}
         content = {} if reason is None else {"reason": reason}
         alias = self.using or stream_settings().database
@@ -172,10 +167,10 @@ class LocalRoom:
         alias = self.using or stream_settings().database
         by_index = begins_transaction(alias)
         with transaction.atomic(using=alias):
-            speech = _Speech(self.room_id, self.key, alias, by_index=by_index)
-            speech.stand_on(self.prev_event_ids or speech.extremities(MOST_PREV_EVENTS))
-            made = [speech.compose(new) for new in events]
-            return _stored(made, alias, late=bool(self.prev_event_ids))
+            composer = _RoomComposer(self.room_id, self.key, alias, by_index=by_index)
+            composer.set_prev_events(self.prev_event_ids or composer.extremities(MOST_PREV_EVENTS))
+            composed = [composer.compose(new) for new in events]
+            return _stored(composed, alias, late=bool(self.prev_event_ids))
 
     def merge_extremities(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
         """Merges forward extremities by dummy events, if the room has more than ``more_than`` of them.
@@ -184,25 +179,26 @@ class LocalRoom:
         the dummy events. If no user of the server may send them, makes none and returns an empty list.
         """
         alias = self.using or stream_settings().database
-        own = server or (self.key.server if self.key is not None else stream_settings().server_name)
+        server_name = server or (self.key.server if self.key is not None else stream_settings().server_name)
         by_index = begins_transaction(alias)
         with transaction.atomic(using=alias):
-            speech = _Speech(self.room_id, self.key, alias, by_index=by_index)
-            extremities = speech.extremities(_MOST_DUMMIES * MOST_PREV_EVENTS)
+            composer = _RoomComposer(self.room_id, self.key, alias, by_index=by_index)
+            extremities = composer.extremities(_MOST_DUMMIES * MOST_PREV_EVENTS)
             if len(extremities) <= max(1, more_than):
                 return []
-            speech.stand_on(extremities[:MOST_PREV_EVENTS])
-            sender = speech.sender_of(own, DUMMY_EVENT)
+            composer.set_prev_events(extremities[:MOST_PREV_EVENTS])
+            sender = composer.sender_of(server_name, DUMMY_EVENT)
             if sender is None:
                 return []
-            return _stored(speech.merge(extremities, NewEvent(sender, DUMMY_EVENT, {}))[:_MOST_DUMMIES], alias)
+            return _stored(composer.merge(extremities, NewEvent(sender, DUMMY_EVENT, {}))[:_MOST_DUMMIES], alias)
 
 
 # --- a new room -------------------------------------------------------------------------------------------------------
 
 
-def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey | None, using: str) -> str:
-    """Composes and stores the create event of a new room, and returns the room ID."""
+def _store_create_event(
+    creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey | None, using: str
+) -> str:
     content = {"room_version": version.name, **setup.content}
     if not version.newer_redactions:
         content = {"creator": creator, **content}
@@ -212,17 +208,14 @@ def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey
     for later in range(_ATTEMPTS):
         place = Place(room_id, version, {}, (), _now_ms() + later, secrets.token_urlsafe(18))
         create = compose(new, place, key)
-        if not Room.objects.using(using).filter(pk=create.room_id).exists() and _is_stored(create, using):
+        if Room.objects.using(using).filter(pk=create.room_id).exists():
+            continue
+        outcome = persist([_incoming(create)], using, verified=True)
+        if outcome.refused:
+            raise outcome.refused[0].error
+        if not outcome.duplicates:  # else another caller has stored the same event in the meantime
             return create.room_id
     raise EventNotAllowed("m.room.create", creator, room_id, "too many rooms were created at once")
-
-
-def _is_stored(create: ParsedEvent, using: str) -> bool:
-    """Stores the create event. Returns false if another caller has stored the same event in the meantime."""
-    outcome = persist([_incoming(create)], using, verified=True)
-    if outcome.refused:
-        raise outcome.refused[0].error
-    return not outcome.duplicates
 
 
 def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[NewEvent]:
@@ -251,8 +244,8 @@ def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[
 # --- a stored room ----------------------------------------------------------------------------------------------------
 
 
-class _Speech:
-    """A composer of a series of new events for one room, each on top of the event before.
+class _RoomComposer:
+    """Composes a series of new events for one room, each on top of the event before.
 
     Locks the room. Assumes that the caller has begun a transaction, in which the caller then stores the events.
     """
@@ -268,29 +261,23 @@ class _Speech:
         self._key = key
         self._using = using
         self._extremities = reading.extremities.get(room_id, [])
-        here = StoredEvents(using, room_id, room.content_generation, reading)
-        self._stored = StoredRoom(room_id, using, here, reading)
+        stored_events = StoredEvents(using, room_id, room.content_generation, reading)
+        self._stored = StoredRoom(room_id, using, stored_events, reading)
         self._states = RoomStates(room_version(room.room_version), [], self._stored.as_stored(room.create_event_id))
         self._prev: list[ParsedEvent] = []
         self._group = -1
 
     def extremities(self, most: int) -> list[str]:
-        """Returns at most ``most`` forward extremities of the room. If the room has more, returns the deepest.
-
-        If the room has more than ``most``, or more than 10, the deepest comes first. Otherwise the result has no order.
-        """
+        # If the room has more than ``most``, or more than 10, the deepest comes first. Otherwise the result has no
+        # order.
         if len(self._extremities) <= min(most, MOST_PREV_EVENTS):
             return self._extremities
         with connections[self._using].cursor() as cursor:
-            cursor.execute(_LEAVES, [self._room.room_id, most])
+            cursor.execute(_DEEPEST_EXTREMITIES, [self._room.room_id, most])
             return [row[0] for row in cursor.fetchall()]
 
-    def stand_on(self, event_ids: Sequence[str]) -> None:
-        """Sets the prev events of the next event.
-
-        Raises ``UnknownEvent`` for an event that is not in the room's graph, and ``StateUnresolved`` if the state after
-        these events is not known.
-        """
+    def set_prev_events(self, event_ids: Sequence[str]) -> None:
+        """Raises ``UnknownEvent`` for an event that is not in the room's graph, and ``StateUnresolved``."""
         ids = list(dict.fromkeys(event_ids))
         events = self._stored.events
         events.load([event_id for event_id in ids if can_be_stored(event_id)])
@@ -307,7 +294,6 @@ class _Speech:
         self._prev = [events[event_id] for event_id in ids]
 
     def compose(self, new: NewEvent) -> ParsedEvent:
-        """Composes and returns a new event, and makes it the only prev event of the next new event."""
         event = compose(new, self._place(), self._key)
         self._states.events[event.event_id] = event
         if event.state_key is not None:
@@ -317,21 +303,18 @@ class _Speech:
         return event
 
     def merge(self, extremities: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
-        """Composes and returns events like ``new`` that merge these forward extremities, which come deepest first.
-
-        The caller has set the first 10 extremities as prev events with ``stand_on``. Each new event after the first
-        also builds on the new event before.
-        """
-        made = [self.compose(new)]
+        # The caller has set the first 10 (the deepest) as prev events. Each new event also builds on the new one
+        # before.
+        composed = [self.compose(new)]
         rest = list(extremities[MOST_PREV_EVENTS:])
-        while rest and len(made) < _MOST_DUMMIES:
-            taken, rest = rest[: MOST_PREV_EVENTS - 1], rest[MOST_PREV_EVENTS - 1 :]
-            self.stand_on([made[-1].event_id, *taken])
-            made.append(self.compose(new))
-        return made
+        while rest and len(composed) < _MOST_DUMMIES:
+            some, rest = rest[: MOST_PREV_EVENTS - 1], rest[MOST_PREV_EVENTS - 1 :]
+            self.set_prev_events([composed[-1].event_id, *some])
+            composed.append(self.compose(new))
+        return composed
 
     def sender_of(self, server: str, event_type: str) -> str | None:
-        """Returns a joined user of the server who may send an event of that type next, or null if there is no such user."""
+        # a joined user of the server who may send an event of that type next
         members = CurrentState.objects.using(self._using).filter(
             room_id=self._room.room_id, type="m.room.member", membership="join", state_key__endswith=f":{server}"
         )
@@ -368,30 +351,23 @@ class _Speech:
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
-def _stored(made: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
-    """Stores the events ``made``, and returns the stored events.
-
-    Raises ``EventNotAllowed`` for an event that is rejected. Raises ``EventNotAllowed`` also for an event that is
-    soft-failed, unless ``late`` is true. After this error the caller's transaction is rolled back.
-    """
-    outcome = persist([_incoming(event) for event in made], using, verified=True)
+def _stored(composed: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
+    # Raises ``EventNotAllowed`` for what is rejected, or soft-failed unless ``late``. The transaction is then rolled
+    # back.
+    outcome = persist([_incoming(event) for event in composed], using, verified=True)
     if outcome.refused:
         raise outcome.refused[0].error
     found = {stored.event_id: stored for stored in outcome.stored}
     if outcome.duplicates:  # an equal event was sent at the same place in the same millisecond
-        found |= _stored_before(outcome.duplicates, using)
-    for event in made:
+        columns = ("event_id", "room_id", "stream_ordering", "rejected_reason", "soft_failed")
+        rows = Event.objects.using(using).filter(event_id__in=outcome.duplicates).values_list(*columns)
+        found |= {row[0]: Persisted(*row) for row in rows}
+    for event in composed:
         stored = found[event.event_id]
         reason = stored.rejected_reason or ("the current state forbids it" if stored.soft_failed and not late else None)
         if reason is not None:
             raise EventNotAllowed(event.type, event.sender, event.room_id, reason)
-    return [found[event.event_id] for event in made]
-
-
-def _stored_before(event_ids: Sequence[str], using: str) -> dict[str, Persisted]:
-    columns = ("event_id", "room_id", "stream_ordering", "rejected_reason", "soft_failed")
-    rows = Event.objects.using(using).filter(event_id__in=event_ids).values_list(*columns)
-    return {row[0]: Persisted(*row) for row in rows}
+    return [found[event.event_id] for event in composed]
 
 
 def _incoming(event: ParsedEvent) -> Incoming:

@@ -10,8 +10,6 @@ from events.reading.event_json import ServedEvent
 from events.tokens.sync_token import SyncToken
 from streams.core.tokens import VectorToken
 
-__all__ = ["InitialSync", "PendingRoom", "RoomsSince", "SyncRoom"]
-
 StateKey = tuple[str, str]
 
 
@@ -19,16 +17,15 @@ StateKey = tuple[str, str]
 class SyncRoom:
     """A room that the user is in, or has left since the last answer.
 
-    ``timeline`` has the events in topological order in an initial sync, otherwise in stream order. To sort the events
-    in the other order, the client uses ``stream_ordering``, ``writer`` and ``topological_ordering``. ``limited`` is
-    true if there is a gap between the last answer and the timeline, or if the timeline leaves out events. For example,
-    a state event may come late, after the client received a newer state event at the same key. The late event is left
-    out, together with the events before it. ``prev_batch`` is the token for reading backwards from the timeline. If
-    ``whole`` is true, the client has to discard all data that it has of the room.
+    ``timeline`` has the events in topological order in an initial sync, otherwise in stream order. ``limited``: there
+    is a gap between the last answer and the timeline, or the timeline leaves out events. For example, a state event may
+    come late, after the client received a newer state event at the same key. The late event is left out, together with
+    the events before it. ``prev_batch`` is the token for reading backwards from the timeline. ``whole``: the client has
+    to discard all data that it has of the room.
 
     ``state`` is what the client must know besides the timeline: with ``whole`` the full state, otherwise the changes
     since the last answer. At a key that the timeline changes, ``state`` has the entry before the timeline. At any other
-    key ``state`` has the entry at the timeline's end. ``removed`` are keys that the state no longer has, which a state
+    key it has the entry at the timeline's end. ``removed`` are keys that the state no longer has, which a state
     resolution can cause.
     """
 
@@ -46,8 +43,9 @@ class SyncRoom:
 class PendingRoom:
     """A room that the user is invited to or knocks on.
 
-    ``event`` is the membership event. ``stripped_state`` is what a non-member may know of the room: events reduced to type,
-    state_key, content and sender.
+    ``event`` is the membership event.
+
+    ``stripped_state`` is what a non-member may know of the room: events reduced to type, state_key, content and sender.
     """
 
     room_id: str
@@ -58,7 +56,9 @@ class PendingRoom:
 
 @dataclass(frozen=True, slots=True)
 class RoomsSince:
-    """The rooms of a sync answer, with what is new between two tokens. Rooms without news are left out.
+    """The rooms of a sync answer, with what is new between two tokens.
+
+    Rooms without news are left out.
 
     ``upto`` is the position at which this answer ends and the next answer begins.
     """
@@ -78,7 +78,7 @@ class InitialSync:
     """One page of the first answer to a user: joined rooms, the rooms with the newest activity first.
 
     Incremental syncs continue from ``token``, which is the same on every page. ``next_page`` is the value of ``after``
-    that requests the next page, or null on the last page. The first page also has invites and knocks, and the rooms
+    that requests the next page, or None on the last page. The first page also has invites and knocks, and the rooms
     from which the user was kicked or banned (``left``). Rooms that users left themselves are not included.
     """
 

@@ -1,8 +1,9 @@
 """Computes a user's memberships as of a token, and how they changed since an earlier token.
 
-The stored current state may be ahead of the token, so later changes are undone. If a room has no local members, this
-server knows an invite or a knock only by the membership event, which is an outlier. This event gives the membership as
-long as the room has no current state.
+The stored current state may be ahead of the token, so later changes are undone. Example: Bob joins at 5 and leaves at
+9, and the token is at 7. The table says ``leave``; the change at 9 says that it was ``join`` before. If a room has no
+local members, this server knows an invite or a knock only by the membership event, which is an outlier. This event
+gives the membership as long as the room has no current state.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from events.sync.prepared import rows
-from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, MEMBERSHIPS_AMONG, OUT_OF_BAND, with_tokens
+from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, MEMBERSHIPS_AMONG, OUT_OF_BAND, rows, with_tokens
 from streams.core.tokens import VectorToken
-
-__all__ = ["Memberships", "RoomMembership", "read_memberships"]
 
 
 @dataclass(slots=True)
@@ -23,9 +21,9 @@ class RoomMembership:
     """A user's membership in one room.
 
     ``before`` is the membership at ``since``, and ``event_before`` the ID of its event. ``changed_at`` is the position
-    of the last change after ``since``, or null. ``out_at`` is the position of the last change from ``join`` to
-    something else. ``joined_anew`` is true if the user joined after ``since``, perhaps after having left.
-    ``out_of_band`` is true if the room is known only by the membership event.
+    of the last change after ``since``, or None. ``out_at`` is the position of the last change from ``join`` to
+    something else. ``joined_since``: the user joined after ``since``, perhaps after having left. ``out_of_band``: the
+    room is known only by the membership event.
     """
 
     room_id: str
@@ -34,49 +32,47 @@ class RoomMembership:
     before: str | None = None
     changed_at: int | None = None
     out_at: int | None = None
-    joined_anew: bool = False
+    joined_since: bool = False
     out_of_band: bool = False
     event_before: str | None = None
 
     @property
-    def was_in(self) -> bool:
-        """Returns true if the user was joined at some time after ``since``."""
-        return self.before == "join" or self.joined_anew
+    def was_joined(self) -> bool:
+        """True if the user was joined at some time after ``since``."""
+        return self.before == "join" or self.joined_since
 
 
 @dataclass(slots=True)
 class Memberships:
-    """A user's memberships, by room ID."""
-
     rooms: dict[str, RoomMembership] = field(default_factory=dict)
 
     def of(self, *memberships: str) -> list[RoomMembership]:
-        """Returns the rooms where the user has one of these memberships, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.membership in memberships), key=lambda r: r.room_id)
 
     def changed(self) -> list[RoomMembership]:
-        """Returns the rooms where the membership changed after ``since``, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.changed_at is not None), key=lambda r: r.room_id)
 
 
 def read_memberships(
     user_id: str, now: VectorToken, since: VectorToken | None, using: str, among: Collection[str] | None = None
 ) -> Memberships:
-    """Returns the user's memberships at ``now``. Without ``since`` no membership counts as changed.
+    """Returns the user's memberships at ``now``.
+
+    Without ``since`` no membership counts as changed.
 
     With ``among`` the result has only these rooms, and those in which the user's membership changed.
     """
     found = Memberships()
     text, values = with_tokens(MEMBERSHIP_CHANGES, now, since or now)
     changes = rows(text, {**values, "user_id": user_id}, using)
-    asked = {"user_id": user_id}
+    values = {"user_id": user_id}
     if among is None:
-        stored = rows(MEMBERSHIPS, asked, using)
+        stored = rows(MEMBERSHIPS, values, using)
     else:
-        stored = rows(MEMBERSHIPS_AMONG, {**asked, "rooms": [*{*among, *(row[0] for row in changes)}]}, using)
+        stored = rows(MEMBERSHIPS_AMONG, {**values, "rooms": [*{*among, *(row[0] for row in changes)}]}, using)
     for room_id, membership, event_id in stored:
         found.rooms[room_id] = RoomMembership(room_id, membership, event_id, before=membership, event_before=event_id)
-    _take_in(found, changes)
+    _apply_changes(found, changes)
     out_of_band, values = with_tokens(OUT_OF_BAND, now, since or now)
     for room_id, event_id, membership, position, old in rows(out_of_band, {**values, "user_id": user_id}, using):
         known = found.rooms.setdefault(room_id, RoomMembership(room_id))
@@ -89,14 +85,10 @@ def read_memberships(
     return found
 
 
-def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
-    """Applies changes, given in ascending order, to the memberships of the current state.
-
-    The newest change in a room that a token covers gives the membership at that token. If the token covers no change,
-    the membership before the first change is used. Writers may be at different positions. For example, writer A commits
-    6, writer B commits 7, and the token covers only 7. Then 7 is used, because the membership that 6 replaced is older
-    than 7.
-    """
+def _apply_changes(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
+    # The newest change (ascending) that a token covers gives the membership at that token, or else the one before the
+    # first change. Writers may be at different positions. For example, A commits 6, B commits 7, and the token covers
+    # only 7. Then 7 is used, because the membership that 6 replaced is older than 7.
     latest: dict[str, int] = {}
     for room_id, position, covered, known, prev_event_id, prev_membership, event_id, membership in changes:
         room = found.rooms.setdefault(room_id, RoomMembership(room_id))
@@ -113,10 +105,10 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
                 room.out_at = position
         if covered and not known:
             room.changed_at = position
-            room.joined_anew |= membership == "join" and prev_membership != "join"
+            room.joined_since |= membership == "join" and prev_membership != "join"
     for room_id, position in latest.items():
         room = found.rooms[room_id]
-        room.joined_anew |= room.before != "join" == room.membership
+        room.joined_since |= room.before != "join" == room.membership
         if (
             room.changed_at is not None
         ):  # an older change came late: the later one, which ``since`` covers, stays the last

@@ -5,6 +5,10 @@ facts of a room, and with the user for facts that contacts see. An answer (``Str
 which to remove. After these changes the mapping equals a fresh full answer. ``tests/integration/events/test_sync.py`` tests
 this for every stream; do the same for a stream of your own.
 
+    the client holds    {(!a, @ada): 5, (!b, @bob): 7}
+    the answer says     gone [(!b,)], changed {(!a, @ada): 6}
+    the client holds    {(!a, @ada): 6}
+
 A stream joins with ``join_sync(LatestRowPerKey(…))``, or with a provider of its own. Such a provider needs two things.
 A function maps a ``StreamQuery`` to ``StreamChanges``. A rule says which users a row concerns, so that only callers
 that wait for these users are woken. Older tokens have no position in the new stream, so the next answer to such a token
@@ -27,30 +31,21 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.errors import ResyncNeeded
 
-__all__ = [
-    "Key",
-    "LatestRowPerKey",
-    "Provider",
-    "StreamChanges",
-    "StreamQuery",
-    "answer_of",
-    "join_sync",
-    "providers",
-]
-
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """The query for a provider. If ``since`` is None, the query asks for everything that is valid at ``now``.
+    """The query for a provider.
 
-    If ``has_news`` is false, no fact after ``since`` concerns the user, and only gained and lost rooms and contacts count.
+    If ``since`` is None, the query asks for everything that is valid at ``now``.
+
+    If ``has_news`` is false, no fact after ``since`` concerns the user: only gained and lost rooms and contacts count.
     """
 
     cursor: Any
     user_id: str
-    circle: SharedRooms
+    shared: SharedRooms
     now: VectorToken
     since: VectorToken | None = None
     has_news: bool = True
@@ -72,7 +67,6 @@ class StreamChanges:
         return bool(self.changed or self.gone or self.whole)
 
     def apply_to(self, held: Mapping[Key, Any]) -> dict[Key, Any]:
-        """Returns the mapping after these changes."""
         if self.whole:
             return dict(self.changed)
         ends = {len(key) for key in self.gone}
@@ -98,9 +92,9 @@ class LatestRowPerKey:
     """The provider for streams in which the newest row of a key is its present value.
 
     ``entity`` is the column with the room or user that a row concerns. ``key`` has the columns of the key, and
-    ``value`` the columns of the value. A name that begins with ``json:`` means a column of JSON text; its value is null
-    if the text is not JSON. Without ``value`` the value is the row's position. Streams without ``value`` only announce a
-    change, and clients get the details elsewhere.
+    ``value`` the columns of the value. A name that begins with ``json:`` means a column of JSON text; its value is None
+    if the text is not JSON. Without ``value`` the value is the row's position: such streams only announce a change, and
+    clients get the details elsewhere.
 
     If ``ended`` returns true for a value, its key is removed. If ``shown`` returns false for a user, key and value, the
     row is skipped. ``where`` is a further SQL condition on the rows (table ``t``, parameter ``user``).
@@ -121,11 +115,14 @@ class LatestRowPerKey:
     apart: str = ""
 
     def changes(self, question: StreamQuery) -> StreamChanges:
-        """Returns the newest row of each key, by one query."""
         question.cursor.execute(self._sql(question), self._parameters(question))
         columns = [column.removeprefix("json:") for column in self.value]
         changed: dict[Key, Any] = {}
-        gone: set[Key] = set(self._left(question))
+        removed: set[Key] = set()
+        if question.since is not None and self.kind is not Target.USER:
+            shared = question.shared
+            lost = shared.rooms_lost if self.kind is Target.ROOM else shared.users_lost
+            removed.update((entity,) for entity in lost)
         newest: dict[Key, int] = {}
         for row in question.cursor.fetchall():
             key = tuple(part or "" for part in row[2 : 2 + len(self.key)])
@@ -139,20 +136,14 @@ class LatestRowPerKey:
                 continue
             if self.ended is not None and self.ended(value):
                 if question.since is not None:  # in a full answer the client holds nothing that could be removed
-                    gone.add(key)
+                    removed.add(key)
             else:
                 changed[key] = value or {"position": row[0]}
-        return StreamChanges(changed, frozenset(gone), whole=question.since is None)
+        return StreamChanges(changed, frozenset(removed), whole=question.since is None)
 
     def _values(self, row: Sequence[Any]) -> Iterable[Any]:
         for column, value in zip(self.value, row, strict=True):
             yield decode_stored_json(value) if column.startswith("json:") and value is not None else value
-
-    def _left(self, question: StreamQuery) -> Iterable[Key]:
-        if question.since is not None and self.kind is not Target.USER:
-            circle = question.circle
-            for entity in circle.rooms_gone if self.kind is Target.ROOM else circle.users_gone:
-                yield (entity,)
 
     def _sql(self, question: StreamQuery) -> str:
         table = registry.get(self.stream).declaration.tables[0]
@@ -165,24 +156,25 @@ class LatestRowPerKey:
             f"{position} > coalesce((%(since_entries)s::jsonb ->> {writer})::bigint, %(since_base)s)"
         )
         if question.since is not None and not question.has_news:
-            mine, told = f"t.{self.entity} = ANY(%(come)s::text[])", ""
+            of_user, news = f"t.{self.entity} = ANY(%(come)s::text[])", ""
         else:
-            mine = self._mine()
-            told = "" if question.since is None else f"AND (({new}){self._come()})"
+            of_user = self._of_user_sql()
+            gained = "" if self.kind is Target.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
+            news = "" if question.since is None else f"AND (({new}){gained})"
         where = f"AND {self.where}" if self.where else ""
         by = ", ".join([*keys, self.apart] if self.apart else keys)
         return (
             f"SELECT DISTINCT ON ({by}) {', '.join([position, writer, *keys, *values])} FROM {table.name} t "
-            f"WHERE {mine} AND {known} {told} {where} ORDER BY {by}, {position} DESC"
+            f"WHERE {of_user} AND {known} {news} {where} ORDER BY {by}, {position} DESC"
         )
 
-    def _mine(self) -> str:
+    def _of_user_sql(self) -> str:
         if self.kind is Target.USER:
             return f"t.{self.entity} = %(user)s"
         if self.kind is Target.ROOM:
             return f"t.{self.entity} = ANY(%(rooms)s::text[])"
         # The current state may be newer than ``now``. It does not count for ``late`` users, whose membership changed after
-        # ``now``: of those, ``late_met`` are contacts.
+        # ``now``: of those, ``late_contacts`` are contacts.
         return (
             f"(t.{self.entity} = %(user)s OR t.{self.entity} = ANY(%(late_met)s::text[]) "
             f"OR (t.{self.entity} <> ALL(%(late)s::text[]) AND EXISTS (SELECT FROM events_currentstate c "
@@ -190,19 +182,16 @@ class LatestRowPerKey:
             f"AND c.room_id = ANY(%(rooms)s::text[]))))"
         )
 
-    def _come(self) -> str:
-        return "" if self.kind is Target.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
-
     def _parameters(self, question: StreamQuery) -> dict[str, Any]:
-        circle, since = question.circle, question.since or VectorToken(0)
+        shared, since = question.shared, question.since or VectorToken(0)
         # A room or contact gained since: its older rows are new to this client, too.
-        come = circle.rooms_come if self.kind is Target.ROOM else circle.users_come
+        gained = shared.rooms_gained if self.kind is Target.ROOM else shared.users_gained
         return {
             "user": question.user_id,
-            "rooms": list(circle.rooms),
-            "come": list(come),
-            "late": list(circle.late),
-            "late_met": list(circle.late_met),
+            "rooms": list(shared.rooms),
+            "come": list(gained),
+            "late": list(shared.late),
+            "late_met": list(shared.late_contacts),
             "now_base": question.now.base,
             "now_entries": json.dumps(dict(question.now.entries)),
             "since_base": since.base,
@@ -211,21 +200,20 @@ class LatestRowPerKey:
 
 
 def _is_receipt_for(user_id: str, key: Key, value: Mapping[str, Any]) -> bool:
-    """Returns false if the receipt is of another user and private, or its data cannot be read, else true."""
+    # not if it is of another user and private, or cannot be read
     data = value["data"]
     return key[2] == user_id or (key[1] != "m.read.private" and isinstance(data, dict) and not data.get("hidden"))
 
 
 def _thread_of(value: Mapping[str, Any]) -> Key:
-    """Returns the thread of a receipt, or nothing for an unthreaded receipt, which says how far the whole room was read."""
+    # nothing for an unthreaded receipt, which says how far the whole room was read
     thread = value["data"].get("thread_id") if isinstance(value["data"], dict) else None
     return (thread,) if isinstance(thread, str) and thread else ()
 
 
 @dataclass(frozen=True, slots=True)
 class _TypingUsers:
-    """The provider of ``typing``: the lists of users who type, without users whom the user ignores."""
-
+    # The lists of users who type, without users whom the user ignores.
     lists: LatestRowPerKey
 
     @property
@@ -245,14 +233,14 @@ class _TypingUsers:
         if not ignored:
             return found
         now, before = self._without(ignored, found), dict[Key, Any]()
-        gone = {key for key in found.gone if key[0] in question.circle.rooms_gone}
+        removed = {key for key in found.gone if key[0] in question.shared.rooms_lost}
         if question.since is not None:  # the client is told only of lists that differ from those that it has
-            at_since = StreamQuery(question.cursor, question.user_id, question.circle, question.since)
+            at_since = StreamQuery(question.cursor, question.user_id, question.shared, question.since)
             before = self._without(ignored, self.lists.changes(at_since))
-            before = {key: value for key, value in before.items() if key[0] not in question.circle.rooms_come}
-            gone |= {key for key in (*found.changed, *found.gone) if key in before and key not in now}
+            before = {key: value for key, value in before.items() if key[0] not in question.shared.rooms_gained}
+            removed |= {key for key in (*found.changed, *found.gone) if key in before and key not in now}
         changed = {key: value for key, value in now.items() if value != before.get(key)}
-        return StreamChanges(changed, frozenset(gone), found.whole)
+        return StreamChanges(changed, frozenset(removed), found.whole)
 
     def _without(self, ignored: Collection[str], found: StreamChanges) -> dict[Key, Any]:
         lists = {
@@ -306,12 +294,14 @@ _providers: dict[str, Provider] = {provider.stream: provider for provider in _PL
 
 
 def providers() -> Mapping[str, Provider]:
-    """Returns the providers by stream, without ``events``: the part of ``events`` is made by ``events.sync.rooms``."""
+    """Returns the providers by stream, without ``events``, whose part is made by ``events.sync.rooms``."""
     return dict(_providers)
 
 
 def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
-    """Makes a stream part of every sync answer. Call it at startup (``AppConfig.ready``), in every process.
+    """Makes a stream part of every sync answer.
+
+    Call it at startup (``AppConfig.ready``), in every process.
 
     ``concerns`` maps a row to the users or rooms that it concerns. For a ``LatestRowPerKey`` the default is derived
     from the columns. Raises ``ValueError`` if ``concerns`` is missing for another provider, or if the stream is part of
@@ -337,6 +327,6 @@ def answer_of(provider: Provider, question: StreamQuery) -> StreamChanges:
     try:
         check_not_trimmed(question.cursor, provider.stream, question.since)
     except ResyncNeeded:
-        whole = StreamQuery(question.cursor, question.user_id, question.circle, question.now)
+        whole = StreamQuery(question.cursor, question.user_id, question.shared, question.now)
         return provider.changes(whole)
     return found

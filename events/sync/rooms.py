@@ -18,8 +18,7 @@ from events.models import IgnoredUser
 from events.reading.event_json import ServedEvent, load_events
 from events.sync.answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
 from events.sync.memberships import Memberships, RoomMembership, read_memberships
-from events.sync.prepared import rows
-from events.sync.sql import ACTIVITY, LAST_IN, PUT_OUT, with_tokens
+from events.sync.sql import ACTIVITY, LAST_IN, PUT_OUT, rows, with_tokens
 from events.sync.windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
 from events.tokens.positions import current_token, events_token, read_events_token, read_token, room_text, token_text
 from events.tokens.sync_token import SyncToken
@@ -67,7 +66,7 @@ def initial_sync(
     using: str | None = None,
     now: SyncToken | None = None,
 ) -> InitialSync:
-    """Returns a page of the user's joined rooms, the rooms with the newest activity first, and the token of the next page.
+    """Returns a page of the user's joined rooms, those with the newest activity first, and the token of the next page.
 
     A page has at most ``rooms`` rooms (``MOST_ROOMS``), each with its last ``events`` visible events (``MOST_EVENTS``).
     ``after`` is ``next_page`` of the page before. All pages show the rooms as of the first page's token. This token is
@@ -108,7 +107,7 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
     *,
     memberships_changed: bool = False,
 ) -> RoomsSince:
-    """Returns the news of the user's rooms after ``since``: at most ``limit`` events of each room, and changes of state.
+    """Returns the news of the user's rooms after ``since``: at most ``limit`` events of each, and changes of state.
 
     A ``since`` ahead of ``now`` is reduced to ``now``. If ``changed_rooms`` is given, only these rooms are read: the
     caller knows that no other joined room has news (``events.notifier.notifier``). With ``memberships_changed`` the
@@ -131,9 +130,9 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
         else:
             memberships = Memberships({room_id: RoomMembership(room_id, "join") for room_id in changed_rooms})
             windows = Windows(user_id, _joined_windows(memberships, span), span, alias)
-        standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
+        membership_of = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
         limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
-        answers = _answers(windows, standing, limit)
+        answers = _answers(windows, membership_of, limit)
         # If the event is the same as before, the client has it: only an older change, of another writer, came late.
         pending = [
             room
@@ -141,11 +140,11 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
             if room.changed_at is not None and room.event_id != room.event_before
         ]
         invited, knocked = _pending(user_id, pending, alias)
-    here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
-    return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)
+    joined = tuple(room for room in answers if room.membership == "join" and _has_news(room))
+    return RoomsSince(joined, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)
 
 
-def _has_anything(room: SyncRoom) -> bool:
+def _has_news(room: SyncRoom) -> bool:
     return bool(room.timeline or room.limited or room.state or room.removed or room.whole)
 
 
@@ -153,7 +152,7 @@ def _has_anything(room: SyncRoom) -> bool:
 
 
 def _page(after: object, using: str) -> tuple[int, SyncToken]:
-    """Reads a page token. Returns (position below which the page begins, token of the first page)."""
+    # (position below which the page begins, token of the first page)
     found = _PAGE.fullmatch(after) if isinstance(after, str) else None
     if found is None or abs(int(found[1])) >= 2**63:
         raise InvalidQuery(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
@@ -163,11 +162,7 @@ def _page(after: object, using: str) -> tuple[int, SyncToken]:
 def _by_activity(
     room_ids: Sequence[str], now: VectorToken, page: tuple[int, int], using: str
 ) -> Sequence[tuple[str, int]]:
-    """Returns (room, position of the room's last event), newest first.
-
-    Positions are unique, so they divide rooms into pages. ``page`` is (position below which the page begins, largest
-    number of rooms).
-    """
+    # (room, position of its last event), newest first. Positions are unique, so they divide rooms into pages.
     text, values = with_tokens(ACTIVITY, now)
     return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
 
@@ -175,24 +170,21 @@ def _by_activity(
 def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
     low, high = span.since.base if span.since is not None else LOWEST, span.now.highest
     return [
-        Window(room.room_id, 0, high, whole=True) if room.joined_anew else Window(room.room_id, low, high)
+        Window(room.room_id, 0, high, whole=True) if room.joined_since else Window(room.room_id, low, high)
         for room in memberships.of("join")
     ]
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Returns a window for each room that the user left, or was banned from, after ``since``.
-
-    The window ends with the leave or ban. If a room is known only by the membership event, the window has only that
-    event. If a user has left and was banned or invited later, the window has no state changes from between.
-    """
+    # Each ends with the leave or ban. If a user has left and was banned or invited later, the window has no state
+    # changes from between.
     low = span.since.base if span.since is not None else LOWEST
     return [
         Window(
             *(room.room_id, low, room.changed_at),
-            own_only=room.out_of_band,
+            memberships_only=room.out_of_band,
             state_high=room.out_at,
-            stateless=not room.was_in,
+            stateless=not room.was_joined,
         )
         for room in memberships.changed()
         if room.changed_at is not None and room.membership not in ("join", "invite", "knock")
@@ -202,11 +194,8 @@ def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
 def _kicked_or_banned(
     user_id: str, memberships: Memberships, span: Span, limit: int, using: str
 ) -> tuple[SyncRoom, ...]:
-    """Returns for a first answer the rooms from which the user was kicked or banned, each up to the kick or ban.
-
-    Forgotten rooms are left out. The answer for a room has the state at the position at which the user was last joined.
-    If this position is not stored, the answer contains no state.
-    """
+    # For a first answer, each up to the kick or ban, without forgotten rooms. The state is that at the position at
+    # which the user was last joined; if this position is not stored, there is none.
     out = {room.event_id: room for room in memberships.of("leave", "ban") if room.event_id is not None}
     if not out:
         return ()
@@ -219,25 +208,23 @@ def _kicked_or_banned(
         Window(
             *(room_id, LOWEST, position),
             whole=True,
-            own_only=out[event_id].out_of_band,
+            memberships_only=out[event_id].out_of_band,
             state_high=last_in.get(room_id),
             stateless=room_id not in last_in,
         )
         for room_id, event_id, position in placed
     ]
-    standing = {room_id: str(out[event_id].membership) for room_id, event_id, _ in placed}
+    membership_of = {room_id: str(out[event_id].membership) for room_id, event_id, _ in placed}
     limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows))))
-    return tuple(_answers(Windows(user_id, windows, span, using), standing, limit, topological=True))
+    return tuple(_answers(Windows(user_id, windows, span, using), membership_of, limit, topological=True))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topological: bool = False) -> list[SyncRoom]:
-    """Returns the answer for each window, in the order of the windows.
-
-    ``standing`` has the user's membership by room.
-    """
+def _answers(
+    windows: Windows, membership_of: Mapping[str, str], limit: int, *, topological: bool = False
+) -> list[SyncRoom]:
     if not windows.windows:
         return []
     gaps = windows.after_gaps()  # first: it moves the windows that the next lines read
@@ -250,16 +237,16 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
     for room_id, window in windows.windows.items():
         timeline, change = timelines[room_id], changes[room_id]
         limited = timeline.more or room_id in gaps or (window.whole and not topological)
-        untold = window.own_only or window.stateless  # the user may not know the state
+        is_stateless = window.memberships_only or window.stateless  # the user may not know the state
         found.append(
             SyncRoom(
                 room_id,
-                standing[room_id],
+                membership_of[room_id],
                 tuple(timeline.events),
                 limited,
                 _prev_batch(windows, timeline, limited, topological=topological),
-                () if untold else tuple(events[i] for i in change.entries.values() if i in events),
-                () if untold else tuple(change.removed),
+                () if is_stateless else tuple(events[i] for i in change.entries.values() if i in events),
+                () if is_stateless else tuple(change.removed),
                 window.whole,
             )
         )
@@ -269,10 +256,7 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
 def _put_before(
     change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
 ) -> None:
-    """Sets in ``change``, at the keys that the timeline changes, the entries from before the timeline.
-
-    ``before`` has these entries by key. An entry that the client knows already, or that is in the timeline, is left out.
-    """
+    # At the keys that the timeline changes, the entries from before it, unless the client knows them or they are in it.
     shown = {event.event_id for event in timeline.events}
     for key, event_id in before.items():
         known = None if whole else change.known.get(key)
@@ -282,11 +266,7 @@ def _put_before(
 
 
 def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
-    """Returns the token for reading backwards.
-
-    If the timeline is limited, the token points right below its first event. Otherwise the client has all older events
-    up to the last answer, and the token of the last answer is returned.
-    """
+    # Right below the first event if the timeline is limited. Otherwise the client has all older events up to ``since``.
     since, now = windows.span.since, windows.span.now
     if timeline.events and topological:
         return timeline.events[0].token
@@ -299,16 +279,16 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 
 
 def _pending(
-    user_id: str, standings: Sequence[RoomMembership], using: str
+    user_id: str, pending: Sequence[RoomMembership], using: str
 ) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
-    """Returns (invites, knocks), each with its stripped state. Invites of users whom the user ignores are left out."""
-    if not standings:
+    # Invites of users whom the user ignores are left out.
+    if not pending:
         return (), ()
-    events = load_events([room.event_id for room in standings if room.event_id is not None], using)
+    events = load_events([room.event_id for room in pending if room.event_id is not None], using)
     senders = {event.sender for event in events.values()} - {user_id}
     ignored = IgnoredUser.objects.using(using).filter(user_id=user_id, ignored_user_id__in=senders)
     without = set(ignored.values_list("ignored_user_id", flat=True)) if senders else ()
-    known = [(room, events[room.event_id]) for room in standings if room.event_id in events]
+    known = [(room, events[room.event_id]) for room in pending if room.event_id in events]
     known = [(room, event) for room, event in known if event.sender not in without]
     stripped = _stripped_states([event for room, event in known if not room.out_of_band], using)
     found: dict[str, list[PendingRoom]] = {"invite": [], "knock": []}
@@ -322,14 +302,14 @@ def _pending(
 
 
 def _stripped_states(memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
-    """Returns by room the state that an invited user may know, with the membership of the user who invites."""
+    # what an invited user may know, with the membership of the user who invites
     found: dict[str, list[Mapping[str, Any]]] = {event.room_id: [] for event in memberships}
-    asked = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
-    entries = rows(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)}, using)
+    values = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
+    entries = rows(_STRIPPED_STATE, {**values, "types": list(_STRIPPED)}, using)
     events = load_events([event_id for _, event_id in entries], using)
-    own = {event.event_id for event in memberships}
+    membership_ids = {event.event_id for event in memberships}
     for room_id, event_id in sorted(entries):
-        if event_id in events and event_id not in own:
+        if event_id in events and event_id not in membership_ids:
             found[room_id].append(_stripped(events[event_id]))
     return found
 
@@ -340,12 +320,12 @@ def _stripped(event: ServedEvent) -> Mapping[str, Any]:
 
 
 def _stripped_state_of(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
-    """Returns the stripped state that another server sent with an invite or with the answer to a knock."""
+    # as another server sent it with an invite or with the answer to a knock
     unsigned = (decode_stored(event.json) or {}).get("unsigned")
-    told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
+    sent = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
     usable = [
-        {name: one.get(name) for name in ("type", "state_key", "content", "sender")}
-        for one in (told if isinstance(told, list) else [])[:_MOST_STRIPPED]
-        if isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("content"), dict)
+        {name: entry.get(name) for name in ("type", "state_key", "content", "sender")}
+        for entry in (sent if isinstance(sent, list) else [])[:_MOST_STRIPPED]
+        if isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("content"), dict)
     ]
     return [*usable, _stripped(event)]

@@ -12,10 +12,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from events.notifier.joined_rooms import joined_rooms, joined_rooms_between, joined_rooms_of, users_met_between
+from events.notifier.joined_rooms import contacts_changed_between, joined_rooms, joined_rooms_between, joined_rooms_of
 from streams.core.tokens import VectorToken
-
-__all__ = ["Known", "SharedRooms", "shared_rooms_at", "shared_rooms_between", "with_late_members"]
 
 _AFTER = """
 d.type = 'm.room.member' AND d.stream_ordering > %(base)s::bigint
@@ -23,7 +21,7 @@ AND d.stream_ordering > coalesce((%(entries)s::jsonb ->> d.instance_name)::bigin
 """
 #: Candidates for gained and lost contacts: users whose membership in one of the rooms changed, and all who are joined to the
 #: rooms that the user joined or left.
-_PERHAPS = f"""
+_MAY_HAVE_MOVED = f"""
 SELECT d.state_key FROM events_currentstatedelta d WHERE d.room_id = ANY(%(rooms)s::text[]) AND {_AFTER}
 UNION
 SELECT state_key FROM events_currentstate
@@ -33,28 +31,27 @@ WHERE room_id = ANY(%(moved)s::text[]) AND type = 'm.room.member' AND membership
 
 @dataclass(frozen=True, slots=True)
 class SharedRooms:
-    """A user's joined rooms at ``now``, with the rooms and contacts gained (``…_come``) and lost (``…_gone``) since a position.
+    """A user's joined rooms at ``now``, with rooms and contacts gained (``…_come``) and lost (``…_gone``) since.
 
     ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not
-    used for them. ``late_met`` are the users of ``late`` who are contacts at ``now``. Only ``with_late_members`` fills
-    ``late`` and ``late_met``.
+    used for them. ``late_contacts`` are those of them who are contacts at ``now``. Only ``with_late_members`` fills both.
     """
 
     rooms: frozenset[str]
-    rooms_come: frozenset[str] = frozenset()
-    rooms_gone: frozenset[str] = frozenset()
-    users_come: frozenset[str] = frozenset()
-    users_gone: frozenset[str] = frozenset()
+    rooms_gained: frozenset[str] = frozenset()
+    rooms_lost: frozenset[str] = frozenset()
+    users_gained: frozenset[str] = frozenset()
+    users_lost: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
-    late_met: frozenset[str] = frozenset()
+    late_contacts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """The notifier's answer for a user.
 
-    ``rooms`` are the rooms that the user is joined to at a position that is not below ``now``. ``changed`` are the
-    rooms of ``rooms`` in which anything may have changed.
+    ``rooms`` are the rooms that the user is joined to at a position that is not below ``now``. ``changed`` are those of
+    them in which anything may have changed.
     """
 
     rooms: frozenset[str]
@@ -71,31 +68,29 @@ def shared_rooms_between(
 ) -> SharedRooms:
     """Returns the joined rooms as of ``now``, and the rooms and contacts gained and lost since ``since``.
 
-    ``known`` is the answer of the notifier, or null. With ``known``, the rooms without a change are not read.
+    ``known`` is the answer of the notifier, or None. With it, the rooms without a change are not read.
     """
     if known is not None:
         then, rooms = joined_rooms_between(cursor, user_id, since, now, known.rooms)
-        asked = known.changed | ((rooms | then) - known.rooms)  # a room that the user left later is not among them
+        rooms_to_read = known.changed | (
+            (rooms | then) - known.rooms
+        )  # a room that the user left later is not among them
     else:
         then, rooms = joined_rooms(cursor, user_id, since), joined_rooms(cursor, user_id, now)
-        asked = rooms | then
-    cursor.execute(_PERHAPS, {**_window(since), "rooms": list(asked), "moved": list(rooms ^ then)})
-    perhaps = {row[0] for row in cursor.fetchall()} - {user_id}
-    gone, come = frozenset[str](), frozenset[str]()
-    if perhaps:
+        rooms_to_read = rooms | then
+    cursor.execute(_MAY_HAVE_MOVED, {**_window(since), "rooms": list(rooms_to_read), "moved": list(rooms ^ then)})
+    candidates = {row[0] for row in cursor.fetchall()} - {user_id}
+    lost, gained = frozenset[str](), frozenset[str]()
+    if candidates:
         # After a change of membership the two users may still share another room.
-        gone, come = users_met_between(cursor, user_id, perhaps, (since, then), (now, rooms))
-    return SharedRooms(rooms, rooms - then, then - rooms, come, gone)
+        lost, gained = contacts_changed_between(cursor, user_id, candidates, (since, then), (now, rooms))
+    return SharedRooms(rooms, rooms - then, then - rooms, gained, lost)
 
 
-def with_late_members(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
-    """Returns a copy of ``circle`` in which ``late`` and ``late_met`` are filled.
-
-    ``late`` has the users whose membership changed after ``now``.
-    """
-    cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
+def with_late_members(cursor: Any, shared: SharedRooms, now: VectorToken) -> SharedRooms:
+    cursor.execute(_MAY_HAVE_MOVED, {**_window(now), "rooms": list(shared.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())
-    return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))
+    return replace(shared, late=late, late_contacts=frozenset(joined_rooms_of(cursor, late, now, shared.rooms)))
 
 
 def _window(after: VectorToken) -> dict[str, Any]:

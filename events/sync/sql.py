@@ -1,4 +1,4 @@
-"""Builds the SQL of sync answers. Each query reads many rooms, and a window of positions in each.
+"""Builds and runs the SQL of sync answers. Each query reads many rooms, and a window of positions in each.
 
 Windows are rows (room_id, low, high, whole, own_only) given as parameters. They are joined by room to the access rows of
 ``events.visibility.predicate_sql``. A window has the rows with ``low < position <= high`` that the token ``now`` covers,
@@ -11,32 +11,15 @@ wanted, the caller runs a query ``MORE_…``, which says whether the window has 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from django.db import connections
 
 from events.reading.event_json import SERVED, SERVED_JSON
 from events.visibility.predicate_sql import ACCESS_ROWS, is_accepted, pruned, sees
 from streams.core.tokens import VectorToken
-
-__all__ = [
-    "ACTIVITY",
-    "BEFORE",
-    "CHANGES",
-    "CURRENT",
-    "GAPS",
-    "LAST_IN",
-    "LATER_CHANGES",
-    "LATEST",
-    "LIVELY",
-    "MEMBERSHIPS",
-    "MEMBERSHIPS_AMONG",
-    "MEMBERSHIP_CHANGES",
-    "MORE_LATEST",
-    "MORE_NEWEST",
-    "OUT_OF_BAND",
-    "OVERTAKEN",
-    "PUT_OUT",
-    "with_tokens",
-]
+from streams.db.driver import Statement, send_together
 
 _WINDOWS = """
 unnest(%(rooms)s::text[], %(lows)s::bigint[], %(highs)s::bigint[], %(wholes)s::boolean[], %(own_only)s::boolean[])
@@ -52,7 +35,7 @@ AND {now:e} AND (w.whole OR NOT {since:e})
 _IN_WINDOW_FROM_TOP = f"e.room_id = w.room_id AND CASE WHEN {_IN_WINDOW} THEN true ELSE false END"
 #: The user's own membership events: always sent, whether the user is in the room or not. Outliers only if ``own_only``.
 #: Invites of users whom the user ignores are not sent.
-_OWN = """
+_OWN_MEMBERSHIP = """
 (e.type = 'm.room.member' AND e.state_key = a.user_id AND NOT e.soft_failed AND e.rejected_reason IS NULL
  AND (w.own_only OR NOT e.outlier)
  AND (e.membership IS DISTINCT FROM 'invite' OR NOT EXISTS (
@@ -64,7 +47,7 @@ _IS_CURRENT = f"""
   SELECT FROM events_currentstate c
   WHERE c.room_id = e.room_id AND c.type = e.type AND c.state_key = e.state_key AND c.event_id = e.event_id))
 """
-_SHOWN = f"(CASE WHEN w.own_only THEN {_OWN} ELSE ({sees()}) OR {_OWN} OR {_IS_CURRENT} END)"
+_SHOWN = f"(CASE WHEN w.own_only THEN {_OWN_MEMBERSHIP} ELSE ({sees()}) OR {_OWN_MEMBERSHIP} OR {_IS_CURRENT} END)"
 
 
 def _timelines(order: str, back: str, window: str = _IN_WINDOW) -> str:
@@ -159,11 +142,8 @@ GROUP BY d.room_id
 
 
 def _entry_at(token: str) -> str:
-    """Returns SQL for the state entry that a key had at a token, from the changes ``e`` above the token's base.
-
-    The parameter ``token`` is no token, but an SQL condition: true for a change that the token covers. The newest change
-    that the token covers gives the entry. If the token covers no change, the entry before the first change is used.
-    """
+    # The newest change ``e`` for which the SQL condition ``token`` is true gives the entry, or else the one before the
+    # first.
     return f"""CASE WHEN bool_or({token}) THEN
   (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC) FILTER (WHERE {token}))[1]
   ELSE (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1] END"""
@@ -206,10 +186,7 @@ WHERE last.stream_ordering < %(place)s ORDER BY last.stream_ordering DESC LIMIT 
 
 
 class _Covers:
-    """The SQL condition "this token covers the row".
-
-    It is formatted with the alias of the row, as ``{now:e}`` or ``{since:e}`` in a text.
-    """
+    """The SQL condition "this token covers the row", formatted with the alias of the row: ``{now:e}``."""
 
     def __init__(self, name: str, token: VectorToken | None) -> None:
         self._name, self._token = name, token
@@ -237,3 +214,18 @@ def with_tokens(sql: str, now: VectorToken, since: VectorToken | None = None) ->
         if token is not None and token.entries:
             values |= {f"{name}_writers": list(token.entries), f"{name}_upto": list(token.entries.values())}
     return sql.format(now=_Covers("now", now), since=_Covers("since", since)), values
+
+
+#: Makes the planner read a room's events in index order and stop when it has enough. By the average size of a room it would
+#: choose to read and sort all events of the room, which is slow for large rooms.
+_BY_INDEX = Statement("SET LOCAL enable_bitmapscan = off", {}, again=False)
+
+
+def rows(text: str, values: Mapping[str, Any], using: str, *, by_index: bool = False) -> list[tuple[Any, ...]]:
+    """Returns the rows of a query with named parameters, run in the open transaction of the alias.
+
+    It is planned once per session, because for most of these queries planning takes longer than running. ``by_index``
+    makes the planner read events in index order, for the rest of the transaction.
+    """
+    before = [_BY_INDEX] if by_index else []
+    return send_together(connections[using], [*before, Statement(text, values)])

@@ -66,10 +66,11 @@ SELECT EXISTS (SELECT FROM streams_cacheinvalidation WHERE stream_id > %(base)s 
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """The news for a user. If ``full`` is true, the client discards all earlier answers, because this one is complete.
+    """The news for a user.
 
-    ``streams`` has only the streams with news: stream name -> changes to the mapping that the client holds for that
-    stream.
+    If ``full`` is true, the client discards all earlier answers, because this one is complete.
+
+    ``streams`` has only the streams with news: name -> changes to the mapping that the client holds for that stream.
     """
 
     next_batch: str
@@ -78,7 +79,6 @@ class SyncAnswer:
     streams: Mapping[str, StreamChanges] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Returns true if there is anything new."""
         return bool(self.full or self.rooms or self.streams)
 
 
@@ -89,18 +89,20 @@ def sync(
     events: int = EVENTS_PER_ROOM,
     using: str | None = None,
 ) -> SyncAnswer:
-    """Returns the changes for the user since ``since``, the ``next_batch`` of an earlier answer. Null means everything.
+    """Returns the changes for the user since ``since``, the ``next_batch`` of an earlier answer.
+
+    None means everything.
 
     Waits up to ``timeout_seconds`` (0 to ``LONGEST_SECONDS``) until something is new. If the token is ahead of this
     process's positions, the call may take up to ``FOLLOW_SECONDS`` longer. ``events`` is the largest number of events
     in a room's timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``InvalidQuery``,
     ``TokenError``, ``EpochChanged`` and ``TooManyWaiters``.
     """
-    talk = _SyncCall(user_id, since, timeout_seconds, events, using)
-    while (answer := talk.answer()) is None:
+    call = _SyncCall(user_id, since, timeout_seconds, events, using)
+    while (answer := call.answer()) is None:
         # The query covered positions up to 5, and a row at 6 arrives before this line. ``wait`` compares with ``answered``
         # (5), not with the time of this call, so it returns at once.
-        notifier.wait(user_id, talk.answered, talk.seconds_left(), using)
+        notifier.wait(user_id, call.answered, call.seconds_left(), using)
     return answer
 
 
@@ -113,23 +115,27 @@ async def await_sync(
     *,
     query: Callable[[Callable[[], SyncAnswer | None]], Awaitable[SyncAnswer | None]] | None = None,
 ) -> SyncAnswer:
-    """Does the same as ``sync`` for async code. A call that waits for news occupies no thread.
+    """Does the same as ``sync`` for async code.
 
-    ``query`` is an async function that runs the database queries of the call. It receives a blocking function, runs it
-    in a thread, and returns its result. By default ``sync_to_async`` does this. A caller that serves many clients can
-    pass a ``query`` that limits how many of these functions run at a time.
+    A call that waits for news occupies no thread.
+
+    ``query`` is an async function that runs the database queries of the call: it receives a blocking function, runs it
+    in a thread, and returns its result, as ``sync_to_async`` does. A caller that serves many clients can pass one that
+    limits how many of these functions run at a time.
     """
-    talk = _SyncCall(user_id, since, timeout_seconds, events, using)
-    while (answer := await (sync_to_async(talk.answer)() if query is None else query(talk.answer))) is None:
-        await notifier.await_news(user_id, talk.answered, talk.seconds_left(), using)
+    call = _SyncCall(user_id, since, timeout_seconds, events, using)
+    while (answer := await (sync_to_async(call.answer)() if query is None else query(call.answer))) is None:
+        await notifier.await_news(user_id, call.answered, call.seconds_left(), using)
     return answer
 
 
 def resync_user(user_id: str, using: str | None = None) -> int:
-    """Makes each existing token of the user cause a full answer next time. Returns the position of the mark.
+    """Makes each existing token of the user cause a full answer next time.
 
-    The mark is a fact of the stream ``caches``. It is appended in the caller's transaction, or else in a new
-    transaction. Raises ``InvalidQuery`` for an invalid user ID.
+    Returns the position of the mark.
+
+    The mark is a fact of the stream ``caches``, appended in the caller's transaction if there is one. Raises
+    ``InvalidQuery`` for an invalid user ID.
     """
     if not user_id or not can_be_stored(user_id):
         raise InvalidQuery(f"{user_id!r:.60} is no user ID, so no next answer can be made a full one.")
@@ -137,8 +143,7 @@ def resync_user(user_id: str, using: str | None = None) -> int:
 
 
 class _SyncCall:
-    """One call of ``sync``, which may have to query several times."""
-
+    # One call of ``sync``, which may have to query several times.
     def __init__(self, user_id: str, since: str | None, timeout_seconds: float, events: int, using: str | None) -> None:
         if not isinstance(user_id, str) or not user_id or not can_be_stored(user_id):
             raise InvalidQuery(f"{user_id!r:.60} is no user ID.")
@@ -156,22 +161,20 @@ class _SyncCall:
         return max(0.0, self._end - time.monotonic())
 
     def answer(self) -> SyncAnswer | None:
-        """Returns the changes for the user.
-
-        If nothing is new, returns None while there is time to wait, and an empty answer after that.
-        """
+        # None while nothing is new and there is time to wait, after that an empty answer.
         since = self._read_since()
         # Positions first, the snapshot later (in ``_full`` and ``_changes``). A position is known after the commits that it
         # covers. If it were read inside the snapshot, it could cover a commit that the snapshot lacks, and the client would
         # never get that fact.
-        at = self._positions() if self.answered else self._positions_with_own_facts()
+        at = self._positions() if self.answered else self._positions_with_committed_facts()
         now = _token(at, self._epoch)
         if since is None:
             return self._full(now)
         if since.known_to(now).ahead_of(now):
-            at, now = self._followed(since.known_to(now), now)
+            at, now = self._wait_for_token(since.known_to(now), now)
         known = since.known_to(now).bounded_by(now)
-        news = self._news(known, now)
+        at_known = {name: At(part, known.generations.get(name)) for name, part in known.parts.items()}
+        news = notifier.news(self._user_id, at_known, list(now.parts), self._using)
         if _CACHES in news and self._is_marked(known, now):
             return self._full(now)
         found = self._changes(known, now, news) if news else None
@@ -197,8 +200,8 @@ class _SyncCall:
     def _positions(self) -> Mapping[str, At]:
         return notifier.positions(self._using) or _stored_positions(self._using)
 
-    def _positions_with_own_facts(self) -> Mapping[str, At]:
-        """Waits until the positions cover what this process has committed: what a user sent is in the user's next answer."""
+    def _positions_with_committed_facts(self) -> Mapping[str, At]:
+        # What this process has committed for a user is in the user's next answer.
         at, end, connection = self._positions(), time.monotonic() + FOLLOW_SECONDS, connections[self._using]
         behind = [
             stream
@@ -211,12 +214,9 @@ class _SyncCall:
                 stream.wait_for(committed, max(0.0, end - time.monotonic()), self._using)
         return self._positions() if behind else at
 
-    def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
-        """Waits until this process has reached the positions in ``since``. Returns its positions then, and their token.
-
-        If ``since`` is ahead of this process, another process has given it out, so this process will soon reach its
-        positions. If a client made up the token, the call waits in vain, for ``FOLLOW_SECONDS``.
-        """
+    def _wait_for_token(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
+        # Another process has given out a token that is ahead of this one, which will soon be there. If a client made it
+        # up, the call waits in vain, for ``FOLLOW_SECONDS``.
         end = time.monotonic() + FOLLOW_SECONDS
         with suppress(WaitTimedOut):
             for stream, part in since.ahead_of(now).items():
@@ -224,17 +224,12 @@ class _SyncCall:
         at = self._positions()
         return at, _token(at, self._epoch)
 
-    def _news(self, since: SyncToken, now: SyncToken) -> list[str]:
-        """Returns the names of the streams that may have facts for the user after ``since``."""
-        known = {name: At(part, since.generations.get(name)) for name, part in since.parts.items()}
-        return notifier.news(self._user_id, known, list(now.parts), self._using)
-
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def _full(self, now: SyncToken) -> SyncAnswer:
         with read_only_snapshot(self._using) as cursor:
-            circle = shared_rooms_at(cursor, self._user_id, now.parts[EVENTS.name])
-            streams = self._streams(cursor, None, now, [n for n in providers() if n in now.parts], circle)
+            shared = shared_rooms_at(cursor, self._user_id, now.parts[EVENTS.name])
+            streams = self._streams(cursor, None, now, [n for n in providers() if n in now.parts], shared)
             rooms = self._all_rooms(now)
             token = self._since.followed_by(now) if self._since is not None else now
             held = {name: found for name, found in streams.items() if found.changed}
@@ -257,23 +252,23 @@ class _SyncCall:
         with read_only_snapshot(self._using) as cursor:
             rooms = RoomsSince()
             if before is None:
-                rooms, circle = self._all_rooms(now), shared_rooms_at(cursor, self._user_id, upto)
+                rooms, shared = self._all_rooms(now), shared_rooms_at(cursor, self._user_id, upto)
             elif EVENTS.name in news:
                 rooms = rooms_since(
                     *(self._user_id, before, upto, self._events, seen.changed, self._using),
                     memberships_changed=seen.memberships_changed,
                 )
                 if movers or movers is None or known is None:
-                    circle = shared_rooms_between(cursor, self._user_id, before, upto, known)
+                    shared = shared_rooms_between(cursor, self._user_id, before, upto, known)
                 else:  # no user's membership changed in any room
-                    circle = SharedRooms(seen.rooms)
+                    shared = SharedRooms(seen.rooms)
             elif seen.memberships_changed:  # after ``now`` was read, so ``seen.rooms`` may be too new
-                circle = shared_rooms_at(cursor, self._user_id, upto)
+                shared = shared_rooms_at(cursor, self._user_id, upto)
             else:
-                circle = SharedRooms(seen.rooms)
+                shared = SharedRooms(seen.rooms)
             # ``news`` knows the user's rooms as of now. A room that the user left after ``now`` is not among them.
-            in_news = news if circle.rooms <= seen.rooms else None
-            streams = self._streams(cursor, since, now, _asked(news, circle), circle, in_news)
+            in_news = news if shared.rooms <= seen.rooms else None
+            streams = self._streams(cursor, since, now, _streams_to_query(news, shared), shared, in_news)
             token = token_text(since.followed_by(now), self._using)
         return SyncAnswer(token, False, rooms, streams)
 
@@ -282,26 +277,23 @@ class _SyncCall:
         cursor: Any,
         since: SyncToken | None,
         now: SyncToken,
-        asked: Iterable[str],
-        circle: SharedRooms,
+        names: Iterable[str],
+        shared: SharedRooms,
         news: Collection[str] | None = None,
     ) -> dict[str, StreamChanges]:
         known, found = providers(), {}
-        asked = list(asked)
-        if any(known[name].kind is Target.CONTACT for name in asked):
-            circle = with_late_members(cursor, circle, now.parts[EVENTS.name])
-        for name in asked:
+        names = list(names)
+        if any(known[name].kind is Target.CONTACT for name in names):
+            shared = with_late_members(cursor, shared, now.parts[EVENTS.name])
+        for name in names:
             before = None if since is None else since.of(name)
             has_news = news is None or name in news
-            query = StreamQuery(cursor, self._user_id, circle, now.parts[name], before, has_news)
+            query = StreamQuery(cursor, self._user_id, shared, now.parts[name], before, has_news)
             found[name] = answer_of(known[name], query)
         return {name: changes for name, changes in found.items() if changes}
 
     def _is_marked(self, since: SyncToken, now: SyncToken) -> bool:
-        """Returns true if the next answer must be a full one, because ``resync_user`` was called after ``since``.
-
-        Also returns true if the facts that would show a call of ``resync_user`` were trimmed.
-        """
+        # ``resync_user`` was called after ``since``, or the facts that would show it were trimmed
         part = since.of(_CACHES)
         if part is None:
             return False
@@ -312,15 +304,15 @@ class _SyncCall:
             return bool(marked or trimmed > part.base)
 
 
-def _asked(news: Iterable[str], circle: SharedRooms) -> list[str]:
-    """Returns the streams to query: streams with news, and streams that depend on gained or lost rooms or contacts."""
-    come_and_gone = {
-        Target.ROOM: bool(circle.rooms_come or circle.rooms_gone),
-        Target.CONTACT: bool(circle.users_come or circle.users_gone),
+def _streams_to_query(news: Iterable[str], shared: SharedRooms) -> list[str]:
+    # those with news, and those that depend on gained or lost rooms or contacts
+    has_moved = {
+        Target.ROOM: bool(shared.rooms_gained or shared.rooms_lost),
+        Target.CONTACT: bool(shared.users_gained or shared.users_lost),
         Target.USER: False,
     }
     names = set(news)
-    return [name for name, provider in providers().items() if name in names or come_and_gone[provider.kind]]
+    return [name for name, provider in providers().items() if name in names or has_moved[provider.kind]]
 
 
 def _token(at: Mapping[str, At], epoch: str) -> SyncToken:
@@ -329,19 +321,16 @@ def _token(at: Mapping[str, At], epoch: str) -> SyncToken:
 
 
 def _stored_positions(using: str) -> Mapping[str, At]:
-    """Returns the positions from the tables. Used while the notifier has no positions."""
+    # while the notifier has none
     found: dict[str, At] = {}
     for name in routed_streams():
         if (stream := registry.find(name)) is not None:
             now = stream.current(using)
             if stream.declaration.in_memory:
-                found[name] = At(VectorToken(now.linear), _generation(name, using))
+                with connections[using].cursor() as cursor:
+                    stored = stored_positions(cursor, [name]).get(name, {})
+                generation = max((at.generation for at in stored.values()), default=0)
+                found[name] = At(VectorToken(now.linear), generation)
             else:
                 found[name] = At(now.token(), None)
     return found
-
-
-def _generation(name: str, using: str) -> int:
-    with connections[using].cursor() as cursor:
-        stored = stored_positions(cursor, [name]).get(name, {})
-    return max((at.generation for at in stored.values()), default=0)

@@ -11,12 +11,10 @@ from typing import Any
 
 from events.reading.event_json import ServedEvent, served
 from events.sync import sql
-from events.sync.prepared import rows
+from events.sync.sql import rows
 from events.visibility.access import Access, access_parameters, read_access
 from state.store import entries
 from streams.core.tokens import VectorToken
-
-__all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "examined_events"]
 
 LOWEST, LARGEST = -(2**63) + 1, 2**63 - 1
 StateKey = tuple[str, str]
@@ -35,17 +33,16 @@ class Span:
 class Window:
     """The part of a room that is read: ``low < position <= high``, within the span.
 
-    ``whole`` is true if the room is read from its beginning, even if ``since`` covers it. If ``own_only`` is true, only
-    the user's own memberships are read.
-    ``state_high`` is the position of the state in the answer, if this position differs from ``high``. If ``stateless``
-    is true, the answer contains no state.
+    ``whole``: the room is read from its beginning, even if ``since`` covers it. ``memberships_only``: only the user's own
+    memberships are read. ``state_high`` is the position of the state in the answer, if it differs from ``high``.
+    ``stateless``: the answer contains no state.
     """
 
     room_id: str
     low: int
     high: int
     whole: bool = False
-    own_only: bool = False
+    memberships_only: bool = False
     state_high: int | None = None
     stateless: bool = False
 
@@ -54,7 +51,7 @@ class Window:
 class Timeline:
     """The events of one window that a sync answer shows, in the order in which the client gets them.
 
-    ``more`` is true if the window has older events, which are beyond the limit or were not examined.
+    ``more``: the window has older events, which are beyond the limit or were not examined.
     """
 
     events: list[ServedEvent] = field(default_factory=list)
@@ -68,16 +65,15 @@ class StateChanges:
     entries: dict[StateKey, str] = field(default_factory=dict)
     removed: list[StateKey] = field(default_factory=list)
     known: dict[StateKey, str | None] = field(default_factory=dict)
-    """For keys that changed, the event ID that the client knows there, or null."""
+    """For keys that changed, the event ID that the client knows there, or None."""
 
 
 def examined_events(limit: int) -> int:
-    """Returns the number of events of a window to examine for ``limit`` visible events: 5 x max(2 x limit, 10)."""
     return 5 * max(2 * limit, 10)
 
 
 class Windows:
-    """The windows of one user, with the queries that read them. Each window is of a different room."""
+    """The windows of one user, each of a different room, with the queries that read them."""
 
     def __init__(self, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
         self._user_id = user_id
@@ -89,38 +85,36 @@ class Windows:
     # --- timelines ------------------------------------------------------------------------------------------------
     def drop_quiet(self) -> None:
         """Removes the windows without any event and without any change of state. Whole windows stay."""
-        asked = [window for window in self.windows.values() if not window.whole]
-        lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
+        partial = [window for window in self.windows.values() if not window.whole]
+        lively = {room_id for (room_id,) in self._rows(sql.LIVELY, partial)} if partial else set()
         self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
 
     def after_gaps(self) -> set[str]:
-        """Moves the start of each timeline up to the newest gap in its window. Returns the rooms that have a gap.
+        """Moves the start of each timeline up to the newest gap in its window.
 
-        The event at the gap stays in the timeline. The range of ``changes`` stays the same. Windows that are whole or
-        ``own_only`` do not change.
+        Returns the rooms that have a gap.
 
-        A state event that came late is treated as a gap, too. Example: writer A commits 6, and writer B commits 7 at
-        the same key. The last answer had 7 and not 6. A client that applied a timeline with 6 would go back to the
-        older entry.
+        The event at the gap stays in the timeline, and the range of ``changes`` stays the same. A state event that came
+        late is treated as a gap, too. Example: writer A commits 6, and writer B commits 7 at the same key. The last
+        answer had 7 and not 6. A client that applied a timeline with 6 would go back to the older entry.
         """
-        asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
-        found = {room_id: position - 1 for room_id, position in self._rows(sql.GAPS, asked)} if asked else {}
-        if asked and self.span.since is not None and self.span.since.entries:
-            for room_id, position in self._rows(sql.OVERTAKEN, asked):
+        partial = [window for window in self.windows.values() if not window.whole and not window.memberships_only]
+        found = {room_id: position - 1 for room_id, position in self._rows(sql.GAPS, partial)} if partial else {}
+        if partial and self.span.since is not None and self.span.since.entries:
+            for room_id, position in self._rows(sql.OVERTAKEN, partial):
                 found[room_id] = max(position, found.get(room_id, position))
         for room_id, low in found.items():
             self.windows[room_id] = replace(self.windows[room_id], low=low)
         return set(found)
 
     def timelines(self, limit: int, *, topological: bool = False) -> dict[str, Timeline]:
-        """Returns the last ``limit`` visible events of each window, ascending.
-
-        The order is the stream order, or with ``topological`` the order of the room's pages.
-        """
+        """Returns the last ``limit`` visible events of each window, ascending, in stream order or that of pages."""
         found = {room_id: Timeline() for room_id in self.windows}
         more = {"limit": limit + 1, "scanned": examined_events(limit)}  # one event too many shows that there are more
         text = sql.LATEST if topological else sql.NEWEST
-        for *row, pruned, _ in self._rows(text, self._allowed(), {**more, **self._access_values()}):
+        allowed = self._allowed()
+        values = {**more, **access_parameters(self._user_id, self._access.values())}
+        for *row, pruned, _ in self._rows(text, allowed, values):
             event = served(row, pruned=pruned)
             found[event.room_id].events.append(event)
         few = []
@@ -137,14 +131,14 @@ class Windows:
 
     # --- states ---------------------------------------------------------------------------------------------------
     def changes(self) -> dict[str, StateChanges]:
-        """Returns by room how the state changed within its window. For a whole window, returns the full state instead."""
+        """Returns by room how the state changed within its window, or for a whole window the full state."""
         found = {room_id: StateChanges() for room_id in self.windows}
-        told = [
+        with_state = [
             replace(w, low=self._lows[w.room_id], high=w.high if w.state_high is None else w.state_high)
             for w in self.windows.values()
             if not w.stateless
         ]
-        parts = [window for window in told if not window.whole]
+        parts = [window for window in with_state if not window.whole]
         for room_id, kind, key, before, after in self._rows(sql.CHANGES, parts) if parts else []:
             room = found[room_id]
             room.known[kind, key] = before
@@ -152,7 +146,7 @@ class Windows:
                 room.entries[kind, key] = after
             elif after is None and before is not None:
                 room.removed.append((kind, key))
-        self._whole_states(found, [window for window in told if window.whole])
+        self._whole_states(found, [window for window in with_state if window.whole])
         for room in found.values():
             room.entries = {key: event_id for key, event_id in room.entries.items() if key[0] != _NEVER_SHOWN}
         return found
@@ -160,8 +154,8 @@ class Windows:
     def _whole_states(self, found: Mapping[str, StateChanges], windows: Sequence[Window]) -> None:
         if not windows:
             return
-        asked = {"rooms": [window.room_id for window in windows]}
-        for room_id, kind, key, event_id in rows(sql.CURRENT, asked, self.using):
+        partial = {"rooms": [window.room_id for window in windows]}
+        for room_id, kind, key, event_id in rows(sql.CURRENT, partial, self.using):
             found[room_id].entries[kind, key] = event_id
         # The table may be newer than the window: undo the later changes.
         for room_id, kind, key, event_id in self._rows(sql.LATER_CHANGES, windows):
@@ -173,8 +167,8 @@ class Windows:
     def before(self, timelines: Mapping[str, Timeline]) -> dict[str, dict[StateKey, str | None]]:
         """Returns by room the state before its timeline, at the keys that the timeline changes: key -> event ID.
 
-        An event ID is null if the state has no entry there, or is not known. A room is left out if its timeline changes
-        no keys, or if its first event has no stored state.
+        The ID is None if there is no entry, or none is known. A room is left out if its timeline changes no keys, or if
+        its first event has no stored state.
         """
         keys = {room_id: _keys(timeline.events) for room_id, timeline in timelines.items()}
         firsts = [timelines[room_id].events[0].event_id for room_id in keys if keys[room_id]]
@@ -190,23 +184,20 @@ class Windows:
 
     # --- queries --------------------------------------------------------------------------------------------------
     def _allowed(self) -> list[Window]:
-        """Reads the user's access to the rooms of the windows. Returns the windows, limited to what the user may read."""
+        # limited to what the user may read
         self._access = read_access(self._user_id, list(self.windows), self.using)
         for room_id, access in self._access.items():
             window = self.windows[room_id]
             if (
                 not access.known or access.forgotten
             ):  # visibility cannot be computed, or the user has forgotten the room
-                self.windows[room_id] = replace(window, own_only=True)
+                self.windows[room_id] = replace(window, memberships_only=True)
             if access.membership == "ban" and not access.readable:  # like a user who left: events up to the ban
                 up_to = replace(access, known=True, readable=True, peeking=False)
                 self._access[room_id] = replace(up_to, cut=window.high, cut_depth=LARGEST)
             elif not access.readable:  # not in the room: only what came while they were joined, or is world-readable
                 self._access[room_id] = replace(access, known=True, readable=True, peeking=True)
         return list(self.windows.values())
-
-    def _access_values(self) -> dict[str, Any]:
-        return access_parameters(self._user_id, self._access.values())
 
     def _rows(
         self, text: str, windows: Iterable[Window], more: Mapping[str, Any] | None = None
@@ -218,7 +209,7 @@ class Windows:
             "lows": [window.low for window in columns],
             "highs": [window.high for window in columns],
             "wholes": [window.whole for window in columns],
-            "own_only": [window.own_only for window in columns],
+            "own_only": [window.memberships_only for window in columns],
             **(more or {}),
         }
         return rows(text, values, self.using, by_index="scanned" in values)

@@ -38,12 +38,10 @@ def current_token(streams: Collection[str] = (EVENTS.name,), using: str | None =
 
 
 def events_token(using: str | None = None) -> VectorToken:
-    """Returns the current position of the stream of events."""
     return registry.get(EVENTS.name).current(using).token()
 
 
 def token_text(token: SyncToken, using: str | None = None) -> str:
-    """Returns the text of a token."""
     if not any(part.entries for part in token.parts.values()):
         return token.text(lambda stream: {})
     numbers = _numbers(using)
@@ -52,7 +50,9 @@ def token_text(token: SyncToken, using: str | None = None) -> str:
 
 
 def read_token(text: object, using: str | None = None) -> SyncToken:
-    """Returns the token of a text. Raises ``TokenError``, and ``EpochChanged`` after a restore.
+    """Returns the token of a text.
+
+    Raises ``TokenError``, and ``EpochChanged`` after a restore.
 
     A text without an epoch is refused with ``TokenError``, because every token that was given out has one.
     """
@@ -73,10 +73,7 @@ def read_token(text: object, using: str | None = None) -> SyncToken:
 
 
 def read_events_token(since: str | SyncToken | VectorToken, using: str | None = None) -> VectorToken:
-    """Returns the position in the stream ``events``, from any form of token. Raises the errors of ``read_token``.
-
-    Raises ``TokenError`` also if the token has no part for this stream.
-    """
+    """Returns the position in the stream ``events``, from any form of token. Raises the errors of ``read_token``."""
     if isinstance(since, VectorToken):
         return since
     token = since if isinstance(since, SyncToken) else read_token(since, using)
@@ -93,15 +90,12 @@ def room_text(token: VectorToken, using: str | None = None) -> str:
 
 
 def _without_unknown(token: VectorToken, numbers: Mapping[str, int]) -> VectorToken:
-    """Returns the token without the entries of writers that have no number for tokens yet.
-
-    So the client gets the newest facts of these writers a second time later, but misses no fact.
-    """
+    # Writers that have no number for tokens yet. Clients get the newest facts of these a second time later, but miss
+    # none.
     return VectorToken(token.base, {writer: at for writer, at in token.entries.items() if writer in numbers})
 
 
 def _numbers(using: str | None) -> dict[str, dict[str, int]]:
-    """Returns the numbers that stand for writers in tokens, as ``{stream: {instance name: number}}``."""
     found: dict[str, dict[str, int]] = {}
     with _cursor(using) as cursor:
         cursor.execute(_NUMBERS)

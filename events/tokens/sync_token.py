@@ -28,8 +28,6 @@ from types import MappingProxyType
 from streams.core.tokens import VectorToken
 from streams.errors import TokenError
 
-__all__ = ["LONGEST_TOKEN", "MOST_STREAMS", "SyncToken"]
-
 LONGEST_TOKEN = 16_384
 """The most characters of a token. A longer text is refused."""
 MOST_STREAMS = 64
@@ -69,10 +67,7 @@ class SyncToken:
 
     @classmethod
     def parse(cls, text: object, names: Names) -> SyncToken:
-        """Parses the text of a token. Raises ``TokenError``.
-
-        The caller has to compare the token's epoch with the epoch of the database.
-        """
+        """Raises ``TokenError``. The caller has to compare the token's epoch with the epoch of the database."""
         if not isinstance(text, str) or not text or len(text) > LONGEST_TOKEN:
             raise TokenError(
                 f"A sync token is a text of 1 to {LONGEST_TOKEN} characters, as an answer's next_batch; got {text!r:.60}."
@@ -103,7 +98,6 @@ class SyncToken:
         return cls(parts, epoch, carried, generations)
 
     def text(self, numbers: Numbers) -> str:
-        """Returns the token as text, streams in alphabetical order."""
         texts = dict(self.carried)
         for stream, part in self.parts.items():
             texts[stream] = part.text(numbers(stream) if part.entries else {})
@@ -119,7 +113,6 @@ class SyncToken:
         return self.parts.get(stream)
 
     def replace(self, **parts: VectorToken) -> SyncToken:
-        """Returns a copy of the token with new positions for some streams. ``parts`` maps these streams to the positions."""
         carried = {stream: text for stream, text in self.carried.items() if stream not in parts}
         return SyncToken({**self.parts, **parts}, self.epoch, carried, self.generations)
 
@@ -134,10 +127,7 @@ class SyncToken:
         return SyncToken({**kept, **now.parts}, now.epoch, carried, {**generations, **now.generations})
 
     def known_to(self, now: SyncToken) -> SyncToken:
-        """Returns the token without the streams in memory that were restarted since it was given out.
-
-        These streams are answered in full.
-        """
+        """Returns the token without the streams in memory that were restarted since: they are answered in full."""
         old = {s for s in self.parts if s in now.parts and self.generations.get(s) != now.generations.get(s)}
         parts = {stream: part for stream, part in self.parts.items() if stream not in old}
         generations = {stream: number for stream, number in self.generations.items() if stream not in old}
@@ -146,10 +136,7 @@ class SyncToken:
     # --- algebra (of tokens of the same generations) --------------------------------------------------------------
 
     def before_or_equal(self, other: SyncToken) -> bool:
-        """Returns true if ``other`` covers everything that this token covers.
-
-        This is not a total order: of two tokens, each may cover facts that the other does not.
-        """
+        """Returns true if ``other`` covers everything that this token covers. This is not a total order."""
         theirs = other.parts
         return all(stream in theirs and part.before_or_equal(theirs[stream]) for stream, part in self.parts.items())
 

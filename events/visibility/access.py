@@ -46,12 +46,12 @@ __all__ = [
     "access_of",
     "access_parameters",
     "access_to_events",
-    "checked",
     "erase_user",
     "forget_room",
     "ignored_users_in",
     "max_lifetime_ms",
     "read_access",
+    "require_readable",
     "set_ignored_users",
     "unerase_user",
     "unforget_room",
@@ -62,7 +62,7 @@ IGNORED_USERS_LIMIT = 10_000
 ROOMS_LIMIT = 10_000
 _ROWS_OF_LOCKS = 64
 """Rows that lock lists of ignored users. A hash assigns each user to one of them."""
-_NOBODY = ""
+_NO_USER = ""
 """A user ID in place of one that cannot be stored. It is in no room."""
 
 #: Selects how a user may read rooms. A room that is not stored has no row. The function's plan is kept for the connection.
@@ -88,7 +88,6 @@ class Reach(StrEnum):
 
     @property
     def within(self) -> bool:
-        """True for the values that mean that the user has access to the event."""
         return self in (Reach.MEMBER, Reach.BEFORE_LEAVE, Reach.PEEKING)
 
 
@@ -96,8 +95,8 @@ class Reach(StrEnum):
 class Access:
     """The present access of a user to a room.
 
-    ``known`` is false if visibility cannot be computed, because of a gap. ``peeking`` means that the user is no member: they
-    see world-readable events, and shared events from the time when they were joined. ``recorded`` is true if the user has a
+    ``known`` is false if visibility cannot be computed, because of a gap. ``peeking``: the user is no member, and sees
+    world-readable events, and shared events from the time when they were joined. ``recorded``: the user has a
     membership event in the room.
     """
 
@@ -107,17 +106,16 @@ class Access:
     peeking: bool
     recorded: bool
     cut: int | None
-    """The stream position of the user's leave. The user has no access to events above it. Null: no limit."""
+    """The stream position of the user's leave. The user has no access to events above it. None: no limit."""
     cut_depth: int | None
     """The topological position of the user's leave. The user has no access to backfilled events above it."""
     membership: str | None
     """The user's membership in the room's current state."""
     forgotten: bool
     kept_since: int | None
-    """Messages with a lower ``origin_server_ts`` have expired. Null: no message has expired."""
+    """Messages with a lower ``origin_server_ts`` have expired. None: no message has expired."""
 
     def reach(self, stream_ordering: int, topological_ordering: int) -> Reach:
-        """Returns the way in which the user has access to an event at this place, or the reason why they have none."""
         if not self.known:
             return Reach.UNKNOWN
         if not self.readable:
@@ -133,7 +131,9 @@ class Access:
 def read_access(
     user_id: str, room_ids: Collection[str], using: str = "default", now_ms: int | None = None
 ) -> dict[str, Access]:
-    """Returns the user's access to these rooms, by one query. Rooms that are not stored are left out.
+    """Returns the user's access to these rooms, by one query.
+
+    Rooms that are not stored are left out.
 
     ``now_ms`` is the time for which retention is evaluated, by default the present. Raises ``InvalidQuery`` for more
     than ``ROOMS_LIMIT`` rooms.
@@ -141,7 +141,7 @@ def read_access(
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     rooms = checked_ids(room_ids, ROOMS_LIMIT)
     with connections[using].cursor() as cursor:
-        cursor.execute(_ACCESS, {"user": user_id if can_be_stored(user_id) else _NOBODY, "rooms": sorted(rooms)})
+        cursor.execute(_ACCESS, {"user": user_id if can_be_stored(user_id) else _NO_USER, "rooms": sorted(rooms)})
         rows = cursor.fetchall()
     return {row[0]: access_of(row, now_ms) for row in rows}
 
@@ -149,7 +149,7 @@ def read_access(
 def access_to_events(user_id: str, event_ids: Collection[str], using: str = "default") -> dict[str, Access]:
     """Returns the user's present access to the rooms of these events, by one query. The IDs must be storable."""
     connection = connections[using]
-    values = {"user": user_id if can_be_stored(user_id) else _NOBODY, "events": list(event_ids)}
+    values = {"user": user_id if can_be_stored(user_id) else _NO_USER, "events": list(event_ids)}
     again = is_repeated(connection, _ACCESS_TO_EVENTS)
     rows = send_together(connection, [Statement(_ACCESS_TO_EVENTS, values, again=again)])
     now_ms = time.time_ns() // 1_000_000
@@ -165,8 +165,8 @@ def access_of(row: Sequence[Any], now_ms: int) -> Access:
     return Access(room_id, known, readable, peeking, recorded, cut, cut_depth, membership, forgotten, since)
 
 
-def checked(access: Access | None, user_id: str, room_id: str) -> Access:
-    """Returns ``access``. Raises ``UnknownRoom`` if it is null, and ``NotReadable`` if the user may not read the room."""
+def require_readable(access: Access | None, user_id: str, room_id: str) -> Access:
+    """Returns ``access``. Raises ``UnknownRoom`` if it is None, and ``NotReadable`` if the user may not read the room."""
     if access is None:
         raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     if not access.known:
@@ -177,10 +177,7 @@ def checked(access: Access | None, user_id: str, room_id: str) -> Access:
 
 
 def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any]:
-    """Returns the parameters of ``predicate_sql.ACCESS_ROWS`` and ``predicate_sql.sees()``.
-
-    Rooms that the user may not read are left out.
-    """
+    """Returns the parameters of ``predicate_sql.ACCESS_ROWS`` and ``predicate_sql.sees()``, of readable rooms only."""
     rows = [access for access in accesses if access.readable]
     return {
         "user_id": user_id,
@@ -194,9 +191,9 @@ def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any
 
 
 def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | None:
-    """Returns for how long a room keeps messages. Null means for ever.
+    """Returns for how long a room keeps messages, by its ``m.room.retention`` (``policy``) and the settings.
 
-    The room's ``m.room.retention`` event (``policy``) and the site's settings decide how long this is.
+    None: for ever.
     """
     lifetime = _wanted_lifetime(policy)
     if lifetime is None and configured.retention_default_seconds > 0:
@@ -218,7 +215,9 @@ def _wanted_lifetime(policy: bytes | None) -> int | None:
 
 
 def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
-    """Hides the room from a user who has left, as if the user had never been a member. A new membership shows it again.
+    """Hides the room from a user who has left, as if the user had never been a member.
+
+    A new membership shows it again.
 
     Raises ``CannotForget`` unless the user has left or is banned.
     """
@@ -242,7 +241,7 @@ def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
 
 
 def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
-    """Undoes ``forget_room``. Returns false if the room was not forgotten."""
+    """Returns false if the room was not forgotten."""
     alias = using or stream_settings().database
     if not (can_be_stored(user_id) and can_be_stored(room_id)):
         return False
@@ -259,19 +258,21 @@ def erase_user(user_id: str, using: str | None = None) -> bool:
 
 
 def unerase_user(user_id: str, using: str | None = None) -> bool:
-    """Undoes ``erase_user``. Returns false if the user was not erased."""
+    """Returns false if the user was not erased."""
     alias = using or stream_settings().database
     return can_be_stored(user_id) and ErasedUser.objects.using(alias).filter(user_id=user_id).delete()[0] > 0
 
 
 def ignored_users_in(content: object) -> list[str]:
-    """Returns the users in the content of an ``m.ignored_user_list``. Unreadable content gives an empty list."""
+    """Returns the users in the content of an ``m.ignored_user_list``; none if it is unreadable."""
     users = content.get("ignored_users") if isinstance(content, Mapping) else None
     return sorted(user for user in users if isinstance(user, str)) if isinstance(users, Mapping) else []
 
 
 def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
-    """Replaces the list of users whom a user ignores. The user's own ID is left out of the list.
+    """Replaces the list of users whom a user ignores.
+
+    The user's own ID is left out of the list.
 
     If the list changes, the user's next sync answer is a full one, because an answer has neither messages, invites,
     receipts nor typing of ignored users. Appends a fact to the stream ``account_data`` in the same transaction, and

@@ -1,8 +1,10 @@
 """Explains why a user sees an event or does not.
 
+    explain_visibility("@bob:b", ["$e"])  ->  rule not_visible, membership leave, history_visibility joined
+
 The answer is computed from the states before and after each event, and not from ranges. So tests can compare ranges
-with it. The answer names the rule that decided, in the words of ``docs/reference/visibility.md``, and the way in which
-the user has access to the event. Ignored senders and retention are taken into account.
+with it. It names the rule that decided, in the words of ``docs/reference/visibility.md``, and the way in which the user
+has access to the event. Ignored senders and retention are taken into account.
 """
 
 from __future__ import annotations
@@ -19,14 +21,12 @@ from events.models import ErasedUser, Event, IgnoredUser, Room
 from events.stored_states import StoredStates
 from events.visibility.access import Access, Reach, read_access
 from events.visibility.rule import Answer, Rule, Verdict, for_client, known_visibility
-from events.visibility.viewer import HISTORY_VISIBILITY, Viewer, history_visibility, membership, sight_of
+from events.visibility.viewer import HISTORY_VISIBILITY, Viewer, history_visibility, membership, rule_input
 from state.models import StateGroup
 from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.rules.room_versions import room_version
 from streams.db.consistent_read import read_only_snapshot
-
-__all__ = ["Explanation", "explain_visibility"]
 
 _EVENTS_PER_ROUND = 200
 
@@ -35,10 +35,10 @@ _EVENTS_PER_ROUND = 200
 class Explanation:
     """The answer for one event and one user, with the reasons.
 
-    ``allowed`` is true if the room's state at the event lets the user see it. ``reach`` is the way in which the user
-    has access to the event now, or the reason why they have none. ``pruned`` is true if the user sees the redacted
-    form, because the sender is erased and the user was not joined. ``redacted_by`` is the redaction because of which
-    all users see the redacted form.
+    ``allowed``: the room's state at the event lets the user see it. ``reach`` is the way in which the user has access
+    to the event now, or the reason why they have none. ``pruned``: the user sees the redacted form, because the sender
+    is erased and the user was not joined. ``redacted_by`` is the redaction because of which all users see the redacted
+    form.
     """
 
     event_id: str
@@ -54,12 +54,11 @@ class Explanation:
 
     @property
     def reachable(self) -> bool:
-        """True if the user may read the room now, and the event does not come after their own leave."""
         return self.reach.within
 
     @property
     def seen(self) -> bool:
-        """True if the event is both allowed and reachable, so that pages and syncs show it to the user.
+        """True if pages and syncs show it to the user.
 
         Exception: pages that are read backwards begin at the user's leave, and skip events of a higher depth.
         """
@@ -76,12 +75,12 @@ def explain_visibility(
     rest = iter(event_ids)
     user_id = user_id if can_be_stored(user_id) else ""  # such a user is in no room
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    while asked := list(islice(rest, _EVENTS_PER_ROUND)):
+    while chunk := list(islice(rest, _EVENTS_PER_ROUND)):
         # One snapshot for all queries of a round. Without it: A reads an event with its state group, B compacts the room's groups
         # and commits, A looks for the event's old group in vain.
         with read_only_snapshot(using):
-            found = _Round(user_id, [event_id for event_id in asked if can_be_stored(event_id)], using, now_ms)
-        for event_id in asked:
+            found = _Round(user_id, [event_id for event_id in chunk if can_be_stored(event_id)], using, now_ms)
+        for event_id in chunk:
             try:
                 yield found.explain(event_id)
             except (UnknownEvent, StateUnresolved) as error:
@@ -89,18 +88,14 @@ def explain_visibility(
 
 
 class _Round:
-    """Some events to explain, with all rows that the answers need.
-
-    A few queries read the rows for all of these events.
-    """
-
+    # Some events to explain. A few queries read what the answers to all of them need.
     def __init__(self, user_id: str, event_ids: Sequence[str], using: str, now_ms: int) -> None:
         self._user_id = user_id
         events = list(Event.objects.using(using).filter(event_id__in=event_ids))
         self._events = {event.event_id: event for event in events}
         after = {event.state_group for event in events if event.state_group is not None}
-        self._below = dict(StateGroup.objects.using(using).filter(id__in=after).values_list("id", "prev_group"))
-        groups = {*after, *(group for group in self._below.values() if group is not None)}
+        self._group_below = dict(StateGroup.objects.using(using).filter(id__in=after).values_list("id", "prev_group"))
+        groups = {*after, *(group for group in self._group_below.values() if group is not None)}
         keys = [("m.room.member", user_id), HISTORY_VISIBILITY, JOIN_RULES]
         redacted = {event.redacts for event in events if event.redacts is not None}
         if redacted:
@@ -146,16 +141,15 @@ class _Round:
             return Verdict(Answer.HIDDEN, Rule.REJECTED)
         before = after
         if event.state_key is not None and event.state_group is not None:
-            before = self._states.state(self._below[event.state_group])
+            before = self._states.state(self._group_below[event.state_group])
         if event.type == REDACTION and not self._redacts_something(event, before):
             return Verdict(Answer.HIDDEN, Rule.REDACTION_WITHOUT_EFFECT)
         viewer = Viewer(self._user_id, access.peeking, self._ignored, self._erased)
-        sight = sight_of(event, viewer, before, after)
+        given = rule_input(event, viewer, before, after)
         expired = access.kept_since is not None and event.origin_server_ts < access.kept_since
-        return for_client(replace(sight, expired=expired))
+        return for_client(replace(given, expired=expired))
 
     def _redacts_something(self, redaction: Event, before: State | None) -> bool:
-        """Returns true if the redaction's target is stored in the same room, and the sender may redact it."""
         target = self._targets.get(redaction.redacts or "")
         if target is None:
             return False

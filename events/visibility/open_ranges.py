@@ -13,8 +13,6 @@ from typing import Any
 from events.errors import RangesDisagree
 from events.visibility.ranges import VisibilityRow
 
-__all__ = ["check_open_ranges"]
-
 _MOST_NAMED = 5
 _KINDS = {"join": "joined", "leave": "cut"}
 #: Selects the memberships in the current state. There are none if this state is unknown, or if no live event was accepted.

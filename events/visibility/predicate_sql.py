@@ -10,8 +10,8 @@ An access row has these columns:
     room_id, user_id
     peeking     the user reads the room as a world-readable one
     recorded    the user has a membership event in the room
-    cut, cut_depth      (stream, topological) position of the user's leave; null: no cut
-    kept_since  messages with an origin_server_ts below this have expired; null: no message has
+    cut, cut_depth      (stream, topological) position of the user's leave; NULL: no cut
+    kept_since  messages with an origin_server_ts below this have expired; NULL: no message has
 
 Assumes the tables of ``events.models`` and the SQL function ``events_membership_at(state_group, user_id)``.
 
@@ -63,8 +63,8 @@ def is_accepted(event: str = "e") -> str:
 def sees(event: str = "e", access: str = "a") -> str:
     """Returns SQL for "the user of the parameters sees the event", all rules included.
 
-    ``event`` is the alias of a table of events, and ``access`` the alias of access rows (`ACCESS_ROWS`). The caller
-    joins the table and the access rows by ``room_id``.
+    ``event`` is the alias of a table of events, and ``access`` the alias of access rows (``ACCESS_ROWS``). The caller
+    joins the two by ``room_id``.
     """
     return f"""{_seen(event, access)}
 AND ({event}.state_key IS NOT NULL OR (
@@ -75,21 +75,15 @@ AND ({event}.state_key IS NOT NULL OR (
 
 
 def pruned(event: str = "e", access: str = "a") -> str:
-    """Returns SQL for "the user sees only the redacted form, because the sender is erased".
-
-    May be used only for events that the user sees.
-    """
+    """Returns SQL for "the user, who sees the event, sees only the redacted form, because the sender is erased"."""
     return f"""({_erased(event)} AND CASE
-  WHEN {_own(event, access)} THEN NOT coalesce({event}.membership = 'join'
-    OR ({event}.membership <> 'leave' AND {_own_before(event, access)} = 'join'), false)
+  WHEN {_is_own_membership(event, access)} THEN NOT coalesce({event}.membership = 'join'
+    OR ({event}.membership <> 'leave' AND {_membership_before(event, access)} = 'join'), false)
   ELSE events_membership_at({event}.state_group, {access}.user_id) IS DISTINCT FROM 'join' END)"""
 
 
 def _seen(event: str, access: str) -> str:
-    """Returns SQL for the part of the predicate that depends on room state.
-
-    The SQL includes the condition for ``cut``, the position above which a user who has left sees nothing.
-    """
+    # The part that depends on room state, including the position above which a user who has left sees nothing.
     return f"""{is_accepted(event)}
 AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
   AND ({event}.stream_ordering > 0 OR {event}.topological_ordering <= {access}.cut_depth)))
@@ -101,7 +95,7 @@ AND (
   OR (
     ({access}.recorded OR NOT {access}.peeking)
     AND CASE WHEN {access}.peeking AND {_in_wide_range(event, "v.kind = 'shared'")} THEN {_joined_at(event, access)}
-      ELSE {_in_own_range(event, access)} END
+      ELSE {_in_user_range(event, access)} END
   )
 )"""
 
@@ -110,70 +104,55 @@ _WIDE = "IS NULL"
 
 
 def _some_range(condition: str) -> str:
-    """Returns SQL for "a range with this condition exists", without ``EXISTS``.
-
-    The planner may turn ``EXISTS`` into one read of the ranges of all rooms.
-    """
+    # Not ``EXISTS``, which the planner may turn into one read of the ranges of all rooms.
     return f"coalesce((SELECT true FROM events_eventvisibility v WHERE {condition} LIMIT 1), false)"
 
 
-def _covers(of: str, event: str, admits: str = "true") -> str:
-    """Returns SQL for "a range covers the event, and the condition ``admits`` holds for that range".
-
-    The SQL reads only the last range that begins at or before the event. This is enough if ranges do not overlap. The
-    ranges of a room (``shared``, ``world``) do not overlap. The ranges of a user (``joined``, ``invited``) may share
-    one event, the first of the later range.
-    """
+def _covers(of: str, event: str, condition: str = "true") -> str:
+    # Only the last range that begins at or before the event is read. This is enough: the ranges of a room (``shared``,
+    # ``world``) do not overlap, and those of a user (``joined``, ``invited``) share at most the first event of the
+    # later.
     return f"""coalesce((
-      SELECT (v.last IS NULL OR v.last >= {event}.stream_ordering) AND {admits} FROM events_eventvisibility v
+      SELECT (v.last IS NULL OR v.last >= {event}.stream_ordering) AND {condition} FROM events_eventvisibility v
       WHERE v.room_id = {event}.room_id AND {of} AND v.first <= {event}.stream_ordering
       ORDER BY v.first DESC LIMIT 1), false)"""
 
 
-def _in_wide_range(event: str, admits: str) -> str:
-    return _covers("v.user_id IS NULL AND v.kind IN ('shared', 'world')", event, admits)
+def _in_wide_range(event: str, condition: str) -> str:
+    return _covers("v.user_id IS NULL AND v.kind IN ('shared', 'world')", event, condition)
 
 
 def _single(user: str, kind: str, event: str) -> str:
-    """Returns SQL for "there is a row of this kind for this event alone".
-
-    ``user`` is the SQL condition on the user ID of the row.
-    """
+    # there is a row of this kind for this event alone
     return _some_range(f"""v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}'
       AND v.first = {event}.stream_ordering""")
 
 
-def _in_own_range(event: str, access: str) -> str:
-    own = f"= {access}.user_id"
-    covered = _covers(f"v.user_id {own} AND v.kind IN ('joined', 'invited')", event)
-    return f"(({covered} AND NOT {_single(own, 'hidden', event)}) OR {_single(own, 'shown', event)})"
+def _in_user_range(event: str, access: str) -> str:
+    user = f"= {access}.user_id"
+    covered = _covers(f"v.user_id {user} AND v.kind IN ('joined', 'invited')", event)
+    return f"(({covered} AND NOT {_single(user, 'hidden', event)}) OR {_single(user, 'shown', event)})"
 
 
 def _erased(event: str) -> str:
     return f"EXISTS (SELECT FROM events_eraseduser x WHERE x.user_id = {event}.sender)"
 
 
-def _own(event: str, access: str) -> str:
+def _is_own_membership(event: str, access: str) -> str:
     return f"({event}.type = 'm.room.member' AND {event}.state_key = {access}.user_id)"
 
 
-def _own_before(event: str, access: str) -> str:
-    """Returns SQL for the user's membership before a state event.
-
-    The SQL reads the group to which the event's own state group is a delta.
-    """
+def _membership_before(event: str, access: str) -> str:
+    # in the group to which the event's own state group is a delta
     return f"""events_membership_at(
       (SELECT g.prev_group FROM state_stategroup g WHERE g.id = {event}.state_group), {access}.user_id)"""
 
 
 def _joined_at(event: str, access: str) -> str:
-    """Returns SQL for "the user was joined at the event".
-
-    In a range ``shared``, a peeking user sees only the events at which the user was joined.
-    """
-    return f"""CASE WHEN {_own(event, access)} THEN coalesce({event}.membership = 'join'
-        OR {_own_before(event, access)} = 'join'
-        OR ({event}.membership = 'leave' AND {_own_before(event, access)} = 'invite'), false)
+    # In a range ``shared``, a peeking user sees only the events at which the user was joined.
+    return f"""CASE WHEN {_is_own_membership(event, access)} THEN coalesce({event}.membership = 'join'
+        OR {_membership_before(event, access)} = 'join'
+        OR ({event}.membership = 'leave' AND {_membership_before(event, access)} = 'invite'), false)
       ELSE coalesce(events_membership_at({event}.state_group, {access}.user_id) = 'join', false) END"""
 
 

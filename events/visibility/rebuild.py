@@ -7,7 +7,6 @@ events and state changes. Assumes the caller's transaction with the room's row l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
@@ -23,8 +22,6 @@ from events.visibility.ranges import VisibilityRow
 from events.visibility.recompute import GraphRanges
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import room_version
-
-__all__ = ["rebuild_visibility", "recomputed_ranges"]
 
 #: Selects a room's events with a place in the graph, in stream order.
 _EVENTS = """
@@ -50,10 +47,12 @@ _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
 
 def rebuild_visibility(room_id: str, using: str = "default") -> bool:
-    """Replaces the room's ranges. If the ranges cannot be computed yet, deletes the stored ranges and returns false.
+    """Replaces the room's ranges.
 
-    ``Room.visibility_unresolved`` becomes true if the ranges cannot be computed, otherwise false. Raises
-    ``RangesDisagree``, and writes nothing, if the new ranges contradict the room's current state.
+    If they cannot be computed yet, deletes the stored ones and returns false.
+
+    ``Room.visibility_unresolved`` becomes true or false accordingly. Raises ``RangesDisagree``, and writes nothing, if
+    the new ranges contradict the room's current state.
     """
     rows = recomputed_ranges(room_id, using)
     with connections[using].cursor() as cursor:
@@ -69,62 +68,38 @@ def rebuild_visibility(room_id: str, using: str = "default") -> bool:
 
 
 def recomputed_ranges(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
-    """Computes the ranges, with stream positions as places. Returns null if the state at a live event is not known."""
-    return _stored_history(room_id, using).ranges()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The stored rows of a room from which its ranges are computed."""
-
-    groups: list[tuple[int, int | None, str | None, str, str | None]]
-    verdicts: dict[str, Sequence[Any]]
-    """State event -> its flags, verdict and position."""
-    targets: list[tuple[str, str, str]]
-    events: list[tuple[Any, ...]]
-
-    @classmethod
-    def of(cls, room_id: str, using: str) -> _Rows:
-        found = []
-        # Four statements, and at READ COMMITTED each has a snapshot of its own. They fit together because the caller holds the
-        # room's lock. Without it: A reads the groups, B stores an event with a new group, A reads this event without its group.
-        with connections[using].cursor() as cursor:
-            for query in (_GROUPS, _STATE_EVENTS, _TARGETS, _EVENTS):
-                cursor.execute(query, {"room": room_id})
-                found.append(cursor.fetchall())
-        groups, verdicts, targets, events = found
-        return cls(groups, {event_id: about for event_id, *about in verdicts}, targets, events)
-
-    def state_events(self, using: str) -> dict[str, ParsedEvent]:
-        """Returns the state events, by ID, with the content that the visibility rules read."""
-        parsed = parsed_events(list(self.verdicts), using)
-        return {event_id: _with_facts(event, *self.verdicts[event_id]) for event_id, event in parsed.items()}
-
-
-def _stored_history(room_id: str, using: str) -> GraphRanges:
-    """Loads the room's events with their stored states."""
+    """Computes the ranges, with stream positions as places. None if the state at a live event is not known."""
     room = Room.objects.using(using).get(pk=room_id)
-    version = room_version(room.room_version)
-    rows = _Rows.of(room_id, using)
-    builder, numbers, below = _builder(rows.groups)
-    content = rows.state_events(using)
-    columns = [_event(row, room.room_version) for row in rows.events]
-    graph = [content.get(event.event_id, event) for event in columns]
-    group_of: dict[str, int] = {row[0]: row[-2] for row in rows.events if row[-2] is not None}
+    found = []
+    # Four statements, and at READ COMMITTED each has a snapshot of its own. They fit together because the caller holds the
+    # room's lock. Without it: A reads the groups, B stores an event with a new group, A reads this event without its group.
+    with connections[using].cursor() as cursor:
+        for query in (_GROUPS, _STATE_EVENTS, _TARGETS, _EVENTS):
+            cursor.execute(query, {"room": room_id})
+            found.append(cursor.fetchall())
+    group_rows, verdict_rows, target_rows, event_rows = found
+    builder, numbers, below = _builder(group_rows)
+    verdicts = {event_id: verdict for event_id, *verdict in verdict_rows}
+    parsed = parsed_events(list(verdicts), using)
+    state_events = {event_id: _with_verdict(event, *verdicts[event_id]) for event_id, event in parsed.items()}
+    columns = [_message_from_columns(row, room.room_version) for row in event_rows]
+    graph = [state_events.get(event.event_id, event) for event in columns]
+    group_of: dict[str, int] = {row[0]: row[-2] for row in event_rows if row[-2] is not None}
     after = {event_id: numbers[group] for event_id, group in group_of.items()}
-    events: dict[str, ParsedEvent] = {**content, **{event.event_id: event for event in graph}}
-    create = content.get(room.create_event_id or "")
-    states = RoomStates(version, [], Stored(events, create, builder, after, lambda _states: None))
+    events: dict[str, ParsedEvent] = {**state_events, **{event.event_id: event for event in graph}}
+    create = state_events.get(room.create_event_id or "")
+    stored = Stored(events, create, builder, after, lambda _states: None)
+    states = RoomStates(room_version(room.room_version), [], stored)
     for event in graph:
         group = group_of.get(event.event_id)
         before = below.get(group or 0) if event.is_state and is_accepted(event) else group
         if before is not None:
             states.before[event.event_id] = numbers[before]
-    targets = {event_id: (event_type, sender) for event_id, event_type, sender in rows.targets}
-    return GraphRanges(graph, states, targets)
+    targets = {event_id: (event_type, sender) for event_id, event_type, sender in target_rows}
+    return GraphRanges(graph, states, targets).ranges()
 
 
-def _with_facts(
+def _with_verdict(
     event: ParsedEvent, outlier: bool, soft_failed: bool, rejected_reason: str | None, place: int
 ) -> ParsedEvent:
     return replace(
@@ -139,8 +114,8 @@ def _with_facts(
     )
 
 
-def _event(row: Sequence[Any], version: str) -> ParsedEvent:
-    """Returns an event made from its columns, without content. For a message, that is enough."""
+def _message_from_columns(row: Sequence[Any], version: str) -> ParsedEvent:
+    """Builds a message without reading its JSON: ranges depend on its place and sender only."""
     event_id, room_id, kind, key, sender, depth, at, membership, redacts, soft_failed, reason, place, _, prevs = row
     event = ParsedEvent(
         event_id=event_id,
@@ -160,13 +135,13 @@ def _event(row: Sequence[Any], version: str) -> ParsedEvent:
         json=b"",
         content={},
     )
-    return _with_facts(event, False, soft_failed, reason, place)
+    return _with_verdict(event, False, soft_failed, reason, place)
 
 
 def _builder(
     rows: Sequence[tuple[int, int | None, str | None, str, str | None]],
 ) -> tuple[GroupBuilder, dict[int, int], dict[int, int | None]]:
-    """Returns (builder with the stored groups, group -> its number in the builder, group -> the group that it is a delta to)."""
+    # (builder with the stored groups, group -> its number there, group -> the group that it is a delta to)
     changes: dict[int, dict[StateKey, str | None]] = {}
     below: dict[int, int | None] = {}
     for group, prev, event_type, state_key, event_id in rows:

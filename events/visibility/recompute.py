@@ -19,30 +19,24 @@ from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.groups.deltas import GroupBuilder
 
-__all__ = ["GraphRanges", "show_the_same"]
 
-
-def show_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
+def show_the_same(left: Sequence[VisibilityRow], right: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
     """Returns true if the two sets of ranges show the same accepted events, at ``places``, to all users.
 
-    Different rows may mean the same visibility, for two reasons. Each batch of backfilled events may have ranges of its
-    own. And in a room with very many forward extremities, the current state is computed only once for each batch.
+    Different rows may mean the same: each batch of backfilled events may have ranges of its own, and in a room with
+    very many forward extremities the current state is computed only once for each batch.
     """
-    return _covered(one, places) == _covered(other, places)
+    return _covered(left, places) == _covered(right, places)
 
 
-_GOES_ON = ("joined", "invited")
-_OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
+_CONTINUING_KINDS = ("joined", "invited")
+_MERGED_KINDS = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 
 
 def _covered(
     rows: Sequence[VisibilityRow], places: Sequence[int]
 ) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
-    """Returns the events that the rows cover: (user, kind) -> merged spans of event numbers.
-
-    An event's number is its index in ``places``. Room-wide rows and cuts are merged by kind. All other rows of a user
-    are merged together.
-    """
+    # (user, kind) -> merged spans of indexes in ``places``. Users' own rows are merged, others by kind.
     spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
     hidden: dict[str | None, set[int]] = {}
     for row in rows:
@@ -51,74 +45,49 @@ def _covered(
         if row.kind == "hidden":
             hidden.setdefault(row.user_id, set()).add(first)
         elif first <= last:
-            spans.setdefault((row.user_id, _OWN.get(row.kind, row.kind)), []).append((first, last))
+            spans.setdefault((row.user_id, _MERGED_KINDS.get(row.kind, row.kind)), []).append((first, last))
     open_to_all = _merged([span for kind in ("shared", "world") for span in spans.get((None, kind), ())], ())
-    told = {}
+    covered = {}
     for (user_id, kind), found in spans.items():
-        told[user_id, kind] = _merged(found, hidden.get(user_id, ()) if kind == "own" else ())
+        covered[user_id, kind] = _merged(found, hidden.get(user_id, ()) if kind == "own" else ())
         if kind == "own":  # where a room-wide range admits members, the predicate does not read a user's own rows
-            told[user_id, kind] = list(_outside(told[user_id, kind], open_to_all))
+            covered[user_id, kind] = list(_outside(covered[user_id, kind], open_to_all))
     if open_to_all and open_to_all[-1][1] == len(places) - 1:  # open ranges matter for events to come
-        told.update(((row.user_id, "open"), [(0, 0)]) for row in rows if row.last is None and row.kind in _GOES_ON)
-    return {key: found for key, found in told.items() if found}
+        covered.update(
+            ((row.user_id, "open"), [(0, 0)]) for row in rows if row.last is None and row.kind in _CONTINUING_KINDS
+        )
+    return {key: found for key, found in covered.items() if found}
 
 
 def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
-    """Merges spans that overlap or touch.
-
-    Returns the merged spans in ascending order, without the numbers in ``hidden``.
-    """
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
             found[-1] = found[-1][0], max(last, found[-1][1])
         else:
             found.append((first, last))
-    return found if not hidden else list(_without(found, sorted(hidden)))
+    return found if not hidden else list(_outside(found, [(number, number) for number in sorted(hidden)]))
 
 
 def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the parts of ``spans`` that ``others`` do not cover.
-
-    ``spans`` and ``others`` are ascending. The time is linear in their lengths.
-    """
     number = 0
     for first, last in spans:
         start = first
         while number < len(others) and others[number][1] < start:
             number += 1
-        at = number
-        while at < len(others) and others[at][0] <= last:
-            if start < others[at][0]:
-                yield start, others[at][0] - 1
-            start = others[at][1] + 1
-            at += 1
-        if start <= last:
-            yield start, last
-
-
-def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the parts of ``spans`` between the numbers in ``hidden``.
-
-    ``spans`` and ``hidden`` are ascending. The time is linear in their lengths.
-    """
-    for first, last in spans:
-        start = first
-        for number in hidden[bisect_left(hidden, first) : bisect_right(hidden, last)]:
-            if start < number:
-                yield start, number - 1
-            start = number + 1
+        index = number
+        while index < len(others) and others[index][0] <= last:
+            if start < others[index][0]:
+                yield start, others[index][0] - 1
+            start = others[index][1] + 1
+            index += 1
         if start <= last:
             yield start, last
 
 
 @dataclass(slots=True)
 class _Runs:
-    """The ranges of backfilled events.
-
-    No range continues over an event without a state, because that event may get ranges later.
-    """
-
+    # No range continues over an event without a state, because that event may get ranges later.
     builder: GroupBuilder
     events: dict[str, ParsedEvent]
     rows: list[VisibilityRow] = field(default_factory=list)
@@ -136,21 +105,16 @@ class _Runs:
         self.run = None
 
 
-def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
-    order, left = causal_order(events)
-    return [events[number] for number in (*order, *left)]
-
-
-def _came_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
-    """Returns true if both events are live and ``prev`` arrived first. For backfilled events, the order is not known."""
+def _arrived_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
+    # of backfilled events the order is not known
     return 0 < (prev.stream_ordering or 0) < (event.stream_ordering or 0)
 
 
 class GraphRanges:
     """The events of a room that are in the graph, in the order of arrival, with verdicts and states.
 
-    ``targets`` maps the IDs of redacted events to (type, sender). ``extremities`` are the forward extremities after all
-    events. ``current`` is the group of the current state after all events, or null if it is not known.
+    ``targets`` maps the IDs of redacted events to (type, sender). ``extremities`` and ``current``, the group of the
+    current state (None: not known), are those after all events.
     """
 
     def __init__(
@@ -160,32 +124,33 @@ class GraphRanges:
         self._version = states.version
         self.extremities: list[str] = []
         self.current: int | None = None
-        self._line = self._lines()
+        self._current_on_arrival = self._current_states()
 
     def ranges(self) -> list[VisibilityRow] | None:
-        """Returns the visibility ranges, or null if the state at a live event is not known."""
-        lines, events = self._line, dict(self._states.events)
-        old = _Runs(self._states.builder, events)
+        """Returns the visibility ranges, or None if the state at a live event is not known."""
+        currents, events = self._current_on_arrival, dict(self._states.events)
+        backfilled = _Runs(self._states.builder, events)
         live = VisibilityRanges(self._states.builder, events)
         for event in self._graph:
             if not is_accepted(event):
                 continue
-            step = self._step(event, lines.get(event.event_id))
+            step = self._step(event, currents.get(event.event_id))
             if event.backfilled:
-                old.add(step)
+                backfilled.add(step)
             elif step is None:
                 return None
             else:
                 live.add(step)
-        old.end()
-        return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
+        backfilled.end()
+        return in_order([*backfilled.rows, *live.rows, *live.still_open(), *self._withheld()])
 
-    def _lines(self) -> dict[str, int | None]:
-        """Returns for each live event the *line*: the group of the current state right after the event arrived.
+    def _current_states(self) -> dict[str, int | None]:
+        """For each live event the group of the current state right after its arrival.
 
-        Events are processed in the order of positions, even if an event arrived before its prev event. Example: A is Bob's
-        leave, and arrives before its prev event, a message M. Then M arrives, and then B, whose prev event is A. If A were
-        processed after M, the line would go back to Bob's membership at M, and Bob's cut would begin only at B.
+        Events are processed in the order of positions, even if an event arrived before its prev event. Example: A is
+        Bob's leave, and arrives before its prev event, a message M. Then M arrives, and then B, whose prev event is A.
+        If A were processed after M, the current state would go back to Bob's membership at M, and Bob's cut would begin
+        only at B.
         """
         by_id = {event.event_id: event for event in self._graph}
         last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
@@ -195,10 +160,10 @@ class GraphRanges:
 
         def reaches(node: Node[str]) -> Sequence[str]:
             event = by_id[node.event_id]
-            earlier = {prev for prev in event.prev_event_ids if prev in by_id and _came_before(by_id[prev], event)}
+            earlier = {prev for prev in event.prev_event_ids if prev in by_id and _arrived_before(by_id[prev], event)}
             return self._states.reached(event, self._states.before.get(event.event_id), earlier)
 
-        arrivals = EventExtremityTracker(
+        tracker = EventExtremityTracker(
             self._states, ForwardExtremities(find=find, live=last is not None, reaches=reaches)
         )
         found: dict[str, int | None] = {}
@@ -206,27 +171,28 @@ class GraphRanges:
         # of its arrival is not known.
         for event in self._graph:
             if not event.backfilled:
-                arrivals.add(event)
-                found[event.event_id] = arrivals.current
+                tracker.add(event)
+                found[event.event_id] = tracker.current
         if last is None:
-            for event in _in_order([event for event in self._graph if event.backfilled]):
-                arrivals.add(event)
-        current = self.current = arrivals.finish()
-        self.extremities = list(arrivals.extremities.current)
+            backfilled = [event for event in self._graph if event.backfilled]
+            order, left = causal_order(backfilled)
+            for number in (*order, *left):
+                tracker.add(backfilled[number])
+        current = self.current = tracker.finish()
+        self.extremities = list(tracker.extremities.current)
         if last is not None and current is not None:  # the next batch in this room continues from this state
             found[last.event_id] = current
         return found
 
-    def _step(self, event: ParsedEvent, line: int | None) -> Step | None:
-        """Returns the step of an event, or null if its state is not known."""
+    def _step(self, event: ParsedEvent, current: int | None) -> Step | None:
         after = self._states.after.get(event.event_id)
         if after is None or event.stream_ordering is None:
             return None
         before = self._states.before.get(event.event_id)
-        return Step(event.stream_ordering, event, before, after, after if line is None else line)
+        return Step(event.stream_ordering, event, before, after, after if current is None else current)
 
     def _withheld(self) -> list[VisibilityRow]:
-        """Returns a row for each accepted redaction without effect, also for redactions without a target."""
+        # also redactions without a target
         found = []
         for event in self._graph:
             place = event.stream_ordering
@@ -237,10 +203,7 @@ class GraphRanges:
         return found
 
     def redacts_something(self, redaction: ParsedEvent) -> bool:
-        """Returns true if an accepted redaction takes effect.
-
-        If the state before the redaction is not known, only the rules that need no state are applied.
-        """
+        """Returns true if an accepted redaction takes effect, by the state before it as far as that is known."""
         target_id = redaction.redacts or ""
         if target_id not in self._targets:
             return False

@@ -22,9 +22,9 @@ __all__ = [
     "HISTORY_VISIBILITIES",
     "Answer",
     "Rule",
-    "Sight",
+    "RuleInput",
     "Verdict",
-    "admits",
+    "admitting_rule",
     "effective_visibility",
     "for_client",
     "for_server",
@@ -41,18 +41,13 @@ _NEVER_SHOWN = frozenset({_DUMMY, "m.room.aliases"})
 
 
 class Answer(StrEnum):
-    """The answer to a viewer: they get the event in full, in redacted form, or not at all."""
-
     FULL = "full"
     REDACTED = "redacted"
     HIDDEN = "hidden"
 
 
 class Rule(StrEnum):
-    """The rule that decided, as a stable word (``docs/reference/visibility.md``).
-
-    The rules for clients are listed in the order in which they are checked.
-    """
+    """The rule that decided, as a stable word. Those for clients are in the order in which they are checked."""
 
     REJECTED = "rejected"
     REDACTION_WITHOUT_EFFECT = "redaction_without_effect"
@@ -75,8 +70,6 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer, and the rule that gave it."""
-
     answer: Answer
     rule: Rule
 
@@ -86,12 +79,12 @@ _OUTLIER = Verdict(Answer.HIDDEN, Rule.OUTLIER)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """The data about an event and a viewer that the rule needs.
+class RuleInput:
+    """What the rule needs to know about an event and a viewer.
 
-    ``membership`` and ``visibility`` are the values after the event, or null. If ``own`` is true, the event is the
-    viewer's own membership event, and ``own_before`` is the membership before the event. If ``changes_visibility`` is
-    true, the event is a history visibility event, and ``visibility_before`` is the setting before the event.
+    ``membership`` and ``visibility`` are the values after the event, or None. ``own_membership``: the event is the viewer's own
+    membership event, and ``membership_before`` is the membership before it. ``changes_visibility``: the event is a history
+    visibility event, and ``visibility_before`` is the setting before it.
     """
 
     event_type: str = "m.room.message"
@@ -99,8 +92,8 @@ class Sight:
     membership: str | None = None
     visibility: object = None
     peeking: bool = False
-    own: bool = False
-    own_before: str | None = None
+    own_membership: bool = False
+    membership_before: str | None = None
     changes_visibility: bool = False
     visibility_before: object = None
     sender_erased: bool = False
@@ -115,80 +108,71 @@ class Sight:
 
 
 def known_visibility(value: object) -> str:
-    """Returns the history visibility that a value in an event means. Any unknown value means ``shared``."""
+    """Any unknown value means ``shared``."""
     return value if isinstance(value, str) and value in HISTORY_VISIBILITIES else "shared"
 
 
 def effective_visibility(after: object, before: object, *, changes: bool) -> str:
-    """Returns the history visibility that applies to an event.
-
-    For a change of history visibility, the more open of the old and the new setting applies.
-    """
+    # For a change of history visibility, the more open of the old and the new setting applies.
     now = known_visibility(after)
     return min(now, known_visibility(before), key=HISTORY_VISIBILITIES.index) if changes else now
 
 
-def more_joined(one: str | None, other: str | None) -> str | None:
-    """Returns the one of two memberships that lets a user see more."""
-    return min((one, other), key=lambda value: _MEMBERSHIPS.index(value) if value in _MEMBERSHIPS else 5)
+def more_joined(left: str | None, right: str | None) -> str | None:
+    return min((left, right), key=lambda value: _MEMBERSHIPS.index(value) if value in _MEMBERSHIPS else 5)
 
 
-def for_client(sight: Sight) -> Verdict:
+def for_client(given: RuleInput) -> Verdict:
     """Returns the verdict for a user: whether they see the event, and the rule that decided."""
-    if (hidden := _never(sight)) is not None:
+    if (hidden := _never(given)) is not None:
         return Verdict(Answer.HIDDEN, hidden)
-    if sight.always_included:
+    if given.always_included:
         return Verdict(Answer.FULL, Rule.ALWAYS_INCLUDED)
-    if sight.outlier:
-        return _OWN_OUTLIER if sight.own else _OUTLIER
-    rule = admits(sight)
+    if given.outlier:
+        return _OWN_OUTLIER if given.own_membership else _OUTLIER
+    rule = admitting_rule(given)
     if rule is None:
         return Verdict(Answer.HIDDEN, Rule.NOT_VISIBLE)
-    if sight.sender_erased and (_seen_as(sight) != "join" or rule is Rule.OWN_LEAVE):
+    if given.sender_erased and (_membership_that_counts(given) != "join" or rule is Rule.OWN_LEAVE):
         return Verdict(Answer.REDACTED, rule)
     return Verdict(Answer.FULL, rule)
 
 
-def _never(sight: Sight) -> Rule | None:
-    """Returns the rule that hides the event from this user without regard to the membership, or null.
-
-    Soft failure and some event types hide an event from all users. An ignored sender and retention do not hide state
-    events.
-    """
-    if sight.soft_failed:
+def _never(given: RuleInput) -> Rule | None:
+    # What hides an event without regard to the membership. Ignored senders and retention do not hide state events.
+    if given.soft_failed:
         return Rule.SOFT_FAILED
-    if sight.event_type in _NEVER_SHOWN or (sight.event_type == CALL_INVITE and sight.public_room):
+    if given.event_type in _NEVER_SHOWN or (given.event_type == CALL_INVITE and given.public_room):
         return Rule.TYPE
-    if sight.is_state:
+    if given.is_state:
         return None
-    if sight.sender_ignored:
+    if given.sender_ignored:
         return Rule.IGNORED_SENDER
-    return Rule.RETENTION if sight.expired else None
+    return Rule.RETENTION if given.expired else None
 
 
-def admits(sight: Sight) -> Rule | None:
-    """Returns the rule by which the room's state lets the viewer see the event, or null.
+def admitting_rule(given: RuleInput) -> Rule | None:
+    """Returns the rule by which the room's state lets the viewer see the event, or None.
 
-    Invited users see events while the setting is ``invited``. They see the change to ``invited``, but not the change
-    from ``invited`` to another setting. For a change by an erased sender only the new setting applies, because the
-    redacted event does not show the old setting.
+    Invited users see events while the setting is ``invited``, and the change to it, but not the change from it. Of a
+    change by an erased sender only the new setting applies, because the redacted event does not show the old one.
     """
-    membership = _seen_as(sight)
-    changes = sight.changes_visibility and not sight.sender_erased
-    visibility = effective_visibility(sight.visibility, sight.visibility_before, changes=changes)
-    left = sight.membership == "leave" and sight.own_before in ("join", "invite")
+    membership = _membership_that_counts(given)
+    changes = given.changes_visibility and not given.sender_erased
+    visibility = effective_visibility(given.visibility, given.visibility_before, changes=changes)
+    left = given.membership == "leave" and given.membership_before in ("join", "invite")
     admitted = {
-        Rule.OWN_LEAVE: sight.own and left,
+        Rule.OWN_LEAVE: given.own_membership and left,
         Rule.JOINED: membership == "join",
         Rule.WORLD_READABLE: visibility == "world_readable",
-        Rule.SHARED: visibility == "shared" and not sight.peeking,
-        Rule.INVITED: known_visibility(sight.visibility) == "invited" and membership == "invite",
+        Rule.SHARED: visibility == "shared" and not given.peeking,
+        Rule.INVITED: known_visibility(given.visibility) == "invited" and membership == "invite",
     }
     return next((rule for rule, holds in admitted.items() if holds), None)
 
 
-def _seen_as(sight: Sight) -> str | None:
-    return more_joined(sight.membership, sight.own_before) if sight.own else sight.membership
+def _membership_that_counts(given: RuleInput) -> str | None:
+    return more_joined(given.membership, given.membership_before) if given.own_membership else given.membership
 
 
 def for_server(

@@ -6,18 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from events.visibility.rule import Sight
+from events.visibility.rule import RuleInput
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import JOIN_RULES, State
-
-__all__ = ["HISTORY_VISIBILITY", "SeenEvent", "Viewer", "history_visibility", "membership", "sight_of"]
 
 HISTORY_VISIBILITY: StateKey = ("m.room.history_visibility", "")
 
 
 class SeenEvent(Protocol):
-    """The fields of an event on which visibility depends."""
-
     @property
     def type(self) -> str: ...
     @property
@@ -34,10 +30,7 @@ class SeenEvent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """A user who reads, with the data about this user that is not in the room's states.
-
-    ``peeking`` means that the user has no membership event, and reads the room because it is world-readable.
-    """
+    """A user who reads. ``peeking``: without a membership event, because the room is world-readable."""
 
     user_id: str
     peeking: bool = False
@@ -46,33 +39,34 @@ class Viewer:
 
 
 def history_visibility(state: State) -> object:
-    """Returns the unchecked value in the history visibility event of the state, or null if the state has no such event."""
+    """Returns the unchecked value in the history visibility event of the state, or None."""
     found = state.get(HISTORY_VISIBILITY)
     return None if found is None else found.content.get("history_visibility")
 
 
 def membership(state: State, user_id: str) -> str | None:
-    """Returns the membership of a user in the state, or null if the state has no membership event of the user."""
     found = state.get(("m.room.member", user_id))
     return None if found is None else found.membership
 
 
-def sight_of(event: SeenEvent, viewer: Viewer, before: State | None, after: State | None) -> Sight:
-    """Returns the data about an event and a viewer that the rule needs. The states are null for an outlier.
+def rule_input(event: SeenEvent, viewer: Viewer, before: State | None, after: State | None) -> RuleInput:
+    """Returns what the rule needs to know.
+
+    The states are None for an outlier.
 
     ``before`` is read only for changes of history visibility and for the viewer's own memberships.
     """
-    own = event.type == "m.room.member" and event.state_key == viewer.user_id
+    own_membership = event.type == "m.room.member" and event.state_key == viewer.user_id
     changes = (event.type, event.state_key) == HISTORY_VISIBILITY
     rule = after.get(JOIN_RULES) if after is not None else None
-    return Sight(
+    return RuleInput(
         event_type=event.type,
         is_state=event.state_key is not None,
         membership=membership(after, viewer.user_id) if after is not None else None,
         visibility=history_visibility(after) if after is not None else None,
         peeking=viewer.peeking,
-        own=own,
-        own_before=membership(before, viewer.user_id) if own and before is not None else None,
+        own_membership=own_membership,
+        membership_before=membership(before, viewer.user_id) if own_membership and before is not None else None,
         changes_visibility=changes,
         visibility_before=history_visibility(before) if changes and before is not None else None,
         sender_erased=event.sender in viewer.erased,

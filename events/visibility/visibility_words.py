@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["REACHES", "RULES", "Explained", "answer_in_words", "reasons_in_words"]
-
 RULES = {
     "always_included": "It is part of the current state, which is sent in any case.",
     "own_membership": "It is the user's own membership, known without the room.",
@@ -41,8 +39,6 @@ REACHES = {
 
 
 class Explained(Protocol):
-    """The part of an answer of ``events.visibility.explain`` that is put into words."""
-
     @property
     def allowed(self) -> bool: ...
     @property
@@ -62,7 +58,6 @@ class Explained(Protocol):
 
 
 def answer_in_words(found: Explained) -> str:
-    """Returns one sentence that says whether the user sees the event."""
     if not found.allowed:
         return "Hidden: the rule does not let this user see the event."
     if not found.reachable:

@@ -123,10 +123,12 @@ def whole(report: Report, room: LocalRoom) -> None:
 def elsewhere(since: VectorToken, number: int) -> None:
     """As if so many other rooms had changed after that position: the list of changes is long then."""
     feed = notifier._feeds.obtain()
-    with feed.memory._lock:
-        events = feed.memory.streams["events"]
+    with feed.cache._lock:
+        events = feed.cache.streams["events"]
         for n in range(number):
-            events.note("bench", since.highest + 1 + n, ["ev", ["$", f"!e{n}", "m.x", None, None, None, None, False]])
+            events.add_row(
+                "bench", since.highest + 1 + n, ["ev", ["$", f"!e{n}", "m.x", None, None, None, None, False]]
+            )
 
 
 def wakes(commit: Callable[[], float]) -> list[float]:

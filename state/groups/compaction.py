@@ -10,6 +10,9 @@ the state before an event reads the group below.
 
 Equal states are found by digests. The digest of a state is a sum over its entries. Memory grows with the number of new
 rows, and time with the number of old rows.
+
+    old   1 (full) ◄─ 2 {topic: T1} ◄─ 3 {topic: T2, name: N}     1 and 3 are needed
+    new   0 (full) ◄─ 1 {topic: T2, name: N}
 """
 
 from __future__ import annotations
@@ -22,8 +25,6 @@ from hashlib import blake2b
 
 from state.errors import StepTooLarge
 from state.groups.deltas import GroupBuilder, StateKey
-
-__all__ = ["Compression", "Need", "WrittenRows", "entry_digest"]
 
 _LATEST = 4
 """A state that builds on no group is compared with this many of the latest groups."""
@@ -51,17 +52,12 @@ class WrittenRows:
 
     @property
     def total(self) -> int:
-        """Returns the sum of the rows in the table of groups and in the table of deltas."""
         return self.groups + self.deltas
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The state of an old group, written as ``changes`` on top of the state of the new group ``base``.
-
-    A null ``base`` stands for the empty state.
-    """
-
+    # The state of an old group: ``changes`` on top of the new group ``base``, or of the empty state.
     base: int | None
     changes: Changes
 
@@ -83,10 +79,10 @@ class Compression:
         self._by_step: dict[tuple[int | None, int], int] = {}
         self._latest: deque[int] = deque(maxlen=_LATEST)
 
-    def take(self, group: int, prev: int | None, changes: Changes, need: Need) -> None:
+    def add_group(self, group: int, prev: int | None, changes: Changes, need: Need) -> None:
         """Adds the next old group, which is ``changes`` on top of the old group ``prev``.
 
-        Raises ``KeyError`` if ``prev`` is not null and was not added before.
+        Raises ``KeyError`` for an unknown ``prev``.
         """
         place = self._place(prev, changes)
         digest = self._digest(place)
@@ -103,27 +99,19 @@ class Compression:
         if need is not Need.NOTHING:
             self.numbers[group] = number
 
-    def stored(self, ids: Mapping[int, int]) -> None:
-        """Records that new groups have been stored. ``ids`` maps their numbers to IDs.
-
-        Old groups that are added later may have these IDs as ``prev``.
-        """
+    def mark_stored(self, ids: Mapping[int, int]) -> None:
+        """Records the IDs under which new groups (``{number: ID}``) were stored. Later groups may build on these IDs."""
         self._places.update((group, _Place(number, {})) for number, group in ids.items())
 
-    def begin_round(self) -> None:
-        """Makes later groups begin new chains, because other transactions may have extended the present chains."""
+    def end_chains(self) -> None:
+        # other transactions may have extended the present chains
         self.builder.end_chains()
 
     def rows(self) -> WrittenRows:
-        """Returns the numbers of rows that the new groups take in the two tables."""
         kept = self.builder.kept(self.numbers.values())
         return WrittenRows(len(kept), sum(len(self.builder.step(number)[1]) for number in kept))
 
     def _place(self, prev: int | None, changes: Changes) -> _Place:
-        """Returns the state of an old group, which is ``changes`` on top of the old group ``prev``.
-
-        Changes that have no effect on the state are left out.
-        """
         below = _Place(None, {}) if prev is None else self._places[prev]
         whole = {**below.changes, **changes}
         return _Place(below.base, {key: new for key, new in whole.items() if self._old(below.base, key) != new})
@@ -138,11 +126,6 @@ class Compression:
         return digest & _MASK
 
     def _step(self, place: _Place, digest: int, changes: Changes) -> int:
-        """Returns the number of the new group for the state after an accepted state event.
-
-        The new group builds directly on the group with the state before the event, or on a full copy of that group.
-        Raises ``StepTooLarge`` if the event changes too many entries for one delta.
-        """
         step = place.base, digest
         if step not in self._by_step:
             made = place.changes or changes  # a state event has a row even if it does not change the state
@@ -157,13 +140,7 @@ class Compression:
         return self._by_step[step]
 
     def _state(self, place: _Place, digest: int) -> int:
-        """Returns the number of a group that has the state ``place``.
-
-        The group builds on ``place.base`` or on the latest new group, whichever needs fewer rows and hops. If
-        ``place.base`` is null, the last ``_LATEST`` new groups are compared instead. On the shipped rooms, comparing
-        with more groups saved no rows. The additional comparisons led to more hops. These made full copies necessary,
-        which took as many rows as the comparisons saved.
-        """
+        # On the shipped rooms, comparing with more groups saved no rows: it led to more hops, and these to full copies.
         state = {} if place.base is None else self.builder.expand(place.base)
         for key, new in place.changes.items():
             if new is None:
@@ -175,7 +152,7 @@ class Compression:
         number = self.builder.add_nearest(
             {base: self.builder.expand(base) for base in sorted(near, reverse=True)}, state
         )
-        self._note(first, number, digest)
+        self._record(first, number, digest)
         return number
 
     def _add(self, base: int | None, changes: Changes, digest: int) -> int:
@@ -184,14 +161,11 @@ class Compression:
             number = self.builder.add_full({key: new for key, new in changes.items() if new is not None})
         else:
             number = self.builder.add(base, changes)
-        self._note(first, number, digest)
+        self._record(first, number, digest)
         return number
 
-    def _note(self, first: int, number: int, digest: int) -> None:
-        """Records the digests of the groups from ``first`` to ``number``.
-
-        ``number`` is the new group. A group before ``number`` is a full copy that the builder made of an older group.
-        """
+    def _record(self, first: int, number: int, digest: int) -> None:
+        # Groups before ``number`` are full copies that the builder made of older groups.
         for copy in range(first, number):
             self._digests[copy] = self._digests[self.builder.original(copy)]
         self._digests[number] = digest
@@ -200,10 +174,7 @@ class Compression:
 
 
 def entry_digest(key: StateKey, event_id: str | None) -> int:
-    """Returns the number that an entry adds to the digest of its state; 0 for a null ``event_id``.
-
-    Python's own hash of tuples does not fit: the sum of its values would not change if two keys swapped their events.
-    """
+    # Python's hash of tuples does not fit: its sum would not change if two keys swapped their events.
     if event_id is None:
         return 0
     text = "\0".join((*key, event_id)).encode(errors="surrogatepass")

@@ -4,6 +4,10 @@ The scheme and its invariants are described in ``state.models``. The *tip* of a 
 at a tip adds one row. A fork opens a new chain on top of the old chain. A group is stored in full only if a query for
 its state would otherwise read too many rows or too many chains. The groups of a builder are numbered from 0 in the
 order of creation. The caller maps these numbers to ascending IDs.
+
+    1 ◄─ 2 ◄─ 3       a chain with the tip 3: a state event after 3 adds group 4 to it
+         ▲
+         5            a state event after 2, which is no tip: a new chain, read by way of 2 and 1
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from state.groups.layered import StateKey, keys_apart, layered, whole
+from state.groups.layered import StateKey, differing_keys, layered, whole
 
 __all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey", "StoredGroup"]
 
@@ -29,11 +33,7 @@ per event, and 2.25 stores 1.26.
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A state group in memory.
-
-    ``changes`` has the group's delta rows: it maps each key to an event ID, or to null if the key is removed.
-    """
-
+    # ``changes`` are the delta rows: key -> event ID, or None if the key is removed.
     prev: int | None
     chain: int
     hops: int
@@ -48,7 +48,7 @@ _RECENT = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group in the database, as far as a builder needs it. ``is_tip`` is true for the last group of a chain."""
+    """A group in the database, as far as a builder needs it. ``is_tip``: the last group of its chain."""
 
     state: Mapping[StateKey, str]
     hops: int
@@ -57,8 +57,6 @@ class StoredGroup:
 
 
 class GroupBuilder:
-    """A builder of state groups for one room. It holds the groups in the order of creation."""
-
     def __init__(self) -> None:
         self._groups: list[_Group] = []
         self._tips: dict[int, int] = {}
@@ -73,7 +71,6 @@ class GroupBuilder:
         return len(self._groups)
 
     def add_full(self, state: Mapping[StateKey, str]) -> int:
-        """Adds a group that is stored in full, and returns its number."""
         number = len(self._groups)
         return self._store(_Group(None, number, 0, len(state), len(state), dict(state)))
 
@@ -87,28 +84,31 @@ class GroupBuilder:
         return number
 
     def add(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
-        """Adds a group with the state of ``base`` plus ``changes`` (null removes a key). Returns the group's number.
+        """Adds a group with the state of ``base`` plus ``changes`` (None removes a key).
 
-        Time grows with the number of changes. If reading the new group would take too many rows or chains, ``base`` is
-        first copied in full. Later groups on ``base`` use the same copy. If the number of changes is close to the
-        number of entries of the state, a full group is stored instead. A single change always builds on ``base`` or its
-        copy, so the state before a state event is always the state of the group below.
+        Returns its number.
+
+        If reading it would take too many rows or chains, ``base`` is first copied in full; later groups on ``base`` use
+        the same copy. If there are about as many changes as entries, a full group is stored instead. A single change
+        always builds on ``base`` or its copy, so the state before a state event is always that of the group below.
         """
         number = self._add(base, changes)
         if number is None and (len(changes) == 1 or 2 * len(changes) < self._groups[base].keys):
             number = self._add(self._copy(base), changes)
-        return number if number is not None else self._add_full_on(base, changes)
+        if number is not None:
+            return number
+        state = {**self.expand(base), **changes}
+        return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})
 
     def end_chains(self) -> None:
         """Makes each later group open a new chain, because another transaction may have extended the present chains."""
         self._tips = dict.fromkeys(self._tips, -1)
 
     def add_nearest(self, bases: Mapping[int, Mapping[StateKey, str]], state: Mapping[StateKey, str]) -> int:
-        """Returns the number of a group with this full state.
+        """Returns the number of a group with this full state, built on the base that needs the fewest rows and hops.
 
-        ``bases`` maps groups to their full states. A base with an equal state is returned itself. Otherwise a new group
-        is added on the base that needs the fewest rows and hops, so that rooms with many forks need no full copies.
-        Without any bases the state is stored in full.
+        ``bases`` maps groups to their full states. A base with an equal state is returned itself. Without bases the
+        state is stored in full.
         """
         changes: dict[int, Mapping[StateKey, str | None]] = {}
         for base, old in bases.items():
@@ -122,9 +122,8 @@ class GroupBuilder:
     def add_cheapest(self, sizes: Mapping[int, int], changes: Callable[[int], Mapping[StateKey, str | None]]) -> int:
         """Returns the number of a group with the wanted state, built on the base that needs the fewest rows and hops.
 
-        ``changes(base)`` returns the changes that turn the state of a base into the wanted state. ``sizes`` maps each
-        base, of which there must be one or more, to the number of its changes. A base without changes has the wanted
-        state already, and is returned itself.
+        ``changes(base)`` turns a base into the wanted state. ``sizes`` maps each base (at least one) to the number of
+        its changes. A base without changes is returned itself.
         """
         best: tuple[int, int] | None = None
         for base, needed in sizes.items():
@@ -140,19 +139,17 @@ class GroupBuilder:
         return self.add(best[1], dict(ordered))
 
     def size(self, group: int) -> int:
-        """Returns the number of entries of a group's full state."""
         return self._groups[group].keys
 
     def apart(self, groups: Sequence[int]) -> list[dict[StateKey, str | None]] | None:
-        """Returns one dictionary for each group: the entries in which the group differs from the first of ``groups``.
+        """Returns for each group the entries in which it differs from the first one: key -> event ID, or None.
 
-        Each dictionary maps keys to event IDs, or to null where the group has no entry. Time grows with the changes
-        between the groups. Returns null instead of the list if these changes are not known. They are not known if two
-        of the groups build on different full groups.
+        Time grows with the changes between the groups. Returns None if two of them build on different full groups, so
+        that their changes are not known.
         """
         found: list[dict[StateKey, str | None]] = []
         for group in groups:
-            touched = self._keys_apart(groups[0], group)
+            touched = self._differing_keys(groups[0], group)
             if touched is None:
                 return None
             entries = ((key, self.lookup(group, key)) for key in touched)
@@ -160,15 +157,14 @@ class GroupBuilder:
         return found
 
     def step(self, group: int) -> tuple[int | None, Mapping[StateKey, str | None]]:
-        """Returns the group below ``group``, or null if there is none, and the entries in which ``group`` differs from it."""
+        """Returns the group below (or None), and the entries in which ``group`` differs from it."""
         return self._groups[group].prev, self._groups[group].changes
 
     def original(self, copy: int) -> int:
-        """Returns the group from which ``add`` made the full copy ``copy``."""
         return self._originals[copy]
 
     def lookup(self, group: int, key: StateKey) -> str | None:
-        """Returns the event at one key of a group's state, or null if the state has no entry there."""
+        """Returns the event at one key of a group's state, or None."""
         number: int | None = group
         while number is not None:
             chain = self._groups[number].chain
@@ -195,12 +191,9 @@ class GroupBuilder:
         return dict(state)
 
     def shared(self, group: int) -> Mapping[StateKey, str]:
-        """Returns the full state of a group.
-
-        If ``group`` builds on an adopted group, the result shares memory with the state of the adopted group.
-        """
+        """Returns the full state of a group, which shares memory with that of an adopted group below."""
         changes: dict[StateKey, str | None] = {}
-        for number in self._line(group):
+        for number in self._group_and_below(group):
             if number in self._adopted:
                 return layered(self._adopted[number], changes)
             for key, event_id in self._groups[number].changes.items():
@@ -209,7 +202,7 @@ class GroupBuilder:
 
     def _expand_from_recent(self, group: int) -> dict[StateKey, str] | None:
         near = min(self._recent, key=lambda number: abs(number - group), default=None)
-        touched = self._keys_between(near, group) if near is not None else None
+        touched = self._keys_changed_between(near, group) if near is not None else None
         if near is None or touched is None:
             return None
         state = dict(self._recent[near])
@@ -223,43 +216,37 @@ class GroupBuilder:
         return state
 
     def changes_between(self, old: int | None, new: int) -> dict[StateKey, tuple[str | None, str | None]]:
-        """Returns the changes from the state of ``old`` to the state of ``new``, as ``{key: (event before, event after)}``."""
+        """Returns ``{key: (event before, event after)}`` where two states differ."""
         if old is None:
             found = self._difference({}, self.expand(new))
-        elif (touched := self._keys_apart(old, new)) is not None:
+        elif (touched := self._differing_keys(old, new)) is not None:
             found = {key: (self.lookup(old, key), self.lookup(new, key)) for key in sorted(touched)}
         else:
             found = self._difference(self.expand(old), self.expand(new))
         return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
 
-    def _keys_between(self, one: int, other: int) -> set[StateKey] | None:
-        """Returns the keys that change on the way from each of two groups down to the nearest group below both.
-
-        Returns null if no group lies below both.
-        """
+    def _keys_changed_between(self, left: int, right: int) -> set[StateKey] | None:
+        # The keys that change on the way from both down to the nearest group below both; None if there is none.
         touched: set[StateKey] = set()
-        while one != other:
-            one, other = max(one, other), min(one, other)
-            below = self._originals.get(one)  # a copy changes nothing
+        while left != right:
+            left, right = max(left, right), min(left, right)
+            below = self._originals.get(left)  # a copy changes nothing
             if below is None:
-                below = self._groups[one].prev
+                below = self._groups[left].prev
                 if below is None:
                     return None
-                touched.update(self._groups[one].changes)
-            one = below
+                touched.update(self._groups[left].changes)
+            left = below
         return touched
 
-    def _keys_apart(self, one: int, other: int) -> set[StateKey] | None:
-        """Returns the same as ``_keys_between``, but also for two groups that build on different adopted groups.
-
-        For such groups it also compares the states of the adopted groups.
-        """
-        touched = self._keys_between(one, other)
+    def _differing_keys(self, left: int, right: int) -> set[StateKey] | None:
+        # Like ``_keys_changed_between``, but two groups may also build on different adopted groups.
+        touched = self._keys_changed_between(left, right)
         if touched is not None or not self._adopted:
             return touched
         found: set[StateKey] = set()
         roots = []
-        for group in (one, other):
+        for group in (left, right):
             number: int | None = group
             while number is not None and number not in self._adopted:
                 original = self._originals.get(number)  # a copy changes nothing
@@ -269,49 +256,36 @@ class GroupBuilder:
                 return None
             roots.append(number)
         first, second = (self._adopted[root] for root in roots)
-        return found | keys_apart(first, second, self._compared)
+        return found | differing_keys(first, second, self._compared)
 
     def kept(self, groups: Iterable[int]) -> set[int]:
-        """Returns the given groups and all groups below them.
-
-        To read one of ``groups``, all groups below it must be stored as well.
-        """
+        """Returns the given groups and all below them, which must be stored to read them."""
         found: set[int] = set()
         for group in groups:
-            for number in self._line(group):
+            for number in self._group_and_below(group):
                 if number in found:
                     break
                 found.add(number)
         return found
 
     def group_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int | None, int, int, int, int]]:
-        """Yields (number, prev group, chain, hops, keys, rows to read) of the groups in ``kept``, ascending.
-
-        If ``kept`` is null, yields the rows of all groups.
-        """
+        """Yields (number, prev group, chain, hops, keys, rows to read) of the groups in ``kept`` (None: all), ascending."""
         for number in range(len(self._groups)) if kept is None else sorted(kept):
             group = self._groups[number]
             yield number, group.prev, group.chain, group.hops, group.keys, group.rows_to_read
 
     def delta_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int, str, str, str | None]]:
-        """Yields (chain, group, type, state key, event ID or null) of each delta row of ``kept``, ascending by group.
-
-        If ``kept`` is null, yields the rows of all groups.
-        """
+        """Yields (chain, group, type, state key, event ID or None) of ``kept`` (None: all), ascending by group."""
         for number in range(len(self._groups)) if kept is None else sorted(kept):
             group = self._groups[number]
             for (event_type, state_key), event_id in group.changes.items():
                 yield group.chain, number, event_type, state_key, event_id
 
     def _add(self, base: int, changes: Mapping[StateKey, str | None]) -> int | None:
-        """Adds a group as a delta on ``base``, and returns its number.
-
-        Adds nothing and returns null if reading the new group would take too many rows or chains.
-        """
         old = self._groups[base]
         on_tip = self._tips[old.chain] == base
         hops = self._hops_above(base)
-        keys = old.keys + sum(self._growth(base, key, event_id) for key, event_id in changes.items())
+        keys = old.keys + sum((new is not None) - (self.lookup(base, key) is not None) for key, new in changes.items())
         rows = old.rows_to_read + len(changes)
         if hops > HOPS_LIMIT or rows > ROWS_PER_KEY_LIMIT * keys + SPARE_ROWS:
             return None
@@ -319,25 +293,14 @@ class GroupBuilder:
         return self._store(_Group(base, chain, hops, keys, rows, dict(changes)))
 
     def _hops_above(self, base: int) -> int:
-        """Returns the hops of a group that builds on ``base``. A fork adds one, because it opens a chain."""
         old = self._groups[base]
         return old.hops if self._tips[old.chain] == base else old.hops + 1
 
     def _copy(self, base: int) -> int:
-        """Returns the number of a full copy of ``base``. The first call makes the copy, and later calls return the same copy."""
         if base not in self._copies:
             copy = self._copies[base] = self.add_full(self.expand(base))
             self._originals[copy] = base
         return self._copies[base]
-
-    def _add_full_on(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
-        """Adds a group with the state of ``base`` plus ``changes``, stored in full. Returns the number of the group.
-
-        Used if ``changes`` has about as many entries as the state of ``base``. In that case a full copy of ``base``
-        with ``changes`` as a delta on top would take more rows.
-        """
-        state = {**self.expand(base), **changes}
-        return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})
 
     def _store(self, group: _Group) -> int:
         number = len(self._groups)
@@ -350,11 +313,7 @@ class GroupBuilder:
             events.append(event_id)
         return number
 
-    def _growth(self, base: int, key: StateKey, event_id: str | None) -> int:
-        return (event_id is not None) - (self.lookup(base, key) is not None)
-
-    def _line(self, group: int) -> Iterator[int]:
-        """Yields the group and all groups below it, down to the root."""
+    def _group_and_below(self, group: int) -> Iterator[int]:
         number: int | None = group
         while number is not None:
             yield number

@@ -3,13 +3,13 @@
 A join changes one entry of a state that may have 100,000. A plain copy takes milliseconds for each join, and filling a
 room takes time that is quadratic in its members. A layered state keeps the changes beside the older state instead. When
 the changes become many, they are merged once into a new plain state. So reading and adding both stay cheap.
+
+    base {topic: T1, name: N} with changes {topic: T2, name: None} is read as {topic: T2}
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
-__all__ = ["LayeredState", "StateKey", "beside", "keys_apart", "layered", "parts", "whole"]
 
 StateKey = tuple[str, str]
 """``(type, state_key)``."""
@@ -17,10 +17,7 @@ _FEW = 64
 
 
 class LayeredState(Mapping[StateKey, str]):
-    """An older state with changes on top. A change to null removes the key.
-
-    Neither the older state nor the changes are modified after the creation.
-    """
+    """An older state with changes on top. None removes a key. Neither part is modified after the creation."""
 
     __slots__ = ("_size", "base", "changes")
 
@@ -43,7 +40,7 @@ class LayeredState(Mapping[StateKey, str]):
 
 
 def layered(state: Mapping[StateKey, str], changes: Mapping[StateKey, str | None]) -> Mapping[StateKey, str]:
-    """Returns ``state`` with ``changes`` (null removes a key).
+    """Returns ``state`` with ``changes`` (None removes a key).
 
     Time grows with the square root of the size of the state, averaged over many calls that build on each other.
     """
@@ -55,11 +52,10 @@ def layered(state: Mapping[StateKey, str], changes: Mapping[StateKey, str | None
     return whole(found) if len(merged) > _FEW and len(merged) ** 2 > len(base) else found
 
 
-def beside(state: Mapping[StateKey, str], changes: Mapping[StateKey, str | None]) -> Mapping[StateKey, str]:
-    """Returns ``state`` with ``changes`` (null removes a key), like ``layered``.
+def layered_on_base(state: Mapping[StateKey, str], changes: Mapping[StateKey, str | None]) -> Mapping[StateKey, str]:
+    """Returns ``state`` with ``changes``, like ``layered``, for many states that are built from one older state.
 
-    Use it for many states that are built from one older state. The results share the older state even if each of them
-    has many changes.
+    The results share the older state even if each of them has many changes.
     """
     base, below = parts(state)
     merged = {key: event_id for key, event_id in {**below, **changes}.items() if base.get(key) != event_id}
@@ -68,7 +64,6 @@ def beside(state: Mapping[StateKey, str], changes: Mapping[StateKey, str | None]
 
 
 def whole(state: Mapping[StateKey, str]) -> dict[StateKey, str]:
-    """Returns a new dict with all entries of the state."""
     if not isinstance(state, LayeredState):
         return dict(state)
     found = dict(state.base)
@@ -80,17 +75,18 @@ def whole(state: Mapping[StateKey, str]) -> dict[StateKey, str]:
     return found
 
 
-def keys_apart(
-    one: Mapping[StateKey, str], other: Mapping[StateKey, str], compared: dict[tuple[int, int], set[StateKey]]
+def differing_keys(
+    left: Mapping[StateKey, str], right: Mapping[StateKey, str], compared: dict[tuple[int, int], set[StateKey]]
 ) -> set[StateKey]:
     """Returns the keys at which two states differ.
 
-    If both states have changes on top of the same older state, only the changes are compared. ``compared`` caches the
-    keys at which two older states differ, by the pair of their ``id``. The caller must keep the older states alive as
-    long as it uses ``compared``.
+    Of states on the same older state, only the changes are compared.
+
+    ``compared`` caches the keys at which two older states differ, by the pair of their ``id``. The caller must keep the
+    older states alive as long as it uses ``compared``.
     """
-    base, changes = parts(one)
-    other_base, other_changes = parts(other)
+    base, changes = parts(left)
+    other_base, other_changes = parts(right)
     below: set[StateKey] = set()
     if base is not other_base:
         if (id(base), id(other_base)) not in compared:
@@ -98,12 +94,9 @@ def keys_apart(
             below.update(key for key in other_base if key not in base)
             compared[id(base), id(other_base)] = below
         below = compared[id(base), id(other_base)]
-    return {key for key in {*below, *changes, *other_changes} if one.get(key) != other.get(key)}
+    return {key for key in {*below, *changes, *other_changes} if left.get(key) != right.get(key)}
 
 
 def parts(state: Mapping[StateKey, str]) -> tuple[Mapping[StateKey, str], Mapping[StateKey, str | None]]:
-    """Returns the older state of a layered state, and the changes on top of it.
-
-    For any other state returns the state itself, and no changes.
-    """
+    """Returns the older state of a layered state, and the changes on top. Any other state has no changes."""
     return (state.base, state.changes) if isinstance(state, LayeredState) else (state, {})

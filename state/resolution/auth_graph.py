@@ -7,6 +7,11 @@ Every event has a *rank*, which is higher than the ranks of its auth events. So 
 visits each event once, after all events that refer to it. The walk can stop as soon as no event of a lower rank
 matters. No function recurses.
 
+    create (0) ◄─ join of Ada (1) ◄─ power levels (2) ◄─ topic (3)
+
+The difference of the auth chains of the topic and of the power levels is the topic. The walk ends at rank 2: from there
+on everything is in both.
+
 Auth events that are missing, belong to another room, or are no state events are left out. Auth events that would close
 a cycle are left out, too. Cycles are possible only in room versions whose event IDs are not hashes.
 
@@ -25,11 +30,11 @@ from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, state_ke
 from state.rules.power_levels import PowerLevels, creators_of
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["AuthGraph"]
-
 
 class AuthGraph:
-    """The auth events of a room's events. ``events`` may grow while the graph is in use.
+    """The auth events of a room's events.
+
+    ``events`` may grow while the graph is in use.
 
     In room version 12 the event ``create_event_id`` is an implied auth event of all other events.
     """
@@ -44,24 +49,21 @@ class AuthGraph:
         self._ranks: dict[str, int] = {}
         self._by_rank: list[str] = []
         self._open: set[str] = set()
-        self._remembered: dict[str, list[str]] | None = None
+        self._cached_auth_ids: dict[str, list[str]] | None = None
 
     def auth_ids(self, event_id: str) -> list[str]:
         """Returns the known auth events of an event, including the implied one."""
-        if self._remembered is None:
+        if self._cached_auth_ids is None:
             return self._known_auth_ids(event_id)
-        found = self._remembered.get(event_id)
+        found = self._cached_auth_ids.get(event_id)
         if found is None:
-            found = self._remembered[event_id] = self._known_auth_ids(event_id)
+            found = self._cached_auth_ids[event_id] = self._known_auth_ids(event_id)
         return found
 
-    def remembering(self) -> AuthGraph:
-        """Returns a copy of this graph that caches the auth events of each event.
-
-        The copy may be used as long as no events are added or removed.
-        """
+    def caching_auth_ids(self) -> AuthGraph:
+        """Returns a copy that caches the auth events of each event. No events may be added while it is used."""
         found = copy(self)
-        found._remembered = {}
+        found._cached_auth_ids = {}
         return found
 
     def _known_auth_ids(self, event_id: str) -> list[str]:
@@ -75,8 +77,8 @@ class AuthGraph:
     def rank(self, event_id: str) -> int:
         """Returns the rank of an event: its place in an order in which auth events come first.
 
-        The first call for an event fixes its rank. Callers call this method in the order in which events arrive. Then
-        recent events have high ranks, and walks stay short.
+        The first call for an event fixes its rank. If it is called in the order in which events arrive, recent events
+        have high ranks, and walks stay short.
         """
         ranks, stack = self._ranks, [event_id] if event_id not in self._ranks else []
         while stack:
@@ -96,7 +98,6 @@ class AuthGraph:
         return ranks[event_id]
 
     def has_no_cycle_below(self, event_ids: Iterable[str]) -> bool:
-        """Returns true if no event in the auth chains of these events leads back to itself."""
         edges: dict[str, list[str]] = {}
         stack = [event_id for event_id in event_ids if event_id in self.events]
         while stack:
@@ -114,13 +115,15 @@ class AuthGraph:
     def difference(self, sets: Sequence[Collection[str]], common: Iterable[str]) -> set[str]:
         """Returns the auth difference: the events in the auth chains of some of the sets, but not of all.
 
-        The auth chain of a set includes the set itself. The events in ``common`` belong to every set, in addition to
-        the members listed in ``sets``. The walk visits all given events. Beyond them it visits only events that rank
-        above the lowest event of the result.
+        The auth chain of a set includes the set itself. The events in ``common`` belong to every set. Beyond the given
+        events the walk visits only those that rank above the lowest event of the result.
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {event_id: full for event_id in common if event_id in self.events}
-        self._reach(reached, sets)
+        for number, members in enumerate(sets):
+            for event_id in members:
+                if event_id in self.events:
+                    reached[event_id] = reached.get(event_id, 0) | 1 << number
         heap = [(-(self._ranks.get(event_id) or self.rank(event_id)), event_id) for event_id in reached]
         heapq.heapify(heap)
         partial = sum(mask != full for mask in reached.values())
@@ -142,11 +145,10 @@ class AuthGraph:
     def recent_difference(
         self, held: Mapping[str, int], full: int, is_common: Callable[[str], bool], most: int
     ) -> set[str] | None:
-        """Returns the auth difference as ``difference`` does.
+        """Returns the auth difference as ``difference`` does, or None if it is not among the ``most`` highest ranks.
 
         ``held`` maps the events of the sets to bit masks: bit *n* is 1 if the *n*-th set contains the event. ``full``
-        is the mask of all sets. ``is_common`` returns true for events that belong to every set. Returns null if the
-        walk would have to visit events that do not have one of the ``most`` highest ranks. ``rank`` must have been
+        is the mask of all sets. ``is_common`` returns true for events that belong to every set. ``rank`` must have been
         called for all events.
         """
         reached = {event_id: mask for event_id, mask in held.items() if event_id in self.events}
@@ -166,21 +168,8 @@ class AuthGraph:
                 partial += (after != full) - (before not in (0, full))
         return None if partial else found
 
-    def _reach(self, reached: dict[str, int], sets: Sequence[Collection[str]]) -> None:
-        """Records in ``reached`` which of the sets contain each known event.
-
-        In ``reached``, the value of an event is a bit mask: bit *n* is 1 if the *n*-th set contains the event.
-        """
-        for number, members in enumerate(sets):
-            for event_id in members:
-                if event_id in self.events:
-                    reached[event_id] = reached.get(event_id, 0) | 1 << number
-
     def between(self, event_ids: Collection[str]) -> set[str]:
-        """Returns all events on paths along auth events from one given event to another, including the given events.
-
-        The walk visits the events in the auth chains that do not rank below the lowest given event.
-        """
+        """Returns all events on paths along auth events from one given event to another, including the given events."""
         ends = {event_id for event_id in event_ids if event_id in self.events}
         lowest = min((self.rank(event_id) for event_id in ends), default=0)
         below, stack = set(ends), list(ends)
@@ -197,10 +186,7 @@ class AuthGraph:
         return found
 
     def within(self, event_ids: Iterable[str], limits: Collection[str]) -> dict[str, list[str]]:
-        """Returns ``{event: its auth events within limits}``.
-
-        The keys are the given events, and all events that can be reached from them by auth events within ``limits``.
-        """
+        """Returns ``{event: its auth events within limits}`` of the given events, and of all reached within ``limits``."""
         found: dict[str, list[str]] = {}
         stack = list(event_ids)
         while stack:
@@ -216,15 +202,11 @@ class AuthGraph:
         return self.is_acyclic or self.rank(event_id) < self.rank(above)
 
     def _below(self, event_id: str, rank: int) -> list[str]:
-        """Returns the auth events of an event that rank below ``rank``, which is the rank of the event itself.
-
-        The other auth events would close a cycle.
-        """
+        # auth events of the same or a higher rank would close a cycle
         return [other for other in self.auth_ids(event_id) if self.rank(other) < rank]
 
-    # --- what the own auth events tell --------------------------------------------------------------------------
+    # --- by an event's auth events ------------------------------------------------------------------------------
     def power_levels_event(self, event_id: str) -> str | None:
-        """Returns the power levels event among an event's auth events, or null if there is no such event."""
         for other in self.auth_ids(event_id):
             if state_key_of(self.events[other]) == POWER_LEVELS and self.events[other].state_key is not None:
                 return other

@@ -9,6 +9,13 @@ There are too many shared entries to start a search from each of them. So a seco
 to the events that name it as auth event, until it meets a shared entry.
 
 Assumes that no event leads back to itself.
+
+    A ◄─ P1     Ada's join A is an auth event of P1, the power levels of state 1,
+    A ◄─ P2     and of P2, those of state 2.
+    A ◄─ A2     Both states have A2, her new display name.
+
+The search down from P1 and P2 finds A, which is in neither state. The search up from A meets A2, which is in both. So A
+is in both auth chains, and the difference is P1 and P2.
 """
 
 from __future__ import annotations
@@ -21,8 +28,6 @@ from state.groups.layered import StateKey
 from state.resolution.auth_graph import AuthGraph
 from state.rules.auth_selection import state_key_of
 
-__all__ = ["IsCommon", "Naming", "Reads", "local_difference"]
-
 IsCommon = Callable[[str, StateKey], bool]
 """Returns true if all states share this event, which has this key in them."""
 _MOST_NAMING = 20_000
@@ -34,30 +39,18 @@ _AHEAD_OF_CHAINS = 16
 
 
 class Naming(NamedTuple):
-    """The state events of a room that name a certain event as auth event.
-
-    ``events`` has (event ID, the event's key in a state) for each of them. ``complete`` is false if ``events`` lacks
-    some of these state events.
-    """
+    """The state events that name a certain event as auth event, as (event ID, key). ``complete``: all of them."""
 
     events: Sequence[tuple[str, StateKey]]
     complete: bool
 
 
 class Reads(Protocol):
-    """Reads events of a stored room."""
+    def load(self, event_ids: Collection[str], /) -> None: ...
 
-    def load(self, event_ids: Collection[str], /) -> None:
-        """Reads these events together. Without this call, each event is read by itself when it is first used."""
-        ...
+    def load_chains(self, event_ids: Collection[str], /) -> None: ...
 
-    def load_chains(self, event_ids: Collection[str], /) -> None:
-        """Reads these events and their auth chains together."""
-        ...
-
-    def naming(self, event_ids: Collection[str], /) -> Mapping[str, Naming]:
-        """Returns, for each of these events, the state events that name it as auth event."""
-        ...
+    def naming(self, event_ids: Collection[str], /) -> Mapping[str, Naming]: ...
 
 
 def local_difference(
@@ -66,16 +59,16 @@ def local_difference(
     """Returns the auth difference: the events in the auth chains of some states, but not of all.
 
     ``held`` maps the disputed events to bit masks: bit *n* is 1 if the *n*-th state contains the event. ``full`` is the
-    mask of all states. Events of ``held`` are left out of the result. Returns null if the search would have to read
+    mask of all states. Events of ``held`` are left out of the result. Returns None if the search would have to read
     more events than its limit.
     """
     return _Search(graph, held, full, is_common, reads).difference()
 
 
 class _Search:
-    """One search for the auth difference.
+    """One search.
 
-    For each visited event it keeps a bit mask of the states whose auth chains contain the event.
+    ``_masks`` has for each visited event the states whose auth chains contain it.
 
     A visited event passes its mask on to its auth events, if it is disputed or is not known to be in every chain.
     """
@@ -119,9 +112,9 @@ class _Search:
 
     # --- downwards ----------------------------------------------------------------------------------------------
     def _spread(self, new: Collection[str], ahead: int) -> bool:
-        """Passes the masks of the events ``new`` on to their auth events, and from there at most ``ahead`` levels further down.
+        """Passes masks on to auth events, at most ``ahead`` levels further down.
 
-        Returns true if an event turned out to be in every chain.
+        True if an event came to be in every chain.
         """
         graph, masks, grown = self._graph, self._masks, False
         self._reads.load({other for event_id in new for other in graph.events[event_id].auth_event_ids})
@@ -154,9 +147,10 @@ class _Search:
     def _find_common(self, sources: Collection[str]) -> bool:
         """Finds out which of the events ``sources`` are in every auth chain.
 
-        An event is in every chain if another event of every chain leads to it by auth events. Adds such events to
-        ``_common``, and the other visited events to ``_searched``. Returns false if too many events would have to be
-        read.
+        False if too many would have to be read.
+
+        An event is in every chain if another event of every chain leads to it by auth events. Such events go to
+        ``_common``, the other visited events to ``_searched``.
         """
         below: dict[str, list[str]] = {event_id: [] for event_id in sources}
         level = sorted(sources)
@@ -178,12 +172,8 @@ class _Search:
         return True
 
     def _go_up(self, event_id: str, below: dict[str, list[str]], above: list[str]) -> None:
-        """Visits the events that name ``event_id`` as auth event.
-
-        If one of these naming events is in every auth chain, ``event_id`` is in every chain, too, and is marked.
-        Otherwise adds to ``above`` the naming events that this search must visit next. ``below`` maps each naming event
-        to the visited events that it names.
-        """
+        # An event that an event of every auth chain names is in every chain, too. Otherwise the search goes on
+        # ``above``.
         for other, key in self._naming[event_id].events:
             if other in self._common or self._masks.get(other) == self._full or self._is_shared(other, key):
                 self._mark(event_id, below)
@@ -195,7 +185,6 @@ class _Search:
             below[other].append(event_id)
 
     def _mark(self, event_id: str, below: Mapping[str, Sequence[str]]) -> None:
-        """Adds to ``_common`` an event that is in every auth chain, and all known events to which it leads by auth events."""
         stack = [event_id]
         while stack:
             found = stack.pop()
@@ -206,7 +195,6 @@ class _Search:
                     stack += [other for other in self._graph.auth_ids(found) if other in self._masks]
 
     def _read_naming(self, event_ids: Sequence[str]) -> bool:
-        """Reads the events that name these events as auth event. Returns false if the limit of the search is exceeded."""
         unread = [event_id for event_id in event_ids if event_id not in self._naming]
         if unread:
             found = self._reads.naming(unread)

@@ -5,6 +5,9 @@ the size of the states. Here time grows with the changes between the groups, and
 difference. If all events of the room are in memory, time grows with the changes, and with the number of state events
 since the oldest disputed event. An event is *disputed* if it is in the states of some groups only.
 
+For example, group 7 has 100,000 entries. On top of it, group 8 has a new topic and group 9 a new name. The old and new
+events of these two keys are disputed. Nothing else of the states is read.
+
 In three cases there is no result, and the caller has to resolve the full states:
 
 * The changes between the groups are not known.
@@ -27,19 +30,14 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import POWER_LEVELS, auth_keys, state_key_of
 from state.rules.room_versions import Resolution
 
-__all__ = ["Changes", "Resolved", "resolve_near"]
-
 Changes = dict[StateKey, "str | None"]
-"""Key -> its event in the resolved state, or null if the resolved state has no entry there."""
+"""Key -> its event in the resolved state, or None if the resolved state has no entry there."""
 _SPARE_EVENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A resolved state, as the changes that lead to it from the state of each group.
-
-    ``sizes`` maps each group to the number of its changes. ``changes(group)`` returns the changes of one group.
-    """
+    """A resolved state, as the changes that lead to it from the state of each group, and their numbers."""
 
     sizes: Mapping[int, int]
     changes: Callable[[int], Changes]
@@ -48,10 +46,10 @@ class Resolved:
 def resolve_near(
     rules: AuthRules, graph: AuthGraph, builder: GroupBuilder, groups: Sequence[int], reads: Reads | None = None
 ) -> Resolved | None:
-    """Returns the state that some groups (at least two) resolve to, or null in the cases that the module's docstring lists.
+    """Returns the state that some groups (at least two) resolve to, or None in the cases listed above.
 
-    ``reads`` reads the events of a stored room. Without ``reads``, all events of the states must have been ranked
-    before (``AuthGraph.rank``), as they are while a whole history is processed.
+    ``reads`` reads the events of a stored room. Without it, all events of the states must have been ranked before
+    (``AuthGraph.rank``), as they are while a whole history is processed.
     """
     apart = builder.apart(groups)
     if apart is None:
@@ -68,7 +66,7 @@ def resolve_near(
             most = builder.size(groups[0]) + _SPARE_EVENTS
             candidates = graph.recent_difference(held, full, lambda event_id: _is_entry(graph, agreed, event_id), most)
         else:
-            graph = graph.remembering()
+            graph = graph.caching_auth_ids()
             if not graph.is_acyclic and not _proven_acyclic(graph, agreed, held, reads):
                 return None
             candidates = _read_difference(rules, graph, agreed, held, full, reads)
@@ -76,12 +74,14 @@ def resolve_near(
             return None
         added = settle(rules, graph, agreed, held, candidates)
         answer = {key: added.get(key) for key in disputed} | {k: e for k, e in added.items() if agreed.get(k) is None}
-    return Resolved(_sizes(builder, groups, apart, answer), lambda group: _changes(builder, group, answer))
+
+    def changes(group: int) -> Changes:
+        return {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}
+
+    return Resolved(_sizes(builder, groups, apart, answer), changes)
 
 
 class _Agreed:
-    """The entries that are the same in all groups. ``disputed`` are the keys in which the groups differ."""
-
     def __init__(self, builder: GroupBuilder, group: int, disputed: Sequence[StateKey]) -> None:
         self._builder, self._group = builder, group
         self._found: dict[StateKey, str | None] = dict.fromkeys(disputed)
@@ -92,14 +92,12 @@ class _Agreed:
         return self._found[key]
 
     def extend(self, entries: Mapping[StateKey, str | None]) -> None:
-        """Adds resolved entries at disputed keys. From now on ``get`` returns them like the shared entries."""
         self._found.update(entries)
 
 
 def _candidates_of(
     builder: GroupBuilder, groups: Sequence[int], disputed: Sequence[StateKey], apart: Sequence[Changes]
 ) -> dict[StateKey, set[str]]:
-    """Returns ``{disputed key: events that the groups have at this key}``."""
     found = {key: {builder.lookup(groups[0], key)} for key in disputed}
     for entries in apart:
         for key, event_id in entries.items():
@@ -110,10 +108,7 @@ def _candidates_of(
 def _settled_v1(
     rules: AuthRules, graph: AuthGraph, agreed: _Agreed, candidates: Mapping[StateKey, set[str]], reads: Reads | None
 ) -> Changes:
-    """Returns the resolved entries at the disputed keys, by the resolution of room version 1.
-
-    A key is not in conflict if some groups have no event there, and all others have the same event.
-    """
+    # A key is not in conflict if some groups have no event there, and all others have the same one.
     answer: Changes = {key: next(iter(found)) if len(found) == 1 else None for key, found in candidates.items()}
     agreed.extend(answer)
     in_conflict = {key: found for key, found in candidates.items() if len(found) > 1}
@@ -127,7 +122,7 @@ def _settled_v1(
 def _load_authorising(
     rules: AuthRules, graph: AuthGraph, agreed: _Agreed, event_ids: Iterable[str], reads: Reads
 ) -> None:
-    """Reads together the events that may authorise the given events: their auth events, and entries that all groups share."""
+    # Together, not by a query each: auth events, and entries that all groups share.
     events = [graph.events[event_id] for event_id in event_ids if event_id in graph.events]
     entries = {agreed.get(key) for event in events for key in auth_keys(event, rules.version)}
     named = {other for event in events for other in event.auth_event_ids}
@@ -137,10 +132,7 @@ def _load_authorising(
 def _held(
     builder: GroupBuilder, groups: Sequence[int], disputed: Sequence[StateKey], apart: Sequence[Changes]
 ) -> dict[str, int]:
-    """Returns ``{event at a disputed key: bit mask of the groups that have it}``.
-
-    Time grows with the number of entries in ``apart``, not with the number of keys times the number of groups.
-    """
+    # Time grows with the entries in ``apart``, not with the keys times the groups.
     full = (1 << len(groups)) - 1
     differing = dict.fromkeys(disputed, 0)
     held: dict[str, int] = {}
@@ -157,12 +149,7 @@ def _held(
 
 
 def _proven_acyclic(graph: AuthGraph, agreed: _Agreed, held: Iterable[str], reads: Reads) -> bool:
-    """Reads the auth chains that a resolution walks. Returns false if an event in them leads back to itself.
-
-    These auth chains are those of the disputed events, and of the power levels event that all groups share. The result
-    is also stored in ``graph.is_acyclic``. A graph that is known to be acyclic needs no ranks. To compute ranks, the
-    whole auth chains of all groups would have to be read.
-    """
+    # A graph that is known to be acyclic needs no ranks, for which the auth chains of all groups would be read.
     shared = agreed.get(POWER_LEVELS)
     starts = {*held, *([shared] if shared is not None else [])}
     reads.load_chains(starts)
@@ -173,11 +160,6 @@ def _proven_acyclic(graph: AuthGraph, agreed: _Agreed, held: Iterable[str], read
 def _read_difference(
     rules: AuthRules, graph: AuthGraph, agreed: _Agreed, held: Mapping[str, int], full: int, reads: Reads
 ) -> set[str] | None:
-    """Returns the auth difference of a stored room's groups without the disputed events, or null if it is not found.
-
-    Also reads together the events that are needed to sort and authorise candidates. Otherwise each of these events
-    would be read by a query of its own.
-    """
     reads.load(held)
     found = local_difference(graph, held, full, lambda event_id, key: agreed.get(key) == event_id, reads)
     if found is None:
@@ -197,15 +179,9 @@ def _is_entry(graph: AuthGraph, agreed: _Agreed, event_id: str) -> bool:
 def _sizes(
     builder: GroupBuilder, groups: Sequence[int], apart: Sequence[Changes], answer: Mapping[StateKey, str | None]
 ) -> dict[int, int]:
-    """Returns for each group the number of resolved entries (``answer``) that differ from the group's state."""
     first = {key for key, event_id in answer.items() if builder.lookup(groups[0], key) != event_id}
     sizes = {}
     for group, entries in zip(groups, apart, strict=True):
         differing = sum(answer[key] != event_id for key, event_id in entries.items())
         sizes[group] = len(first) + differing - sum(key in first for key in entries)
     return sizes
-
-
-def _changes(builder: GroupBuilder, group: int, answer: Mapping[StateKey, str | None]) -> Changes:
-    """Returns those resolved entries (``answer``) that differ from the state of the group."""
-    return {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}

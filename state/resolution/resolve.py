@@ -17,8 +17,6 @@ from state.resolution.v2 import resolve_v2
 from state.rules.auth_rules import AuthRules
 from state.rules.room_versions import Resolution
 
-__all__ = ["resolve"]
-
 
 def resolve(rules: AuthRules, graph: AuthGraph, maps: Sequence[Mapping[StateKey, str]]) -> dict[StateKey, str]:
     """Returns the state that the given states (at least one) resolve to."""

@@ -16,19 +16,16 @@ from state.groups.deltas import StateKey
 from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import POWER_LEVELS, AuthEvent
 
-__all__ = ["resolve_v1", "settle_v1"]
-
 StateMap = Mapping[StateKey, str]
 
 
 class Base(Protocol):
-    """An interface to the entries without conflict. ``get`` returns the event at a key, or null."""
+    """The entries without conflict, by key."""
 
     def get(self, key: StateKey, /) -> str | None: ...
 
 
 def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence[StateMap]) -> dict[StateKey, str]:
-    """Returns the state that several states resolve to."""
     candidates: dict[StateKey, set[str]] = {}
     for state in maps:
         for key, event_id in state.items():
@@ -41,10 +38,9 @@ def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence
 def settle_v1(
     rules: AuthRules, events: Mapping[str, AuthEvent], agreed: Base, candidates: Mapping[StateKey, Collection[str]]
 ) -> dict[StateKey, str]:
-    """Returns the entries at the keys in conflict. ``agreed`` has the entries without conflict.
+    """Returns the entries at the keys in conflict, of which ``candidates`` are the events that the states have there.
 
-    ``candidates`` maps each key in conflict to the events that the states hold for it. Events that are not in
-    ``events`` are ignored. The result lacks keys that have no other candidates.
+    Candidates that are not in ``events`` are ignored. The result lacks keys that have no others.
     """
     known = {key: [event_id for event_id in found if event_id in events] for key, found in candidates.items()}
     disputed = {key: found for key, found in known.items() if found}
@@ -66,8 +62,7 @@ def settle_v1(
 
 
 class _Context:
-    """The state that authorises candidates: the entries without conflict, and the candidates that have won so far."""
-
+    # The entries without conflict, and the candidates that have won so far.
     def __init__(self, events: Mapping[str, AuthEvent], agreed: Base) -> None:
         self._events = events
         self._agreed = agreed
@@ -87,7 +82,7 @@ class _Context:
 
 
 def _by_age(events: Mapping[str, AuthEvent], event_ids: Sequence[str]) -> list[AuthEvent]:
-    """Returns the events, oldest first. Equal depths are ordered by the hash of the event ID, descending."""
+    # Equal depths are ordered by the hash of the event ID, descending.
     found = [events[event_id] for event_id in event_ids]
     return sorted(found, key=lambda event: (event.depth, _inverted_sha1(event.event_id)))
 
@@ -97,12 +92,7 @@ def _inverted_sha1(event_id: str) -> int:
 
 
 def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """Tries the candidates of one key from the oldest to the newest.
-
-    Returns the last candidate before the first one that is refused.
-
-    Each candidate is authorised by a state that contains the candidate before it. The oldest candidate is not checked.
-    """
+    # Each is authorised by a state with the one before it; the oldest is not checked. The first refusal ends it.
     key = (by_age[0].type, by_age[0].state_key or "")
     best = by_age[0]
     for event in by_age[1:]:
@@ -115,7 +105,6 @@ def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Co
 
 
 def _newest_allowed(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """Returns the newest candidate that the state allows, or the oldest candidate if the state allows none."""
     for event in reversed(by_age):
         if rules.refusal(event, context) is None:
             return event

@@ -6,6 +6,9 @@ prefers senders of higher power. The other candidates follow, in the order of th
 events. Each candidate is authorised once, by the state that the candidates before it have built. An entry that all
 states share is never replaced.
 
+For example, Ada bans Bob while he sets the topic. The ban is a power event and comes first. Then Ada's old topic is
+allowed. Bob's topic is refused, because the state that has been built bans him.
+
 Time is linear in the size of the states. In addition, time is O(n log n). Here n counts the candidates, their auth
 events, and the events of the auth graph that are not older than the oldest candidate.
 """
@@ -22,20 +25,23 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, AuthEvent, state_key_of
 from state.rules.room_versions import Resolution
 
-__all__ = ["Base", "resolve_v2", "settle"]
-
 StateMap = Mapping[StateKey, str]
 
 
 class Base(Protocol):
-    """An interface to the entries that all states share. ``get`` returns the event at a key, or null."""
+    """The entries that all states share, by key."""
 
     def get(self, key: StateKey, /) -> str | None: ...
 
 
 def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> dict[StateKey, str]:
-    """Returns the state that several states resolve to."""
-    agreed, disputed = _separate(maps)
+    first, *others = maps
+    differing: set[StateKey] = set()
+    for state in others:
+        differing.update(key for key, event_id in state.items() if first.get(key) != event_id)
+        differing.update(key for key in first if key not in state)
+    agreed = {key: event_id for key, event_id in first.items() if key not in differing}
+    disputed = [{state[key] for key in differing if key in state} for state in maps]
     held = set[str]().union(*disputed)
     added = settle(rules, graph, agreed, held, graph.difference(disputed, agreed.values()))
     return {**added, **agreed}
@@ -46,9 +52,8 @@ def settle(
 ) -> dict[StateKey, str]:
     """Returns the entries that resolution adds to ``agreed``, the entries that all states share.
 
-    ``disputed`` are the events of all entries of the states that are not in ``agreed``. ``candidates`` are the events
-    in the auth chains of some states, but not of all. The caller may leave out events of ``disputed``, because these
-    are candidates in any case. The result may also have keys of ``agreed``. The caller must ignore these keys.
+    ``disputed`` are the events of all other entries. ``candidates`` are the events in the auth chains of some states,
+    but not of all; disputed ones may be left out. The caller must ignore keys of ``agreed`` in the result.
     """
     held = {event_id for event_id in disputed if event_id in graph.events}
     candidates = held.union(candidates)
@@ -63,17 +68,6 @@ def settle(
     return state.added
 
 
-def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
-    """Returns the entries that all states share, and for each state the events of its other entries."""
-    first, *others = maps
-    apart: set[StateKey] = set()
-    for state in others:
-        apart.update(key for key, event_id in state.items() if first.get(key) != event_id)
-        apart.update(key for key in first if key not in state)
-    agreed = {key: event_id for key, event_id in first.items() if key not in apart}
-    return agreed, [{state[key] for key in apart if key in state} for state in maps]
-
-
 def _is_power_event(event: AuthEvent) -> bool:
     if event.state_key is None:
         return False
@@ -83,12 +77,7 @@ def _is_power_event(event: AuthEvent) -> bool:
 
 
 class _GrowingState:
-    """The entries that all states share, and the candidates that were added so far.
-
-    If a shared entry and an added candidate have the same key, the added candidate is used. In room version 12 the
-    shared entries are left out.
-    """
-
+    # The shared entries (none in room version 12), and the added candidates, which win.
     def __init__(self, events: Mapping[str, AuthEvent], base: Base) -> None:
         self._events = events
         self._base = base
@@ -98,29 +87,22 @@ class _GrowingState:
         return self.added.get(key) or self._base.get(key)
 
     def event(self, key: StateKey) -> AuthEvent | None:
-        """Returns the event at this key, or null if there is none, or if that event is rejected or unknown here."""
         found = self._events.get(self.event_id(key) or "")
         return found if found is not None and found.rejected_reason is None else None
 
 
 class _Context:
-    """The state that authorises one candidate.
-
-    For each key it has the event of the growing state. If the growing state has no event there, the candidate's own
-    auth event at that key is used, unless it is rejected.
-    """
-
+    # For each key the growing state's event, else the candidate's own auth event, unless that is rejected.
     def __init__(self, graph: AuthGraph, state: _GrowingState, event_id: str) -> None:
-        own = (graph.events[other] for other in graph.auth_ids(event_id))
-        self._own = {state_key_of(other): other for other in own if other.rejected_reason is None}
+        listed = (graph.events[other] for other in graph.auth_ids(event_id))
+        self._auth_events = {state_key_of(other): other for other in listed if other.rejected_reason is None}
         self._state = state
 
     def get(self, key: StateKey, /) -> AuthEvent | None:
-        return self._state.event(key) or self._own.get(key)
+        return self._state.event(key) or self._auth_events.get(key)
 
 
 def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Iterable[str]) -> None:
-    """Goes through candidates in order. Adds each candidate that the state, as it has grown so far, allows."""
     for event_id in order:
         event = graph.events[event_id]
         if event.rejected_reason is None and rules.refusal(event, _Context(graph, state, event_id)) is None:
@@ -130,16 +112,17 @@ def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Itera
 def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns the keys of ``edges`` in reverse topological power order: each event after its auth events.
 
-    ``edges`` maps each event to all of its auth events that are keys of ``edges`` themselves. Among the events whose
-    auth events have all been returned, the event whose sender has the highest power level comes first. If the levels
-    are equal, the oldest event comes first.
+    Among events whose auth events are all done, the highest power level of the sender comes first, then the oldest.
     """
 
     def key(event_id: str) -> tuple[float, int, str]:
         return -graph.sender_level(event_id), graph.events[event_id].origin_server_ts, event_id
 
     waiting = {event_id: len(below) for event_id, below in edges.items()}
-    above = _turned(edges)
+    above: dict[str, list[str]] = {event_id: [] for event_id in edges}
+    for event_id, below in edges.items():
+        for other in below:
+            above[other].append(event_id)
     free = [key(event_id) for event_id, count in waiting.items() if not count]
     heapq.heapify(free)
     order = []
@@ -153,21 +136,11 @@ def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[s
     return order
 
 
-def _turned(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    above: dict[str, list[str]] = {event_id: [] for event_id in edges}
-    for event_id, below in edges.items():
-        for other in below:
-            above[other].append(event_id)
-    return above
-
-
 def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: str | None) -> list[str]:
     """Returns events in mainline order: by the power levels event among their auth events, then by time.
 
-    Each event has a chain: the power levels event among its auth events, then the power levels event among the auth
-    events of that event, and so on. The *mainline* is the event ``power_levels`` with its chain. Events are ordered by
-    the mainline event that their chain meets first, from the oldest to the newest mainline event. Events whose chain
-    never meets the mainline come first.
+    The *mainline* is the event ``power_levels``, the power levels event among its auth events, and so on. Each event is
+    placed at the mainline event that its own such chain meets first; those that never meet it come first.
     """
     # The mainline is walked only as far as the events meet it. A room may have thousands of power levels events, and
     # usually all events meet the latest ones.
@@ -190,11 +163,7 @@ def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: s
 
 
 def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
-    """Returns the number of the mainline event that an event's chain meets first; 0 if the chain never meets one.
-
-    ``epochs`` maps mainline events to their numbers, counted from 1 for the oldest. The result is stored in ``epochs``
-    for all events on the chain, so that no chain is walked twice.
-    """
+    # The number of the mainline event that the chain meets first, or 0. It is stored for the whole chain.
     path: list[str] = []
     at: str | None = event_id
     while at is not None and at not in epochs:
@@ -206,9 +175,6 @@ def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
 
 
 def _older(graph: AuthGraph, event_id: str) -> str | None:
-    """Returns the power levels event among an event's auth events.
-
-    Returns null if there is no such event, or if it would close a cycle.
-    """
+    # the next power levels event, unless it would close a cycle
     other = graph.power_levels_event(event_id)
     return other if other is not None and graph.is_below(other, event_id) else None

@@ -2,7 +2,7 @@
 
 Each rule of the Matrix specification is one function, in the order of the specification. Where servers in use differ
 from the specification, the rules follow these servers, because all servers of a room must decide alike. For example,
-without a power levels event, a user needs level 50 to send state. A rule returns the reason of a refusal, or null if
+without a power levels event, a user needs level 50 to send state. A rule returns the reason of a refusal, or None if
 the event is allowed. Signatures of servers, hashes and sizes are checked elsewhere.
 """
 
@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys, server_of
 from state.rules.membership import MemberChange, SignedBy, membership_refusal
 from state.rules.power_level_changes import level_change_refusal
 from state.rules.power_levels import PowerLevels, creators_of, too_low
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion
-
-__all__ = ["AuthRules"]
 
 
 def _no_signature(_signed: Mapping[str, Any], _keys: Sequence[str]) -> bool:
@@ -31,23 +29,20 @@ _UNKNOWN = "not asked yet"
 
 
 class AuthRules:
-    """The rules of one room version.
-
-    ``signed_by`` verifies third-party invites. Without ``signed_by``, all third-party invites are refused.
-    """
+    """The rules of one room version. Without ``signed_by``, all third-party invites are refused."""
 
     def __init__(self, version: RoomVersion, signed_by: SignedBy = _no_signature) -> None:
         self.version = version
         self._signed_by = signed_by
         self._last_levels: tuple[AuthEvent | None, AuthEvent | None, PowerLevels] | None = None
         self._by_sender: dict[tuple[str, str], str | None] = {}
-        """(sender, type) -> refusal, or null. For events that are not state, under the power levels used last."""
+        """(sender, type) -> refusal, or None. For events that are not state, under the power levels used last."""
 
     def refusal(self, event: AuthEvent, state: State) -> str | None:
-        """Returns the reason why a state does not allow an event, or null if the state allows it.
+        """Returns the reason why a state does not allow an event, or None.
 
-        Of the state, only the entries at the event's ``auth_keys`` are needed. These keys include the key of the create
-        event, although an event of room version 12 does not list the create event.
+        Of the state, only the entries at the event's ``auth_keys`` are needed. These include the create event, although
+        an event of room version 12 does not list it.
         """
         kind = event.type
         if kind == "m.room.create":
@@ -73,7 +68,6 @@ class AuthRules:
         return self._by_sender_level(event, levels)
 
     def levels(self, state: State, create: AuthEvent | None) -> PowerLevels:
-        """Returns the power levels of a state. The latest answer is cached."""
         found = state.get(POWER_LEVELS)
         last = self._last_levels
         if last is not None and last[0] is found and last[1] is create:
@@ -85,11 +79,7 @@ class AuthRules:
         return levels
 
     def _by_sender_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
-        """Returns the same as ``_by_level``, and caches the result by sender and event type.
-
-        Only for events that are no state events. For given ``levels``, their result depends only on the sender and the
-        type.
-        """
+        # Of events that are no state, the answer depends on sender and type alone, as long as the levels are the same.
         key = event.sender, event.type
         known = self._by_sender.get(key, _UNKNOWN)
         if known is _UNKNOWN:
@@ -99,10 +89,9 @@ class AuthRules:
         return known
 
     def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
-        """Returns the reason why an event may not list these auth events, or null if it may.
+        """Returns the reason why an event may not list these auth events (those that the caller knows), or None.
 
-        ``auth_events`` are those of the listed events that the caller knows. This function does not check whether they
-        allow the event.
+        Whether they allow the event is not checked.
         """
         if event.type == "m.room.create":
             return "a create event has no auth events" if event.auth_event_ids else None
@@ -128,7 +117,7 @@ class AuthRules:
     def _create(self, event: AuthEvent) -> str | None:
         if event.prev_event_ids:
             return "a create event has no prev events"
-        if not self.version.room_id_is_create_hash and _server(event.room_id) != _server(event.sender):
+        if not self.version.room_id_is_create_hash and server_of(event.room_id) != server_of(event.sender):
             return "room ID and sender are of different servers"
         named = event.content.get("room_version", "1")
         if not isinstance(named, str) or named not in ROOM_VERSIONS:
@@ -145,32 +134,29 @@ class AuthRules:
         return None
 
     def _not_federated(self, event: AuthEvent, create: AuthEvent) -> str | None:
-        """Refuses users of other servers if ``m.federate`` is false.
-
-        This applies to the sender, and to the user whose membership changes.
-        """
+        # of the sender, and of the user whose membership changes
         if create.content.get("m.federate", True) is not False:
             return None
-        home = _server(create.sender)
+        home = server_of(create.sender)
         users = [event.sender]
         if event.type == "m.room.member" and event.state_key is not None:
             users.append(event.state_key)
-        strange = [user for user in users if _server(user) != home]
+        strange = [user for user in users if server_of(user) != home]
         return f"the room is not federated, and {strange[0]} is of another server" if strange else None
 
     def _aliases(self, event: AuthEvent) -> str | None:
         if not event.state_key:
             return "aliases have a server as their state key"
-        return None if event.state_key == _server(event.sender) else "the aliases are those of another server"
+        return None if event.state_key == server_of(event.sender) else "the aliases are those of another server"
 
     def _by_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
         has = levels.of_user(event.sender)
         if event.type == "m.room.third_party_invite":
-            takes = levels.to("invite")
-            return too_low(event.sender, has, "invite", takes) if has < takes else None
-        takes = levels.to_send(event.type, is_state=event.state_key is not None)
-        if has < takes:
-            return too_low(event.sender, has, f"send {event.type}", takes)
+            required = levels.to("invite")
+            return too_low(event.sender, has, "invite", required) if has < required else None
+        required = levels.to_send(event.type, is_state=event.state_key is not None)
+        if has < required:
+            return too_low(event.sender, has, f"send {event.type}", required)
         if event.state_key is not None and event.state_key.startswith("@") and event.state_key != event.sender:
             return "the state key is another user"
         if event.type == "m.room.power_levels":
@@ -180,14 +166,10 @@ class AuthRules:
         return None
 
     def _redaction(self, event: AuthEvent, levels: PowerLevels) -> str | None:
-        """Refuses a redaction that the sender may not make.
-
-        This is for room versions 1 and 2. In later versions, the right to redact is checked when the redaction takes
-        effect.
-        """
+        # For room versions 1 and 2. Later ones check the right when the redaction takes effect.
         if levels.of_user(event.sender) >= levels.to_redact():
             return None
-        same = event.redacts is not None and _server(event.redacts) == _server(event.event_id)
+        same = event.redacts is not None and server_of(event.redacts) == server_of(event.event_id)
         return None if same else f"{event.sender} may not redact events of other servers"
 
 
@@ -198,7 +180,3 @@ def _unusable_creators(value: Any) -> str | None:
         if not isinstance(user, str) or not user.startswith("@") or ":" not in user or len(user.encode()) > 255:
             return "additional_creators holds what is no user ID"
     return None
-
-
-def _server(identifier: str) -> str:
-    return identifier.partition(":")[2]

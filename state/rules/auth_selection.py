@@ -8,17 +8,6 @@ from typing import Any, Protocol
 from state.groups.deltas import StateKey
 from state.rules.room_versions import RoomVersion
 
-__all__ = [
-    "AUTHORISING_USER",
-    "CREATE",
-    "JOIN_RULES",
-    "POWER_LEVELS",
-    "AuthEvent",
-    "State",
-    "auth_keys",
-    "state_key_of",
-]
-
 CREATE: StateKey = ("m.room.create", "")
 POWER_LEVELS: StateKey = ("m.room.power_levels", "")
 JOIN_RULES: StateKey = ("m.room.join_rules", "")
@@ -29,8 +18,9 @@ AUTHORISING_USER = "join_authorised_via_users_server"
 class AuthEvent(Protocol):
     """An event as the auth rules read it.
 
-    ``content`` may lack keys that no rule reads. ``membership`` is null if the content has no membership, or has a
-    membership that is not text.
+    ``content`` may lack keys that no rule reads.
+
+    ``membership`` is None if the content has none that is text.
     """
 
     @property
@@ -62,21 +52,25 @@ class AuthEvent(Protocol):
 
 
 class State(Protocol):
-    """The state of a room, as far as the rules need it. A dictionary from key to event has this interface."""
+    """A room's state, as far as the rules need it, such as a dictionary from key to event."""
 
     def get(self, key: StateKey, /) -> AuthEvent | None: ...
 
 
 def state_key_of(event: AuthEvent) -> StateKey:
-    """Returns the key of a state event in a state map."""
     return event.type, event.state_key or ""
 
 
-def auth_keys(event: AuthEvent, version: RoomVersion) -> list[StateKey]:
-    """Returns the keys of the state entries that authorise an event. For a create event, returns an empty list.
+def server_of(identifier: object) -> str:
+    """Returns the server in an ID of a user, room or event. Empty if there is none."""
+    return identifier.partition(":")[2] if isinstance(identifier, str) else ""
 
-    The state may have no entry at some of the keys. For any other event the key of the create event is included,
-    although events of room version 12 do not list it.
+
+def auth_keys(event: AuthEvent, version: RoomVersion) -> list[StateKey]:
+    """Returns the keys of the state entries that authorise an event; none for a create event.
+
+    The state may have no entry at some of the keys. The key of the create event is always included, although events of
+    room version 12 do not list it.
     """
     if event.type == "m.room.create":
         return []
@@ -91,7 +85,9 @@ def _membership_keys(event: AuthEvent, target: str, version: RoomVersion) -> lis
     if event.membership in ("join", "invite", "knock"):
         keys.append(JOIN_RULES)
     if event.membership == "invite":
-        token = _signed(event).get("token")
+        invite = event.content.get("third_party_invite")
+        signed = invite.get("signed") if isinstance(invite, dict) else None
+        token = signed.get("token") if isinstance(signed, dict) else None
         if isinstance(token, str):
             keys.append(("m.room.third_party_invite", token))
     if event.membership == "join" and version.restricted_joins:
@@ -99,9 +95,3 @@ def _membership_keys(event: AuthEvent, target: str, version: RoomVersion) -> lis
         if isinstance(authorising, str):
             keys.append(("m.room.member", authorising))
     return keys
-
-
-def _signed(event: AuthEvent) -> Mapping[str, Any]:
-    invite = event.content.get("third_party_invite")
-    signed = invite.get("signed") if isinstance(invite, dict) else None
-    return signed if isinstance(signed, dict) else {}

@@ -10,8 +10,6 @@ from state.rules.auth_selection import AUTHORISING_USER, JOIN_RULES, AuthEvent, 
 from state.rules.power_levels import PowerLevels, shown_level, too_low
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["MemberChange", "SignedBy", "membership_refusal", "needs_voucher"]
-
 SignedBy = Callable[[Mapping[str, Any], Sequence[str]], bool]
 """Returns true if a signed object has a valid signature of one of these ed25519 public keys (base64)."""
 
@@ -31,18 +29,15 @@ class MemberChange:
         return self.event.sender
 
     @property
-    def own(self) -> bool:
-        """Returns true if the sender is the user whose membership changes."""
+    def is_self(self) -> bool:
         return self.sender == self.target
 
     def membership(self, user_id: str) -> str | None:
-        """Returns the membership of a user before the change."""
         found = self.state.get(("m.room.member", user_id))
         return None if found is None else found.membership
 
     @property
     def join_rule(self) -> str:
-        """Returns the join rule of the state. If the state has no join rule, returns ``invite``."""
         return _join_rule(self.state)
 
 
@@ -66,7 +61,6 @@ def _is_restricted(rule: str, version: RoomVersion) -> bool:
 
 
 def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
-    """Returns the reason why the change is not allowed, or null if it is allowed."""
     match change.event.membership:
         case "join":
             return None if _is_creators_first_join(change) else _join(change)
@@ -84,11 +78,8 @@ def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
 
 
 def _is_creators_first_join(change: MemberChange) -> bool:
-    """Returns true for the join of the creator right after the create event.
-
-    The user who joins must be the creator. Whether the sender is the creator is not checked here: the specification
-    does not demand it, and all servers must decide alike.
-    """
+    # Whether the *sender* is the creator is not checked: the specification does not ask, and all servers must decide
+    # alike.
     creator = change.create.sender
     if not change.levels.version.newer_redactions:
         creator = change.create.content.get("creator", "")
@@ -97,7 +88,7 @@ def _is_creators_first_join(change: MemberChange) -> bool:
 
 def _join(change: MemberChange) -> str | None:
     before = change.membership(change.target)
-    if not change.own:
+    if not change.is_self:
         return "a join is sent by the user who joins"
     if before == "ban":
         return f"{change.target} is banned"
@@ -113,7 +104,6 @@ def _join(change: MemberChange) -> str | None:
 
 
 def _authorised_join(change: MemberChange) -> str | None:
-    """Refuses a restricted join, unless a member with the right to invite has authorised it."""
     user = change.event.content.get(AUTHORISING_USER)
     if not isinstance(user, str):
         return f"{change.target} is not invited, and no member vouches for the join"
@@ -134,7 +124,6 @@ def _invite(change: MemberChange) -> str | None:
 
 
 def _third_party_invite(change: MemberChange, signed_by: SignedBy) -> str | None:
-    """Refuses a third-party invite, unless an identity server that the state names has signed it."""
     if change.membership(change.target) == "ban":
         return f"{change.target} is banned"
     invite = change.event.content["third_party_invite"]
@@ -166,10 +155,10 @@ def _public_keys(content: Mapping[str, Any]) -> list[str]:
 
 
 def _leave(change: MemberChange) -> str | None:
-    own, target = change.membership(change.sender), change.membership(change.target)
-    if change.own and (own in ("join", "invite") or (own == "knock" and change.levels.version.knocking)):
+    before, target = change.membership(change.sender), change.membership(change.target)
+    if change.is_self and (before in ("join", "invite") or (before == "knock" and change.levels.version.knocking)):
         return None
-    if own != "join":
+    if before != "join":
         return f"{change.sender} is not joined"
     if target == "ban" and (refusal := _lacks(change, "ban")):
         return refusal
@@ -187,7 +176,7 @@ def _knock(change: MemberChange) -> str | None:
     version = change.levels.version
     if change.join_rule != "knock" and not (change.join_rule == "knock_restricted" and version.knock_restricted_joins):
         return f"the join rule {change.join_rule!r} does not let knock"
-    if not change.own:
+    if not change.is_self:
         return "a knock is sent by the user who knocks"
     if before in ("join", "invite", "ban"):
         return f"{change.target} cannot knock: the membership is {before}"
@@ -195,8 +184,8 @@ def _knock(change: MemberChange) -> str | None:
 
 
 def _lacks(change: MemberChange, act: str) -> str | None:
-    has, takes = change.levels.of_user(change.sender), change.levels.to(act)
-    return too_low(change.sender, has, act, takes) if has < takes else None
+    has, required = change.levels.of_user(change.sender), change.levels.to(act)
+    return too_low(change.sender, has, act, required) if has < required else None
 
 
 def _does_not_outrank(change: MemberChange) -> str | None:

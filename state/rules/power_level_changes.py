@@ -12,28 +12,26 @@ from typing import Any
 from state.rules.power_levels import PowerLevels, level_of, shown_level
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["level_change_refusal"]
-
 _NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "redact", "invite")
 
 
 def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevels) -> str | None:
-    """Returns the reason why ``sender`` may not replace ``levels`` by the content ``new``, or null if ``sender`` may."""
+    """Returns the reason why ``sender`` may not replace ``levels`` by the content ``new``, or None."""
     version = levels.version
     reason = _unreadable(new, version) or _names_creators(new, levels)
     if reason is not None or levels.content is None:
         return reason
-    own = levels.of_user(sender)
+    sender_level = levels.of_user(sender)
     for place, key, old_value, new_value in _changes(levels.content, new, version):
         old_level, new_level = level_of(old_value, version), level_of(new_value, version)
         if old_level == new_level:
             continue
         shown = f"{place} {key}".strip()
-        if place == "users" and key != sender and old_level is not None and old_level >= own:
+        if place == "users" and key != sender and old_level is not None and old_level >= sender_level:
             return f"the level of {key} is {shown_level(old_level)}, and only who has more than that may change it"
-        if any(level is not None and level > own for level in (old_level, new_level)):
+        if any(level is not None and level > sender_level for level in (old_level, new_level)):
             change = f"changing {shown_level(old_level)} to {shown_level(new_level)}"
-            return f"{shown}: {change} takes more than the sender's level {shown_level(own)}"
+            return f"{shown}: {change} takes more than the sender's level {shown_level(sender_level)}"
     return None
 
 
@@ -43,7 +41,6 @@ def _names_creators(new: Mapping[str, Any], levels: PowerLevels) -> str | None:
 
 
 def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
-    """Returns the reason why a value in the content is no valid level, or null if all levels are valid."""
     if reason := _unreadable_users(content.get("users", {}), version):
         return reason
     for place in ("events", "notifications"):
@@ -77,11 +74,7 @@ def _checked(place: str, version: RoomVersion) -> bool:
 def _changes(
     old: Mapping[str, Any], new: Mapping[str, Any], version: RoomVersion
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yields (name, key, old value, new value) for each level that the old or the new content may name.
-
-    ``name`` is the key of the content. ``key`` is the user, event type or notification whose level it is. ``key`` is
-    empty if the value under ``name`` is itself the level.
-    """
+    # ``key`` is the user, event type or notification; empty if the value under the name is itself the level.
     for name in _NAMED:
         yield name, "", old.get(name), new.get(name)
     for place in ("users", "events", "notifications"):

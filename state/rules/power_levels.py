@@ -9,8 +9,6 @@ from typing import Any
 
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of", "shown_level", "too_low"]
-
 _CREATOR_LEVEL = 100
 _LONGEST_TEXT = 100
 
@@ -19,7 +17,7 @@ DEFAULT_LEVELS: Mapping[str, int] = {"ban": 50, "kick": 50, "redact": 50, "invit
 
 
 def level_of(value: Any, version: RoomVersion) -> int | None:
-    """Returns the power level that a JSON value stands for, or null if the value is not a level.
+    """Returns the power level that a JSON value stands for, or None.
 
     Before room version 10, a text of digits is also a level, and the fraction of a number is cut off.
     """
@@ -38,25 +36,16 @@ def level_of(value: Any, version: RoomVersion) -> int | None:
 
 
 def shown_level(level: float | None) -> str:
-    """Returns a level as text for a message.
-
-    Instead of a very large number, the text gives the number of bits. Before room version 6 a level may have thousands
-    of digits.
-    """
+    # Before room version 6 a level may have thousands of digits.
     return f"of {level.bit_length()} bits" if isinstance(level, int) and level.bit_length() > 200 else str(level)
 
 
-def too_low(user_id: str, level: float, act: str, takes: int) -> str:
-    """Returns the reason of a refusal: the user's level, and the level that the action takes."""
-    return f"the level of {user_id} is {shown_level(level)}; to {act} takes {shown_level(takes)}"
+def too_low(user_id: str, level: float, act: str, required: int) -> str:
+    return f"the level of {user_id} is {shown_level(level)}; to {act} takes {shown_level(required)}"
 
 
 def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -> frozenset[str]:
-    """Returns the creators of a room. ``sender`` and ``content`` belong to the room's create event.
-
-    Before room version 11 the content names the creator. From version 11 on the sender is the creator. In version 12
-    the content may name more creators.
-    """
+    # Before room version 11 the content names the creator, from 11 on it is the sender; 12 may name more.
     if not version.newer_redactions:
         creator = content.get("creator")
         return frozenset([creator] if isinstance(creator, str) else [])
@@ -69,8 +58,9 @@ def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -
 class PowerLevels:
     """The power levels at one point of a room.
 
-    ``content`` is the content of the power levels event, or null if the room has no such event. In that case creators
-    have level 100 and other users 0. In room version 12 creators always have an infinite level.
+    ``content`` is None if the room has no power levels event.
+
+    Then creators have level 100 and other users 0. In room version 12 creators always have an infinite level.
     """
 
     version: RoomVersion
@@ -78,7 +68,6 @@ class PowerLevels:
     creators: Collection[str]
 
     def of_user(self, user_id: str) -> float:
-        """Returns the level of a user."""
         if user_id in self.creators:
             if self.version.room_id_is_create_hash:
                 return math.inf
@@ -88,15 +77,13 @@ class PowerLevels:
         return level if level is not None else self._named("users_default", 0)
 
     def to(self, act: str) -> int:
-        """Returns the level that the action ``act`` takes. ``act`` is a key of ``DEFAULT_LEVELS``."""
+        """Returns the level that the action ``act`` takes, a key of ``DEFAULT_LEVELS``."""
         return self._named(act, DEFAULT_LEVELS[act])
 
     def to_redact(self) -> int:
-        """Returns the level that redacting another user's event takes."""
         return self.to("redact")
 
     def to_send(self, event_type: str, *, is_state: bool) -> int:
-        """Returns the level that sending an event of this type takes."""
         level = self._entry("events", event_type)
         if level is not None:
             return level

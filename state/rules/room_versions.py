@@ -10,8 +10,6 @@ from enum import Enum
 
 from state.errors import UnknownRoomVersion
 
-__all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "room_version"]
-
 
 class EventIdForm(Enum):
     """The ways in which an event gets its ID."""
@@ -81,7 +79,6 @@ ROOM_VERSIONS: dict[str, RoomVersion] = _versions()
 
 
 def room_version(name: str) -> RoomVersion:
-    """Returns the room version of that name. Raises ``UnknownRoomVersion``, whose text lists the known names."""
     try:
         return ROOM_VERSIONS[name]
     except KeyError:

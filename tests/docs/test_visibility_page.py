@@ -9,7 +9,7 @@ import pytest
 from events.models import EventVisibility
 from events.visibility import access
 from events.visibility.access import Reach
-from events.visibility.rule import Answer, Rule, Sight, for_client, for_server
+from events.visibility.rule import Answer, Rule, RuleInput, for_client, for_server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "visibility.md").read_text()
 
@@ -35,19 +35,21 @@ def test_tables_list_the_words_of_the_code(title, words):
 
 
 SIGHTS = {
-    Rule.SOFT_FAILED: Sight(soft_failed=True, sender_ignored=True),
-    Rule.TYPE: Sight(event_type="m.room.aliases", always_included=True),
-    Rule.IGNORED_SENDER: Sight(sender_ignored=True, expired=True, membership="join"),
-    Rule.RETENTION: Sight(expired=True, membership="join", always_included=True),
-    Rule.ALWAYS_INCLUDED: Sight(always_included=True, outlier=True),
-    Rule.OWN_MEMBERSHIP: Sight(outlier=True, own=True),
-    Rule.OUTLIER: Sight(outlier=True, visibility="world_readable"),
-    Rule.OWN_LEAVE: Sight(own=True, own_before="join", membership="leave", visibility="world_readable"),
-    Rule.JOINED: Sight(membership="join", visibility="world_readable"),
-    Rule.WORLD_READABLE: Sight(visibility="world_readable", peeking=True),
-    Rule.SHARED: Sight(),
-    Rule.INVITED: Sight(visibility="invited", membership="invite"),
-    Rule.NOT_VISIBLE: Sight(visibility="joined", membership="invite"),
+    Rule.SOFT_FAILED: RuleInput(soft_failed=True, sender_ignored=True),
+    Rule.TYPE: RuleInput(event_type="m.room.aliases", always_included=True),
+    Rule.IGNORED_SENDER: RuleInput(sender_ignored=True, expired=True, membership="join"),
+    Rule.RETENTION: RuleInput(expired=True, membership="join", always_included=True),
+    Rule.ALWAYS_INCLUDED: RuleInput(always_included=True, outlier=True),
+    Rule.OWN_MEMBERSHIP: RuleInput(outlier=True, own_membership=True),
+    Rule.OUTLIER: RuleInput(outlier=True, visibility="world_readable"),
+    Rule.OWN_LEAVE: RuleInput(
+        own_membership=True, membership_before="join", membership="leave", visibility="world_readable"
+    ),
+    Rule.JOINED: RuleInput(membership="join", visibility="world_readable"),
+    Rule.WORLD_READABLE: RuleInput(visibility="world_readable", peeking=True),
+    Rule.SHARED: RuleInput(),
+    Rule.INVITED: RuleInput(visibility="invited", membership="invite"),
+    Rule.NOT_VISIBLE: RuleInput(visibility="joined", membership="invite"),
 }
 
 
@@ -58,7 +60,7 @@ def test_rule_decides_as_the_page_says(rule):
     verdict = for_client(SIGHTS[rule])
     assert verdict.rule is rule
     assert (verdict.answer is Answer.HIDDEN) is answers[rule].startswith("hidden")
-    erased = for_client(Sight(**{**_fields(SIGHTS[rule]), "sender_erased": True}))
+    erased = for_client(RuleInput(**{**_fields(SIGHTS[rule]), "sender_erased": True}))
     assert (erased.answer is Answer.REDACTED) is ("pruned" in answers[rule])
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from events.models import Event, Room
 from events.persist.batch import with_state
+from events.reading.pages import timeline_of
 from events.reading.timeline import state_at
-from events.reading.user_timeline import timeline_of
 from tests.oracle.answers import TheirStates, parsed
 from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist, replayed_state, verdicts
 from tests.support.room_data import oracle, stored_events

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from events.models import CurrentStateDelta
-from events.reading.user_timeline import timeline_of
+from events.reading.pages import timeline_of
 from events.sync.rooms import rooms_since
 from streams.core.tokens import VectorToken
 from tests.oracle.answers import parsed

@@ -120,7 +120,7 @@ class ForgetfulJudge(event_auth.EventAuthorizer):
     """A judge that asks about every event."""
 
     def rejection(self, event, before):
-        self._asked.clear()
+        self._cached.clear()
         return super().rejection(event, before)
 
 

@@ -8,8 +8,8 @@ from events.format.parsing import ParsedEvent
 from events.room.graph import is_accepted
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import VisibilityRow
-from events.visibility.rule import Sight, admits, for_client, more_joined
-from events.visibility.viewer import Viewer, membership, sight_of
+from events.visibility.rule import RuleInput, admitting_rule, for_client, more_joined
+from events.visibility.viewer import Viewer, membership, rule_input
 from state.rules.room_versions import room_version
 
 
@@ -28,13 +28,13 @@ class Seen:
             for event in events
         ]
 
-    def sight(self, number: int, viewer: Viewer) -> Sight:
-        return sight_of(self.events[number], viewer, *self.around[number])
+    def sight(self, number: int, viewer: Viewer) -> RuleInput:
+        return rule_input(self.events[number], viewer, *self.around[number])
 
     def by_rule(self, viewer: Viewer) -> set[int]:
         """The accepted events that the state lets the viewer see, whatever their type is."""
         numbers = (number for number, event in enumerate(self.events) if is_accepted(event))
-        return {number for number in numbers if admits(self.sight(number, viewer)) is not None}
+        return {number for number in numbers if admitting_rule(self.sight(number, viewer)) is not None}
 
     def by_ranges(self, rows: Iterable[VisibilityRow], viewer: Viewer) -> set[int]:
         """The accepted events that ranges show to the viewer, whatever their type is."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from events.format import hashes, redaction
 from events.visibility.rule import Answer, for_client, for_server
-from events.visibility.viewer import Viewer, sight_of
+from events.visibility.viewer import Viewer, rule_input
 from state.rules.room_versions import room_version
 from tests.support.rule_cases import auth_allowed, auth_keys, resolve_state, state_after
 from tests.unit.events.visibility.test_rule import SPECIAL, sight
@@ -69,7 +69,7 @@ def visible_timeline(case: dict[str, Any], viewer: str, peeking: bool) -> dict[s
     looks = Viewer(viewer, peeking, erased=frozenset(case["erased_senders"]))
     found: dict[str, list[int]] = {"full": [], "redacted": [], "hidden": []}
     for number, (event, before, after) in enumerate(steps(case)):
-        found[for_client(sight_of(event, looks, before, after)).answer.value].append(number)
+        found[for_client(rule_input(event, looks, before, after)).answer.value].append(number)
     return {kind: found[kind] for kind in ("full", "redacted")}
 
 

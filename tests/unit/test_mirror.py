@@ -10,6 +10,7 @@ OF_SEVERAL_MODULES = {
     "streams/replication/transport/test_admission.py": "who comes in: tcp_scope, tcp_places, tls",
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
     "test_downloads.py": "the shell functions of script/_environment that load something",
+    "test_identifiers.py": "all modules of some packages",
     "test_imports.py": "all modules",
     "test_interpreters.py": "the shell functions of script/_environment",
     "test_mirror.py": "this folder",

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from events.errors import StateUnresolved, UnknownEvent
+from events.errors import UnknownEvent
 from events.management.arguments import add_event_ids, asked_event_ids
 from events.visibility.explain import Explanation, explain_visibility
 from streams.conf import stream_settings
@@ -22,8 +22,6 @@ _COLUMNS = ("event_id", "seen", "allowed", "pruned", "rule", "membership", "hist
 
 
 class Command(SiteCommand):
-    """The command ``explain_visibility``. It prints a line for each event, in the order of the arguments."""
-
     help = (
         "Print whether USER sees each event and why: seen, allowed, pruned, the rule, and what it looked "
         'at. Unknown events and events whose state is not known give {"error": …}, and the exit status is 1.'
@@ -35,19 +33,21 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Adds the arguments."""
         parser.add_argument("user_id", metavar="USER", help="whose eyes it is seen with")
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints for each event ID whether the user sees the event. Exits with status 1 if any ID has no answer."""
         asked = list(asked_event_ids(options["event_ids"]))
         failed = False
         answers = explain_visibility(options["user_id"], asked, stream_settings().database)
         rows = []
         for event_id, answer in zip(asked, answers, strict=True):
             failed = failed or not isinstance(answer, Explanation)
-            line = _written(event_id, answer)
+            if isinstance(answer, Explanation):
+                line = asdict(answer) | {"reachable": answer.reachable, "seen": answer.seen}
+            else:
+                error = "unknown" if isinstance(answer, UnknownEvent) else "unresolved"
+                line = {"event_id": event_id, "error": error}
             if options["json"]:
                 self.stdout.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
             else:
@@ -56,9 +56,3 @@ class Command(SiteCommand):
             self.print_table([name.replace("_", " ") for name in _COLUMNS], rows)
         if failed:
             sys.exit(1)
-
-
-def _written(event_id: str, answer: Explanation | UnknownEvent | StateUnresolved) -> dict[str, Any]:
-    if isinstance(answer, Explanation):
-        return asdict(answer) | {"reachable": answer.reachable, "seen": answer.seen}
-    return {"event_id": event_id, "error": "unknown" if isinstance(answer, UnknownEvent) else "unresolved"}

@@ -21,8 +21,6 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command ``state_at``. It prints a line for each event, in the order of the arguments."""
-
     help = (
         "Print the room's state before and after each event, with sender, time and value of each entry; "
         "an outlier has none. With --json: event IDs alone. "
@@ -35,15 +33,13 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Adds the arguments."""
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints the states before and after each event. Exits with status 1 if any event has no known state."""
         failed = False
-        asked, again = tee(asked_event_ids(options["event_ids"]))
+        asked, ids = tee(asked_event_ids(options["event_ids"]))
         states = _States()
-        for event_id, found in zip(again, states_at(asked, stream_settings().database), strict=True):
+        for event_id, found in zip(ids, states_at(asked, stream_settings().database), strict=True):
             failed = failed or not isinstance(found, StateAt)
             if options["json"]:
                 self.stdout.write(orjson.dumps({"event_id": event_id, **_answer(found, states)}).decode())
@@ -54,10 +50,10 @@ class Command(SiteCommand):
 
     def _report(self, event_id: str, found: StateAt | Exception) -> None:
         if not isinstance(found, StateAt) or found.after is None:
-            what = (
+            problem = (
                 "an outlier, which has no state" if isinstance(found, StateAt) else _answer(found, _States())["error"]
             )
-            self.stdout.write(f"{safe_text(event_id, None)}: {what}")
+            self.stdout.write(f"{safe_text(event_id, None)}: {problem}")
             return
         changes = found.changes
         self.stdout.write(
@@ -67,8 +63,8 @@ class Command(SiteCommand):
         rows = []
         for key, entry_id in sorted(found.after.items()):
             line = entries.get(entry_id)
-            about = (line.sender, line.sent, line.words) if line is not None else ("", "", "")
-            rows.append((*key, *about, entry_id, (changes[key][0] or "(none)") if key in changes else ""))
+            shown = (line.sender, line.sent, line.words) if line is not None else ("", "", "")
+            rows.append((*key, *shown, entry_id, (changes[key][0] or "(none)") if key in changes else ""))
         self.print_table(("type", "state key", "sender", "sent", "value", "event", "before it"), rows)
 
 
@@ -79,16 +75,11 @@ def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:
 
 
 class _States:
-    """An encoder of states as JSON that keeps its last four results.
-
-    These results are often needed again: the state after an event is usually the state before the next event.
-    """
-
+    # Keeps its last four results: the state after an event is usually the state before the next event.
     def __init__(self) -> None:
         self._kept: list[tuple[State, orjson.Fragment]] = []
 
     def written(self, state: State | None) -> orjson.Fragment | None:
-        """Returns the entries of a state as a JSON object, sorted by type and state key. Returns null if ``state`` is null."""
         if state is None:
             return None
         for known, text in self._kept:

@@ -11,8 +11,8 @@ from django.core.management.base import CommandError, CommandParser
 from events.errors import BadToken, NotReadable, UnknownRoom
 from events.reading.event_json import ServedEvent
 from events.reading.event_lines import event_lines, line_of
+from events.reading.pages import timeline_of
 from events.reading.timeline import TimelineEntry, timeline
-from events.reading.user_timeline import timeline_of
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 
@@ -25,8 +25,6 @@ _EVENTS_PER_READ = 500
 
 
 class Command(SiteCommand):
-    """The command ``timeline``. It prints one page of a room's timeline."""
-
     help = (
         "Print the shown events of a room, newest first by (topological, stream), with time, sender, type and value. "
         "The token of a line continues below it. With --json: IDs, tokens and positions."
@@ -39,7 +37,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Adds the arguments."""
         parser.add_argument("room_id", metavar="ROOM_ID", help="the room")
         parser.add_argument("--user", metavar="USER", help="only what this user sees")
         parser.add_argument("--limit", type=int, default=100, help="at most so many events (100)")
@@ -47,11 +44,12 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line in place of a table")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints the page."""
         if options["limit"] < 1:
             raise CommandError(f"--limit must be at least 1, not {options['limit']}.", returncode=2)
         try:
-            entries = _entries(options["user"], options["room_id"], options["limit"], options["before"])
+            page = (options["room_id"], options["limit"], options["before"], stream_settings().database)
+            entries: Sequence[TimelineEntry | ServedEvent]
+            entries = timeline(*page) if options["user"] is None else timeline_of(options["user"], *page)
         except BadToken as error:
             raise CommandError(str(error), returncode=2) from error
         except (UnknownRoom, NotReadable) as error:
@@ -65,10 +63,7 @@ class Command(SiteCommand):
 
 
 def _rows(entries: Sequence[TimelineEntry | ServedEvent]) -> Iterator[Sequence[str]]:
-    """Yields the rows of the table.
-
-    The content of a ``TimelineEntry`` is loaded here. A ``ServedEvent`` has its content already, as the user sees it.
-    """
+    # The content of a ``TimelineEntry`` is loaded here. A ``ServedEvent`` has its content already, as the user sees it.
     using = stream_settings().database
     for first in range(0, len(entries), _EVENTS_PER_READ):
         part = entries[first : first + _EVENTS_PER_READ]
@@ -80,12 +75,3 @@ def _rows(entries: Sequence[TimelineEntry | ServedEvent]) -> Iterator[Sequence[s
                 continue
             key = f"{line.type} {line.state_key}" if line.state_key else line.type
             yield (line.sent, line.sender, key, line.words, entry.event_id, entry.token)
-
-
-def _entries(
-    user_id: str | None, room_id: str, limit: int, before: str | None
-) -> Sequence[TimelineEntry | ServedEvent]:
-    alias = stream_settings().database
-    if user_id is None:
-        return timeline(room_id, limit, before, alias)
-    return timeline_of(user_id, room_id, limit, before, alias)

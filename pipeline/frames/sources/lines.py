@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from events.format.foreign_forms import BYTE_ORDER_MARK, what_it_is
+from events.format.foreign_forms import BYTE_ORDER_MARK, foreign_form
 from pipeline.errors import UnusableSource
 from pipeline.frames.sources.expansion import FREE_BYTES, MOST_FOR_ONE, REASON, ExpandsTooMuch, Expansion
 from pipeline.frames.sources.parts import HEAD_BYTES, BrokenLine, Form, Line, Part, PassedLines
@@ -86,7 +86,7 @@ def check_text(path: Path, form: Form) -> None:
             f"{path} {'is' if form is Form.LINES else 'holds'} a file of the form {known}. Read are JSON Lines, which may be "
             "packed with gzip or Zstandard, Parquet, and SQLite files of Synapse. Unpack it, or write it anew."
         )
-    if (what := what_it_is(begin)) is not None:
+    if (what := foreign_form(begin)) is not None:
         raise UnusableSource(f"{path} is {what}")
 
 

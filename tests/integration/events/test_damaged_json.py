@@ -19,9 +19,8 @@ from events.management.commands import resolve_rooms
 from events.models import Event, EventJson
 from events.persist.room_cache import clear_caches
 from events.reading.event_json import load_events
-from events.reading.pages import visible_to
+from events.reading.pages import timeline_of, visible_to
 from events.reading.timeline import topological_walk
-from events.reading.user_timeline import timeline_of
 from events.visibility.explain import Explanation, explain_visibility
 from replsite.api.tokens import make_token
 from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from events.models import Event, EventAuth, EventEdge, EventJson, EventVisibility
+from events.reading.pages import timeline_of
 from events.reading.timeline import state_at, timeline
-from events.reading.user_timeline import timeline_of
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist, ranges, replayed_state
 

@@ -9,9 +9,8 @@ from events.errors import NotReadable, Reason, StateUnresolved
 from events.models import Event, Room
 from events.persist.gap_filling import resolve_room
 from events.reading.page_sql import LARGEST
-from events.reading.pages import OLDEST, PAGE_LIMIT, timeline, visible_to
+from events.reading.pages import OLDEST, PAGE_LIMIT, timeline, timeline_of, visible_to
 from events.reading.timeline import state_at
-from events.reading.user_timeline import timeline_of
 from events.room.state_assignment import RoomStates
 from events.visibility.access import read_access
 from events.visibility.explain import Explanation, explain_visibility

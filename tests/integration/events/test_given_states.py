@@ -6,8 +6,8 @@ from events.errors import Reason
 from events.integrity.repair import check_room
 from events.models import CurrentStateDelta, Event, EventVisibility, Room
 from events.persist.batch import Incoming, with_state
+from events.reading.pages import timeline_of
 from events.reading.timeline import state_at
-from events.reading.user_timeline import timeline_of
 from state.models import StateGroup
 from tests.support.made_rooms import ALICE, BOB, EVE, public_room
 from tests.support.persisted_rooms import (

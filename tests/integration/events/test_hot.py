@@ -284,7 +284,7 @@ def test_connections_that_are_cut_make_no_answer_wrong(database_url):
 def test_nothing_is_remembered_while_nothing_is_heard(room):
     since = settled(ALICE)
     feed = notifier._feeds.obtain()
-    feed.memory.forget()
+    feed.cache.clear()
     found = feed.ask(ALICE, since)
     assert found.rooms == {room.room_id}
     assert found.changed is None
@@ -295,7 +295,7 @@ def test_own_commits_come_while_nothing_is_remembered(room):
     since = settled(ALICE)
     sent = room.send(ALICE, "m.room.message", {})
     heard()
-    found = notifier._feeds.obtain()._ask_the_tables(ALICE)
+    found = notifier._feeds.obtain()._read_tables(ALICE)
     assert since.before_or_equal(found.now)
     assert found.now.covers("master", sent.stream_ordering)
     assert found.rooms == {room.room_id}
@@ -308,13 +308,13 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
     feed = notifier._feeds.obtain()
     registry.get("events").wait_for(since, DEADLINE_SECONDS)
     wait_until(lambda: registry.get("events").current().linear >= since.base)
-    before = feed.memory.streams
+    before = feed.cache.streams
     with session() as cursor:
         cursor.execute(
             "UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'; "
             "SELECT pg_notify('replsite_streams', 'events')"
         )
-    wait_until(lambda: feed.memory.is_kept and feed.memory.streams is not before)
+    wait_until(lambda: feed.cache.is_ready and feed.cache.streams is not before)
 
 
 def test_trimmed_rows_are_answered_with_maybe(room):

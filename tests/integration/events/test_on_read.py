@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from events.errors import CannotForget, EventRefused, InvalidQuery, NotReadable, UnknownEvent, UnknownRoom
 from events.models import IgnoredUser, RoomAccess, VisibleEvent
-from events.reading.user_timeline import timeline_of
+from events.reading.pages import timeline_of
 from events.visibility.access import (
     IGNORED_USERS_LIMIT,
     ROOMS_LIMIT,

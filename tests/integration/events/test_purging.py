@@ -39,9 +39,9 @@ from events.models import (
 from events.persist.batch import with_state
 from events.persist.room_cache import clear_caches
 from events.reading import pages
+from events.reading.pages import timeline_of
 from events.reading.state_at import states_at
 from events.reading.timeline import timeline
-from events.reading.user_timeline import timeline_of
 from events.visibility.explain import explain_visibility
 from events.visibility.rebuild import rebuild_visibility
 from pipeline.jobs import throttle

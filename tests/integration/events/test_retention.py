@@ -11,7 +11,7 @@ from django.core.management import call_command
 from events.maintenance.purge_history import purge_lock
 from events.models import Event
 from events.persist.room_cache import clear_caches
-from events.reading.user_timeline import timeline_of
+from events.reading.pages import timeline_of
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
 from tests.support.syncing import first

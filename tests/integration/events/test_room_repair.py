@@ -17,8 +17,8 @@ from events.models import (
     Room,
 )
 from events.persist.room_cache import clear_caches
+from events.reading.pages import timeline_of
 from events.reading.timeline import state_at
-from events.reading.user_timeline import timeline_of
 from state.models import StateGroup, StateGroupDelta
 from tests.integration.events.test_gap_filling import backfill, with_gap
 from tests.integration.events.test_live_is_bulk import USERS, generated

@@ -333,7 +333,7 @@ def test_tokens_of_an_epoch_that_begins_meanwhile_are_good(room):
 def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     client = SyncClient(ALICE)
     feed = notifier._feeds.obtain()
-    feed.memory.forget()
+    feed.cache.clear()
     monkeypatch.setattr(feed, "before", lambda *given, **_: None)
     append.push_rules_changed(ALICE)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
@@ -444,8 +444,8 @@ def test_what_concerns_others_wakes_nobody(room, other):
     wait_until(lambda: notifier.waiting() == 1)
     looks: list[int] = []
     feed = notifier._feeds.obtain()
-    take = feed.memory._waiters.take_concerned
-    feed.memory._waiters.take_concerned = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
+    take = feed.cache._waiters.remove_concerned
+    feed.cache._waiters.remove_concerned = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
     other.do("send", elsewhere.room_id, CAROL)
     for foreign in FOREIGN.values():
         foreign(elsewhere.room_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from events.reading.user_timeline import timeline_of
+from events.reading.pages import timeline_of
 from events.sending.send import create_room
 from events.sync.rooms import initial_sync, rooms_since
 from events.sync.sync import sync

@@ -6,8 +6,7 @@ import pytest
 from django.db import connection
 
 from events.models import CurrentStateDelta
-from events.reading.pages import OLDEST, timeline, visible_to
-from events.reading.user_timeline import timeline_of
+from events.reading.pages import OLDEST, timeline, timeline_of, visible_to
 from events.sending.send import RoomSetup, create_room
 from events.sync.rooms import initial_sync
 from events.tokens.sync_token import SyncToken

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from events.sending.send import NewEvent, create_room
-from events.sync.prepared import rows
+from events.sync.sql import rows
 from tests.support.emptying import empty_tables
 from tests.support.syncing import first, here, since
 

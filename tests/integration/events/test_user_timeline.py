@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from events.errors import BadToken, NotReadable, UnknownRoom
-from events.reading.user_timeline import timeline_of
+from events.reading.pages import timeline_of
 from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.room_data import oracle

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from events.notifier.rows import newest_rows
+from events.notifier.feed import newest_rows
 from pipeline.source import read_rows
 from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces

@@ -279,14 +279,14 @@ def test_nothing_waits_while_the_notifier_fills_its_memory(elsewhere, monkeypatc
     """It reads thousands of rows after a lost connection, while values are dropped and callers wake as ever."""
     everybody()
     fills, may_end = threading.Event(), threading.Event()
-    real = NotifierFeed._begun_stream
+    real = NotifierFeed._new_stream_cache
 
     def slow(self: NotifierFeed, *given: Any) -> Any:
         fills.set()
         may_end.wait(DEADLINE_SECONDS)
         return real(self, *given)
 
-    monkeypatch.setattr(NotifierFeed, "_begun_stream", slow)
+    monkeypatch.setattr(NotifierFeed, "_new_stream_cache", slow)
     cut("replsite notifications positions")
     assert fills.wait(DEADLINE_SECONDS)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.notifier.cache import ROOMS_PER_USER, rooms_of_users
+from events.notifier.cache import ROOMS_PER_USER, rooms_cache
 from streams.core.cache_store import MISSING, CacheStore
 
 
@@ -17,14 +17,14 @@ def put(store: CacheStore, user: str, number: int) -> frozenset[str]:
 
 
 def test_rooms_are_kept():
-    store = rooms_of_users(10)
+    store = rooms_cache(10)
     theirs = put(store, "@a:x", 3)
     assert store.get(("@a:x",)) is theirs
     assert rooms(store) == 3
 
 
 def test_users_are_bounded():
-    store = rooms_of_users(2)
+    store = rooms_cache(2)
     for user in ("@a:x", "@b:x", "@c:x"):
         put(store, user, 1)
     assert store.get(("@a:x",)) is MISSING
@@ -32,7 +32,7 @@ def test_users_are_bounded():
 
 
 def test_rooms_are_bounded():
-    store = rooms_of_users(10)
+    store = rooms_cache(10)
     for number in range(10):
         put(store, f"@{number}:x", 4 * ROOMS_PER_USER)
         assert rooms(store) <= 10 * ROOMS_PER_USER
@@ -41,7 +41,7 @@ def test_rooms_are_bounded():
 
 
 def test_users_that_are_read_again_take_no_more_room():
-    store = rooms_of_users(10)
+    store = rooms_cache(10)
     put(store, "@quiet:x", 1)
     for _ in range(100):
         store.drop(("@a:x",))
@@ -52,13 +52,13 @@ def test_users_that_are_read_again_take_no_more_room():
 
 
 def test_a_user_with_more_rooms_than_fit_is_not_kept_for_ever():
-    store = rooms_of_users(2)
+    store = rooms_cache(2)
     store.finish(store.begin(("@a:x",)), frozenset(map(str, range(3 * ROOMS_PER_USER))))
     assert rooms(store) == 0
 
 
 def test_rooms_of_before_a_change_are_not_kept():
-    store = rooms_of_users(10)
+    store = rooms_cache(10)
     ticket = store.begin(("@a:x",))
     store.drop(("@a:x",))
     assert not store.finish(ticket, frozenset({"!old"}))

@@ -22,7 +22,7 @@ def filled(*waiters: RoutedWaiter, limit: int = 100) -> RoutedWaiters:
 def test_a_user_is_woken_by_its_own_changes():
     alice, bob = waiter("@alice:x"), waiter("@bob:x")
     waiters = filled(alice, bob)
-    assert waiters.take_concerned(["@alice:x"], set()) == [alice]
+    assert waiters.remove_concerned(["@alice:x"], set()) == [alice]
     assert list(waiters) == [bob]
     assert alice not in waiters
     assert bob in waiters
@@ -30,26 +30,26 @@ def test_a_user_is_woken_by_its_own_changes():
 
 def test_all_callers_of_a_user_are_woken():
     phone, desk = waiter("@alice:x"), waiter("@alice:x")
-    assert filled(phone, desk).take_concerned(["@alice:x"], set()) == [phone, desk]
+    assert filled(phone, desk).remove_concerned(["@alice:x"], set()) == [phone, desk]
 
 
 def test_a_room_wakes_its_members():
     alice, bob, eve = waiter("@alice:x", "!1", "!2"), waiter("@bob:x", "!2"), waiter("@eve:x", "!3")
     waiters = filled(alice, bob, eve)
-    assert waiters.take_concerned([], {"!2", "!9"}) == [alice, bob]
+    assert waiters.remove_concerned([], {"!2", "!9"}) == [alice, bob]
     assert list(waiters) == [eve]
 
 
 def test_who_is_concerned_twice_is_woken_once():
     alice = waiter("@alice:x", "!1")
-    assert filled(alice).take_concerned(["@alice:x", "@alice:x"], {"!1"}) == [alice]
+    assert filled(alice).remove_concerned(["@alice:x", "@alice:x"], {"!1"}) == [alice]
 
 
 def test_who_was_woken_waits_no_more():
     alice = waiter("@alice:x", "!1")
     waiters = filled(alice)
     waiters.take_all()
-    assert waiters.take_concerned(["@alice:x"], {"!1"}) == []
+    assert waiters.remove_concerned(["@alice:x"], {"!1"}) == []
     assert len(waiters) == 0
 
 
@@ -78,7 +78,7 @@ def test_a_change_of_a_room_is_cheap_among_thousands_in_thousands_of_rooms():
 
         def take():
             for _ in range(20):
-                assert waiters.take_concerned(["@none:x"], {"!other"}) == []
+                assert waiters.remove_concerned(["@none:x"], {"!other"}) == []
 
         return take
 

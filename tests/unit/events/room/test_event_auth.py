@@ -55,7 +55,7 @@ def test_redacted_third_party_invite_has_no_keys():
     made.redaction(ground)
     again = RoomStates(room_version("10"), made.events)
     again.assign(made.events)
-    assert states.judge.redacted == set() and again.judge.redacted == {ground.event_id}
+    assert states.event_auth.redacted == set() and again.event_auth.redacted == {ground.event_id}
 
 
 @pytest.mark.parametrize("version", ["1", "6", "12"])
@@ -76,5 +76,5 @@ def test_what_is_known_to_be_redacted_later_is_asked_anew():
     states = RoomStates(room_version("10"), made.events)
     states.assign(made.events)
     assert "takes 50" in states.events[first.event_id].rejected_reason
-    states.judge.redacted.add(levels.event_id)
-    assert states.judge.rejection(second, None) is None
+    states.event_auth.redacted.add(levels.event_id)
+    assert states.event_auth.rejection(second, None) is None

@@ -25,7 +25,7 @@ class Forgetful(dict):
 def verdicts(events, *, forgetful):
     states = RoomStates(room_version("10"), events)
     if forgetful:
-        states.judge._asked = Forgetful()
+        states.event_auth._cached = Forgetful()
         states.rules._by_sender = Forgetful()
     states.assign(events)
     return {event_id: event.rejected_reason for event_id, event in states.events.items()}

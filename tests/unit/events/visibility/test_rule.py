@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.visibility.rule import Answer, Sight, effective_visibility, for_client, for_server, more_joined
+from events.visibility.rule import Answer, RuleInput, effective_visibility, for_client, for_server, more_joined
 from tests.support.room_data import vectors
 
 CLIENTS = vectors("visibility/client_matrix")
@@ -13,11 +13,15 @@ def sight(case):
     """The case as the rule sees it."""
     found = {"membership": case["membership"], "visibility": case["visibility"], "peeking": case["peeking"]}
     if case["kind"] == "message":
-        return Sight(**found, sender_erased=case["sender_erased"])
+        return RuleInput(**found, sender_erased=case["sender_erased"])
     if case["kind"] == "own_membership":
-        return Sight("m.room.member", is_state=True, own=True, own_before=case["previous"], **found)
+        return RuleInput(
+            "m.room.member", is_state=True, own_membership=True, membership_before=case["previous"], **found
+        )
     before = case["previous_visibility"]
-    return Sight("m.room.history_visibility", is_state=True, changes_visibility=True, visibility_before=before, **found)
+    return RuleInput(
+        "m.room.history_visibility", is_state=True, changes_visibility=True, visibility_before=before, **found
+    )
 
 
 @pytest.mark.parametrize("kind", ["message", "own_membership", "visibility_change"])
@@ -28,19 +32,23 @@ def test_client_vectors(kind):
 
 
 SPECIAL = {
-    "outlier: invite for the viewer": Sight("m.room.member", is_state=True, own=True, outlier=True),
-    "outlier: rejection of an invite by the viewer": Sight("m.room.member", is_state=True, own=True, outlier=True),
-    "message of an ignored sender, viewer joined": Sight(membership="join", sender_ignored=True),
-    "state event of an ignored sender, viewer joined": Sight(
+    "outlier: invite for the viewer": RuleInput("m.room.member", is_state=True, own_membership=True, outlier=True),
+    "outlier: rejection of an invite by the viewer": RuleInput(
+        "m.room.member", is_state=True, own_membership=True, outlier=True
+    ),
+    "message of an ignored sender, viewer joined": RuleInput(membership="join", sender_ignored=True),
+    "state event of an ignored sender, viewer joined": RuleInput(
         "m.room.topic", is_state=True, membership="join", sender_ignored=True
     ),
-    "message aged 50 s, room keeps 100 s, viewer joined": Sight(membership="join"),
-    "message aged 150 s, room keeps 100 s, viewer joined": Sight(membership="join", expired=True),
-    "state event aged 150 s, room keeps 100 s, viewer joined": Sight(
+    "message aged 50 s, room keeps 100 s, viewer joined": RuleInput(membership="join"),
+    "message aged 150 s, room keeps 100 s, viewer joined": RuleInput(membership="join", expired=True),
+    "state event aged 150 s, room keeps 100 s, viewer joined": RuleInput(
         "m.room.topic", is_state=True, membership="join", expired=True
     ),
-    "always included and the sender erased: no pruning": Sight(is_state=True, always_included=True, sender_erased=True),
-    "membership of somebody else under joined, viewer never in the room": Sight(
+    "always included and the sender erased: no pruning": RuleInput(
+        is_state=True, always_included=True, sender_erased=True
+    ),
+    "membership of somebody else under joined, viewer never in the room": RuleInput(
         "m.room.member", is_state=True, visibility="joined"
     ),
 }
@@ -65,12 +73,12 @@ def test_server_vectors():
 @pytest.mark.parametrize(
     "hidden, rule",
     [
-        (Sight("m.room.aliases", is_state=True, membership="join"), "type"),
-        (Sight("org.matrix.dummy_event", membership="join"), "type"),
-        (Sight("m.call.invite", membership="join", public_room=True), "type"),
-        (Sight(membership="join", soft_failed=True, always_included=True), "soft_failed"),
-        (Sight(outlier=True, membership="join"), "outlier"),
-        (Sight(visibility="joined"), "not_visible"),
+        (RuleInput("m.room.aliases", is_state=True, membership="join"), "type"),
+        (RuleInput("org.matrix.dummy_event", membership="join"), "type"),
+        (RuleInput("m.call.invite", membership="join", public_room=True), "type"),
+        (RuleInput(membership="join", soft_failed=True, always_included=True), "soft_failed"),
+        (RuleInput(outlier=True, membership="join"), "outlier"),
+        (RuleInput(visibility="joined"), "not_visible"),
     ],
 )
 def test_hidden_with_the_rule(hidden, rule):
@@ -78,17 +86,23 @@ def test_hidden_with_the_rule(hidden, rule):
 
 
 def test_calls_ring_in_rooms_that_are_not_public():
-    assert for_client(Sight("m.call.invite", membership="join")).answer is Answer.FULL
+    assert for_client(RuleInput("m.call.invite", membership="join")).answer is Answer.FULL
 
 
 @pytest.mark.parametrize(
     "erased, answer",
     [
-        (Sight(sender_erased=True, membership="join"), Answer.FULL),
-        (Sight(sender_erased=True, membership="leave"), Answer.REDACTED),
-        (Sight(sender_erased=True, own=True, is_state=True, membership="leave", own_before="join"), Answer.REDACTED),
-        (Sight(sender_erased=True, own=True, is_state=True, membership="ban", own_before="join"), Answer.FULL),
-        (Sight(sender_erased=True, visibility="joined", visibility_before="shared", changes_visibility=True), Answer.HIDDEN),
+        (RuleInput(sender_erased=True, membership="join"), Answer.FULL),
+        (RuleInput(sender_erased=True, membership="leave"), Answer.REDACTED),
+        (
+            RuleInput("m.room.member", True, "leave", own_membership=True, membership_before="join", sender_erased=True),
+            Answer.REDACTED,
+        ),
+        (
+            RuleInput("m.room.member", True, "ban", own_membership=True, membership_before="join", sender_erased=True),
+            Answer.FULL,
+        ),
+        (RuleInput(sender_erased=True, visibility="joined", visibility_before="shared", changes_visibility=True), Answer.HIDDEN),
     ],
 )  # fmt: skip
 def test_erased_senders(erased, answer):
@@ -98,7 +112,7 @@ def test_erased_senders(erased, answer):
 @pytest.mark.parametrize("value", [None, "", "nonsense", 5, ["shared"], {"a": 1}])
 def test_unknown_settings_mean_shared(value):
     assert effective_visibility(value, None, changes=False) == "shared"
-    assert for_client(Sight(visibility=value)).rule == "shared"
+    assert for_client(RuleInput(visibility=value)).rule == "shared"
 
 
 def test_more_open_and_more_joined_side():

@@ -3,7 +3,7 @@
 import pytest
 
 from events.visibility.rule import for_client
-from events.visibility.viewer import Viewer, history_visibility, membership, sight_of
+from events.visibility.viewer import Viewer, history_visibility, membership, rule_input
 from tests.support.room_data import vectors
 from tests.unit.events.visibility.test_ranges import as_line
 
@@ -28,7 +28,7 @@ def test_vector(case):
             viewer = Viewer(user_id, view == "peeking", erased=frozenset(case["erased_senders"]))
             found = {"full": [], "redacted": [], "hidden": []}
             for number, (event, before, after) in enumerate(line):
-                found[for_client(sight_of(event, viewer, before, after)).answer].append(number)
+                found[for_client(rule_input(event, viewer, before, after)).answer].append(number)
             assert (found["full"], found["redacted"]) == (wanted[view]["full"], wanted[view]["redacted"])
 
 
@@ -39,5 +39,5 @@ def test_state_without_entries_tells_nothing():
 
 def test_outlier_has_no_states():
     event = next(as_line(CASES[0]))
-    sight = sight_of(event, Viewer("@x:a", ignored={event.sender}), None, None)
+    sight = rule_input(event, Viewer("@x:a", ignored={event.sender}), None, None)
     assert (sight.membership, sight.visibility, sight.sender_ignored) == (None, None, True)

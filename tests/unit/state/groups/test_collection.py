@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.groups.collection import GroupPlace, Run, collection_of
+from state.groups.collection import GroupPlace, Run, plan_collection
 
 
 def places(*groups):
@@ -14,32 +14,32 @@ LINE = places((1, None, 1), (2, 1, 1), (3, 2, 1), (4, 3, 1), (5, 4, 1))
 
 
 def test_what_nothing_is_built_on_goes_from_the_top():
-    found = collection_of(LINE, {3})
-    assert found.gone == (5, 4)
+    found = plan_collection(LINE, {3})
+    assert found.deleted == (5, 4)
 
 
 def test_the_beginning_of_a_chain_takes_the_rest_of_its_run():
-    assert collection_of(LINE, {4, 5}).runs == (Run(1, 1, (2, 3), 4),)
+    assert plan_collection(LINE, {4, 5}).runs == (Run(1, 1, (2, 3), 4),)
 
 
 def test_a_run_between_needed_groups_is_merged_upwards():
-    assert collection_of(LINE, {1, 4, 5}).runs == (Run(1, 4, (2, 3), 4),)
+    assert plan_collection(LINE, {1, 4, 5}).runs == (Run(1, 4, (2, 3), 4),)
 
 
 def test_the_beginning_alone_stays():
-    found = collection_of(LINE, {2, 3, 4, 5})
-    assert (found.gone, found.runs) == ((), ())
+    found = plan_collection(LINE, {2, 3, 4, 5})
+    assert (found.deleted, found.runs) == ((), ())
 
 
 def test_what_another_chain_builds_on_stays():
-    found = collection_of(places((1, None, 1), (2, 1, 1), (3, 2, 1), (4, 2, 4)), {3, 4})
+    found = plan_collection(places((1, None, 1), (2, 1, 1), (3, 2, 1), (4, 2, 4)), {3, 4})
     assert found.runs == ()
-    assert collection_of(places((1, None, 1), (2, 1, 1), (3, 2, 1), (4, 2, 4)), {3}).gone == (4,)
+    assert plan_collection(places((1, None, 1), (2, 1, 1), (3, 2, 1), (4, 2, 4)), {3}).deleted == (4,)
 
 
 def test_a_chain_that_only_goes_frees_what_it_stood_on():
-    found = collection_of(places((1, None, 1), (2, 1, 1), (3, 2, 1), (4, 1, 4), (5, 4, 4)), {3})
-    assert found.gone == (5, 4)
+    found = plan_collection(places((1, None, 1), (2, 1, 1), (3, 2, 1), (4, 1, 4), (5, 4, 4)), {3})
+    assert found.deleted == (5, 4)
     assert found.runs == (Run(1, 1, (2,), 3),)
 
 
@@ -89,8 +89,8 @@ def test_needed_groups_stay_as_they_are_and_rows_never_grow(forest, size):
     prevs = {place.group: place.prev for place in groups}
     before = {group: state_of(group, prevs, deltas) for group in needed}
     rows = len(groups) + sum(map(len, deltas.values()))
-    found = collection_of(groups, needed)
-    for group in found.gone:
+    found = plan_collection(groups, needed)
+    for group in found.deleted:
         assert group not in prevs.values()
         del prevs[group], deltas[group]
     for run in found.runs:
@@ -109,5 +109,6 @@ def test_needed_groups_stay_as_they_are_and_rows_never_grow(forest, size):
             assert {group: state_of(group, prevs, deltas) for group in needed} == before
     assert len(prevs) + sum(map(len, deltas.values())) <= rows
     assert (
-        collection_of([GroupPlace(g, prevs[g], p.chain) for p in groups if (g := p.group) in prevs], needed).gone == ()
+        plan_collection([GroupPlace(g, prevs[g], p.chain) for p in groups if (g := p.group) in prevs], needed).deleted
+        == ()
     )

@@ -21,7 +21,7 @@ def compressed(*groups):
     """``(group, prev, changes, need)`` each."""
     found = Compression()
     for group in groups:
-        found.take(*group)
+        found.add_group(*group)
     return found
 
 
@@ -113,9 +113,9 @@ def test_a_group_on_one_that_is_missing_is_refused():
 
 def test_a_later_round_goes_on_with_no_chain():
     found = compressed((1, None, {A: "1"}, Need.STEP), (2, 1, {B: "1"}, Need.STEP))
-    found.stored({found.numbers[2]: 77})
-    found.begin_round()
-    found.take(78, 77, {C: "1"}, Need.STEP)
+    found.mark_stored({found.numbers[2]: 77})
+    found.end_chains()
+    found.add_group(78, 77, {C: "1"}, Need.STEP)
     number = found.numbers[78]
     assert [row[2] for row in found.builder.group_rows([number])] == [number]
     assert before(found, 78) == states_of(found)[2]

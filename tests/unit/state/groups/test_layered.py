@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.groups.deltas import GroupBuilder, StoredGroup
-from state.groups.layered import LayeredState, keys_apart, layered, whole
+from state.groups.layered import LayeredState, differing_keys, layered, whole
 
 KEYS = st.tuples(st.sampled_from(["m.a", "m.b"]), st.integers(0, 120).map(str))
 CHANGES = st.dictionaries(KEYS, st.none() | st.sampled_from(["$1", "$2"]), max_size=40)
@@ -72,8 +72,8 @@ def test_keys_apart_are_those_with_other_entries(first, changes, other_changes, 
     plain, other_plain = whole(one), whole(other)
     differing = {key for key in {*plain, *other_plain} if plain.get(key) != other_plain.get(key)}
     compared = {}
-    assert keys_apart(one, other, compared) == keys_apart(other, one, compared) == differing
-    assert keys_apart(one, other, compared) == differing
+    assert differing_keys(one, other, compared) == differing_keys(other, one, compared) == differing
+    assert differing_keys(one, other, compared) == differing
 
 
 def test_states_that_share_entries_are_compared_by_their_changes():
@@ -85,4 +85,4 @@ def test_states_that_share_entries_are_compared_by_their_changes():
 
     below = Untouched({("m.room.member", f"@{number}:x"): f"${number}" for number in range(100)})
     key = ("m.room.topic", "")
-    assert keys_apart(LayeredState(below, {key: "$a"}), LayeredState(below, {key: "$b"}), {}) == {key}
+    assert differing_keys(LayeredState(below, {key: "$a"}), LayeredState(below, {key: "$b"}), {}) == {key}
