@@ -14,8 +14,9 @@ from replsite.api import schemas
 from replsite.api.access import needs
 from replsite.api.schemas import answers
 from replsite.dashboard.actions import ACTIONS, Asked, perform
+from replsite.snapshot.readers import ReaderRow
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import ReaderView, StreamView, WriterView
+from replsite.snapshot.streams import StreamRow, WriterRow
 from streams.follow import parked_facts
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.models import ParkedFact, StoredCursor
@@ -212,7 +213,7 @@ def _dead_letter(found: ParkedFact) -> dict[str, Any]:
     }
 
 
-def _stream(found: StreamView) -> dict[str, Any]:
+def _stream(found: StreamRow) -> dict[str, Any]:
     named = {
         "stream": found.name,
         "writers": [_writer(one) for one in found.writers],
@@ -221,11 +222,11 @@ def _stream(found: StreamView) -> dict[str, Any]:
     return named | _columns(found, ("head", "linear_position", "last_fact_at"))
 
 
-def _writer(found: WriterView) -> dict[str, Any]:
+def _writer(found: WriterRow) -> dict[str, Any]:
     return _columns(found, _WRITER)
 
 
-def _reader(found: ReaderView) -> dict[str, Any]:
+def _reader(found: ReaderRow) -> dict[str, Any]:
     streams = [_columns(one, _PLACE) for one in found.streams]
     rights = asdict(found.rights) if found.rights is not None else None
     return {**_columns(found, _READER), "streams": streams, "rights": rights}

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any, NotRequired, TypedDict
 
 from replsite.status.series import Series
-from replsite.status.verdicts import Severity, Verdict
+from replsite.status.words import Severity, Verdict
 from streams.runtime.amounts import count, counted, duration
 
 __all__ = [

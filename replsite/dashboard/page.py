@@ -30,19 +30,13 @@ from replsite.dashboard.cells import (
 )
 from replsite.dashboard.storage import ROOMS, STORAGE, room_groups, storage_groups
 from replsite.dashboard.summary import summary_tiles
-from replsite.snapshot.types import (
-    ExpectedView,
-    HolderView,
-    JobStatusView,
-    ReaderStreamView,
-    ReaderView,
-    Snapshot,
-    StreamView,
-    WorkersView,
-    WriterView,
-)
+from replsite.snapshot.jobs import JobRow
+from replsite.snapshot.readers import ReaderRow, ReaderStreamRow
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.streams import ExpectedRow, HolderRow, StreamRow, WriterRow
+from replsite.snapshot.workers import WorkersView
 from replsite.status.series import Series
-from replsite.status.verdicts import Health, Problem, ReaderWord, Severity, Verdict, WriterWord
+from replsite.status.words import Health, Problem, ReaderWord, Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
 from streams.holds.look import YOUNG_SECONDS
 from streams.runtime.amounts import byte_size, count, counted, done_of, duration
@@ -183,7 +177,7 @@ def _shown_problem(problem: Problem, effects: Mapping[str, Sequence[str]]) -> di
     }
 
 
-def _stream_groups(streams: Sequence[StreamView]) -> list[Group]:
+def _stream_groups(streams: Sequence[StreamRow]) -> list[Group]:
     """Returns a group for each stream that has ever been written. All other streams share one further group, the last.
 
     A stream that was never written has a group of its own if it is the only one, or if no stream was ever written.
@@ -197,13 +191,13 @@ def _stream_groups(streams: Sequence[StreamView]) -> list[Group]:
     return [*(_stream_group(stream) for stream in streams if not _is_unused(stream)), group]
 
 
-def _is_unused(stream: StreamView) -> bool:
+def _is_unused(stream: StreamRow) -> bool:
     """Returns true if no process has ever written the stream, and no process is expected to write it."""
     known = stream.writers or stream.expected or stream.retired_before or stream.recorded_from
     return not known and stream.last_fact_at is None and stream.status.severity == Severity.FINE
 
 
-def _stream_group(stream: StreamView) -> Group:
+def _stream_group(stream: StreamRow) -> Group:
     active = [writer for writer in stream.writers if writer.state != RETIRED]
     sequence = [] if stream.sequence_value is None else [f"sequence {count(stream.sequence_value)}"]
     left = [f"{count(stream.retired_before)} retired earlier"] if stream.retired_before else []
@@ -217,7 +211,7 @@ def _stream_group(stream: StreamView) -> Group:
         moment_cell(stream.last_fact_at),
     ]
     # The stream may have its status from one of its writers. Then the sentence names that writer.
-    culprits: tuple[WriterView | ExpectedView, ...] = () if stream.blocked else (*stream.writers, *stream.expected)
+    culprits: tuple[WriterRow | ExpectedRow, ...] = () if stream.blocked else (*stream.writers, *stream.expected)
     culprit = next((writer for writer in culprits if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
     if stream.blocked is not None and stream.status == stream.blocked.status:  # the row of the append says all about it
@@ -231,7 +225,7 @@ def _stream_group(stream: StreamView) -> Group:
     return {"key": stream.name, "head": head, "rows": rows}
 
 
-def _expected_row(one: ExpectedView) -> Row:
+def _expected_row(one: ExpectedRow) -> Row:
     """Returns the row of an expected writer that is missing or writes too few facts."""
     active = f"{count(one.active)} active" if one.active else "expected"
     written = text_cell(NOTHING) if one.facts_last_hour is None else text_cell(count(one.facts_last_hour), "last hour")
@@ -242,17 +236,17 @@ def _expected_row(one: ExpectedView) -> Row:
     )
 
 
-def _shown_holders(stream: StreamView) -> list[HolderView]:
+def _shown_holders(stream: StreamRow) -> list[HolderRow]:
     """Returns the first open appends that are not young. Young ones come and go all the time."""
     return [one for one in stream.holders if (one.seconds or 0.0) > YOUNG_SECONDS][:HOLDERS_SHOWN]
 
 
-def _oldest(holders: Sequence[HolderView]) -> datetime | None:
+def _oldest(holders: Sequence[HolderRow]) -> datetime | None:
     old = (one.since for one in holders if one.since is not None and (one.seconds or 0.0) > YOUNG_SECONDS)
     return min(old, default=None)
 
 
-def _holder_row(one: HolderView, stream: str) -> Row:
+def _holder_row(one: HolderRow, stream: str) -> Row:
     """Returns the row of an open append: its session, where it holds the stream back, and since when."""
     about = " · ".join(part for part in (one.application, one.role, one.client, one.state) if part)
     opened = text_cell("", "", one.since)
@@ -266,7 +260,7 @@ def _holder_row(one: HolderView, stream: str) -> Row:
     return row_of(f"\nheld {one.name}", one.status, cells, about=stream)
 
 
-def _waited_for(active: Sequence[WriterView]) -> Cell:
+def _waited_for(active: Sequence[WriterRow]) -> Cell:
     """Returns a cell about the writer that is furthest behind: the number and age of the facts above its position.
 
     Linear readers cannot read these facts before that writer's position reaches them.
@@ -277,7 +271,7 @@ def _waited_for(active: Sequence[WriterView]) -> Cell:
     )
 
 
-def _written(stream: StreamView, active: Sequence[WriterView]) -> Cell:
+def _written(stream: StreamRow, active: Sequence[WriterRow]) -> Cell:
     """Returns a cell with the facts per second of all active writers now, and the chart of the last minutes."""
     return _speed(sum(writer.facts_per_second or 0.0 for writer in active), stream.recent)
 
@@ -289,7 +283,7 @@ def _speed(speed: float, recent: Series) -> Cell:
     return cell
 
 
-def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
+def _writer_row(writer: WriterRow, *, is_one_of_several: bool) -> Row:
     behind = lag_cell(writer.behind_facts, writer.behind_seconds, writer.behind_exact)
     cells = [
         text_cell(writer.writer),
@@ -306,7 +300,7 @@ def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
     return row_of(writer.writer, status, cells, admin_id)
 
 
-def _reader_groups(readers: Sequence[ReaderView], *, is_whole: bool = False) -> list[Group]:
+def _reader_groups(readers: Sequence[ReaderRow], *, is_whole: bool = False) -> list[Group]:
     """Returns a group for each reader.
 
     There is one limit for readers with a problem, one for fine readers and one for closed readers. If a limit leaves readers
@@ -327,14 +321,14 @@ def _reader_groups(readers: Sequence[ReaderView], *, is_whole: bool = False) -> 
     return groups + [_more_readers(name, found) for name, found in left_out.items() if found]
 
 
-def _closed_at(reader: ReaderView) -> datetime:
+def _closed_at(reader: ReaderRow) -> datetime:
     return reader.closed_at or reader.heartbeat_at
 
 
 _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that closed a short while ago"}
 
 
-def _more_readers(name: str, left_out: Sequence[ReaderView]) -> Group:
+def _more_readers(name: str, left_out: Sequence[ReaderRow]) -> Group:
     """Returns the group that gives the number of readers that were left out.
 
     ``name`` tells which readers these are: bad (with a problem), fine or closed. The group's key begins with a newline, as
@@ -352,7 +346,7 @@ def _blank(number: int, text: str = "") -> list[Cell]:
     return [text_cell(text) for _ in range(number)]
 
 
-def _reader_group(reader: ReaderView) -> Group:
+def _reader_group(reader: ReaderRow) -> Group:
     if reader.closed_at is not None:  # its streams do not matter any more; the row shows why it closed
         cells = [_who(reader), *_blank(3, NOTHING), _sent(reader), text_cell(NOTHING), moment_cell(reader.connected_at)]
         head = row_of("", reader.status, cells, quoted_key(reader.key), reader.about)
@@ -377,7 +371,7 @@ def _reader_group(reader: ReaderView) -> Group:
     return {"key": reader.key, "head": head, "rows": [*rows, *_rights_rows(reader)]}
 
 
-def _rights_rows(reader: ReaderView) -> list[Row]:
+def _rights_rows(reader: ReaderRow) -> list[Row]:
     """Returns a list with a row about the rights of the connection's TLS certificate, empty if no rule limits the rights."""
     rights = reader.rights
     if rights is None:
@@ -400,7 +394,7 @@ def _allowed(does: str, patterns: Sequence[str], nothing: str) -> str:
     return f"{does} {safe_text(said)}"
 
 
-def _who(reader: ReaderView) -> Cell:
+def _who(reader: ReaderRow) -> Cell:
     kind = "named in REPLSITE_READERS" if reader.status.word == ReaderWord.NEVER_SEEN else reader.kind
     process = f"process {reader.process_id}" if reader.process_id else ""
     follows = counted(len(reader.streams), "stream") if reader.streams else ""
@@ -409,7 +403,7 @@ def _who(reader: ReaderView) -> Cell:
     return text_cell(reader.name, " · ".join(part for part in about if part))
 
 
-def _position(view: ReaderStreamView, kind: str) -> Cell:
+def _position(view: ReaderStreamRow, kind: str) -> Cell:
     """Returns a cell with the reader's position. The cell's second line says "sent" for a connection, else "handled".
 
     If the stream has several writers, the cell has the lowest position, and its second line says that this is the lowest.
@@ -419,7 +413,7 @@ def _position(view: ReaderStreamView, kind: str) -> Cell:
     return text_cell(count(view.position), " · ".join(part for part in (said, lowest) if part))
 
 
-def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
+def _lag(streams: Sequence[ReaderStreamRow], cell: Cell) -> Cell:
     """Adds the number of dead letters, if there are any, to the given cell with the lag. Returns the cell."""
     if parked := sum(view.parked_facts for view in streams):
         more = "" if all(view.parked_exact for view in streams) else "more than "
@@ -427,7 +421,7 @@ def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
     return cell
 
 
-def _trend(streams: Sequence[ReaderStreamView]) -> Cell:
+def _trend(streams: Sequence[ReaderStreamRow]) -> Cell:
     """Returns a cell with the change of the lag per second, the time until there is no lag at that rate, and a chart.
 
     The chart covers the last five minutes.
@@ -450,7 +444,7 @@ def _movement(change: float) -> str:
     return f"falls {per_second(-change)}" if change < 0 else f"grows {per_second(change)}"
 
 
-def _sent(reader: ReaderView) -> Cell:
+def _sent(reader: ReaderRow) -> Cell:
     """Returns a cell with the bytes per second out and in, and the number of all bytes sent.
 
     While the rates are unknown, the cell has the numbers of all bytes out and in.
@@ -463,7 +457,7 @@ def _sent(reader: ReaderView) -> Cell:
     return text_cell(f"{byte_size(out)}/s out", f"{byte_size(into)}/s in · {byte_size(reader.bytes_out)} sent")
 
 
-def _unsent(reader: ReaderView) -> Cell:
+def _unsent(reader: ReaderRow) -> Cell:
     """Returns a cell with the bytes in the server's buffer, and the time until the buffer is full at the present rate."""
     left = reader.seconds_to_overflow
     return text_cell(
@@ -472,7 +466,7 @@ def _unsent(reader: ReaderView) -> Cell:
     )
 
 
-def _reader_row(view: ReaderStreamView, reader: ReaderView) -> Row:
+def _reader_row(view: ReaderStreamRow, reader: ReaderRow) -> Row:
     """Returns the row of a reader on a stream.
 
     The row has the actions of its status, unless the first row of the reader's group has the same actions.
@@ -516,7 +510,7 @@ def _worker_groups(workers: WorkersView) -> list[Group]:
     return groups
 
 
-def _job_group(job: JobStatusView) -> Group:
+def _job_group(job: JobRow) -> Group:
     about = " · ".join(part for part in (f"job {job.id}", job.asked_by and f"asked for by {job.asked_by}") if part)
     left = text_cell(NOTHING) if job.seconds_left is None else text_cell(duration(job.seconds_left), "in this stage")
     began = moment_cell(job.began_at) if job.began_at is not None else moment_cell(job.queued_at, "queued")
@@ -524,7 +518,7 @@ def _job_group(job: JobStatusView) -> Group:
     return {"key": str(job.id), "head": row_of("", job.status, cells, str(job.id), str(job.id)), "rows": []}
 
 
-def _progress(job: JobStatusView) -> Cell:
+def _progress(job: JobRow) -> Cell:
     if not job.stage and not job.done:
         return text_cell(NOTHING)
     what = [job.stage, f"{count(round(job.rate))}/s" if job.rate else ""]

@@ -16,8 +16,8 @@ from replsite.dashboard.cells import (
     row_of,
     text_cell,
 )
-from replsite.snapshot.types import RoomSizeView, StorageView, TableView
-from replsite.status.verdicts import Severity, Verdict
+from replsite.snapshot.storage import RoomSizeView, StorageView, TableView
+from replsite.status.words import Severity, Verdict
 from streams.runtime.amounts import byte_size, count, counted, duration
 
 __all__ = ["ROOMS", "STORAGE", "room_groups", "storage_groups"]

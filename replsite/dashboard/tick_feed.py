@@ -31,7 +31,7 @@ from replsite.dashboard.fragments import Fragments, changes, render
 from replsite.dashboard.page import Page, live_page_data
 from replsite.http.database_down import reason_for_viewers
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["LiveFeed", "Tick", "feed_of_this_loop"]

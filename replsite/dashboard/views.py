@@ -25,7 +25,7 @@ from replsite.dashboard.page import live_page_data
 from replsite.dashboard.tables import TABLES
 from replsite.http.database_down import away_response
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 from streams.runtime.csv_text import csv_text
 
 __all__ = ["live_csv", "live_data", "live_page"]

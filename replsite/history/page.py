@@ -22,7 +22,7 @@ from replsite.history.plots import Mark, Plot, Point, rates, with_plots
 from replsite.history.samples import SPANS, Span
 from replsite.history.site_changes import AWAY, BACK
 from replsite.snapshot.storage import DATABASE
-from replsite.status.verdicts import Severity
+from replsite.status.words import Severity
 from streams import registry
 from streams.conf import stream_settings
 from streams.db.clock import database_now

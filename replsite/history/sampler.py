@@ -28,7 +28,7 @@ from replsite.history.samples import (
 )
 from replsite.history.site_changes import VERSION, SiteChange, outage, restart, version_change
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.schema_mark import marked_lock

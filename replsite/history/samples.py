@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from replsite.snapshot.types import Snapshot
-from replsite.status.verdicts import Severity, Verdict, WriterWord
+from replsite.snapshot.snapshot import Snapshot
+from replsite.status.words import Severity, Verdict, WriterWord
 from streams.runtime.text import plain_label
 
 __all__ = [

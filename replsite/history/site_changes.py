@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from replsite.status.verdicts import Severity
+from replsite.status.words import Severity
 from streams.runtime.amounts import duration
 
 __all__ = ["AWAY", "BACK", "VERSION", "SiteChange", "outage", "restart", "version_change"]

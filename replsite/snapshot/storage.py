@@ -7,13 +7,11 @@ sample is checked.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replsite import rooms
-from replsite.snapshot.types import RoomSizeView, StorageView, TableView
-
-__all__ = ["DATABASE", "MOST_TABLES", "STORAGE_SECONDS", "read_storage"]
+__all__ = ["DATABASE", "MOST_TABLES", "STORAGE_SECONDS", "RoomSizeView", "StorageView", "TableView", "read_storage"]
 
 #: Storage is read again after this time at the earliest.
 STORAGE_SECONDS = 60.0
@@ -54,6 +52,51 @@ ORDER BY size DESC, events DESC, room_id LIMIT {MOST_ROOMS}
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """A table with PostgreSQL's estimate of its rows (None: not known) and its bytes including indexes.
+
+    ``grown_bytes`` and ``grown_rows`` are the growth since ``grown_since``: since a day ago, or since the history begins.
+    """
+
+    name: str
+    rows: int | None
+    size_bytes: int
+    grown_bytes: int | None = None
+    grown_rows: int | None = None
+    grown_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoomSizeView:
+    """A big room, from its row of ``RoomSummary``."""
+
+    room_id: str
+    events: int
+    members: int
+    active_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StorageView:
+    """The storage of the database, read once a minute at most. ``tables`` are the largest ones."""
+
+    as_of: datetime
+    database: TableView
+    tables: tuple[TableView, ...] = ()
+    state_groups: int | None = None
+    state_group_rows: int | None = None
+    """Rows of all state groups, stored as deltas."""
+    state_bytes: int = 0
+    unreferenced_groups: int | None = None
+    """State groups that no event references, and that no other group is a delta to."""
+    unreferenced_exact: bool = True
+    """False: estimated from a sample, because there are many groups."""
+    rooms: tuple[RoomSizeView, ...] = ()
+    standbys: tuple[tuple[str, bool], ...] = ()
+    """The replication slots for standbys of the database, and for each true if a standby reads from it."""
+
+
 def read_storage(cursor: Any, as_of: datetime) -> StorageView:
     """Returns the figures of the database's storage. Figures of apps that are not installed stay empty."""
     cursor.execute(_SERVER)
@@ -69,7 +112,8 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
         return TableView(name, rows, size, size - old_size, grown_rows, at) if at else TableView(name, rows, size)
 
     (groups, group_bytes), (group_rows, row_bytes) = (sizes.get(name, (None, 0)) for name in _STATE_TABLES)
-    unreferenced, exact = _unreferenced(cursor, groups)
+    has_rooms = "events_event" in sizes
+    unreferenced, exact = _unreferenced(cursor, groups) if has_rooms and groups is not None else (None, True)
     return StorageView(
         as_of=as_of,
         database=table(DATABASE, None, database_bytes),
@@ -80,18 +124,15 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
         unreferenced_groups=unreferenced,
         unreferenced_exact=exact,
         standbys=tuple(zip(slots or (), connected or (), strict=True)),
-        rooms=_rooms(cursor),
+        rooms=_rooms(cursor) if has_rooms else (),
     )
 
 
-def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
+def _unreferenced(cursor: Any, groups: int) -> tuple[int, bool]:
     """Returns the number of unreferenced state groups, and true if the number is exact.
 
-    ``groups`` is PostgreSQL's estimate of the number of all state groups. The returned number is None if ``state`` or
-    ``events`` is not installed.
+    ``groups`` is PostgreSQL's estimate of the number of all state groups.
     """
-    if groups is None or not rooms.has("events"):
-        return None, True
     if groups <= GROUPS_LOOKED_AT:
         cursor.execute(_UNREFERENCED.format(sample=""))
         return cursor.fetchone()[0], True
@@ -101,7 +142,5 @@ def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
 
 
 def _rooms(cursor: Any) -> tuple[RoomSizeView, ...]:
-    if not rooms.has("events"):
-        return ()
     cursor.execute(_ROOMS)
     return tuple(RoomSizeView(*row) for row in cursor.fetchall())

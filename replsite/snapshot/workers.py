@@ -5,16 +5,16 @@ The query runs on a Django cursor. It limits the number of rows, because clients
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import orjson
 
-from replsite.snapshot.types import AcknowledgedView, CountView, SyncingView, WorkersView
 from streams.runtime.moments import bounded
 from streams.runtime.text import safe_text
 
-__all__ = ["read_workers"]
+__all__ = ["AcknowledgedView", "CountView", "SyncingView", "WorkersView", "read_workers"]
 
 #: Addresses are counted up to this number. If there are more, the number is marked as not exact.
 MOST_ADDRESSES = 100_000
@@ -41,6 +41,57 @@ SELECT jsonb_build_object(
     'counts', (SELECT coalesce(jsonb_agg(jsonb_build_array(kind, name, total) ORDER BY kind, name), '[]') FROM streams_wirecount)
 )::text
 """
+
+
+@dataclass(frozen=True, slots=True)
+class SyncingView:
+    """The syncing users of one worker process. ``name`` is what the worker calls itself, ``worker`` its random ID."""
+
+    name: str
+    worker: str
+    address: str
+    users: int
+    last_news_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgedView:
+    """The position in the stream ``federation`` that a federation sender has acknowledged."""
+
+    instance: str
+    token: int
+    acknowledged_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CountView:
+    """A total of what happened on the connections of all servers, such as sent commands, or a total of rows that jobs changed.
+
+    ``kind`` is closed, refused, received, sent, rdata, updates, dropped or job rows.
+    """
+
+    kind: str
+    name: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersView:
+    """The reports of workers, over all servers, and the counters of connections.
+
+    ``addresses`` is the number of stored user addresses.
+    """
+
+    users_syncing: int = 0
+    syncing: tuple[SyncingView, ...] = ()
+    acknowledged: tuple[AcknowledgedView, ...] = ()
+    addresses: int = 0
+    addresses_exact: bool = True
+    counts: tuple[CountView, ...] = ()
+
+    def counted(self, kind: str) -> dict[str, int]:
+        """Returns ``{name: total}`` of the counters of this kind."""
+        return {count.name: count.total for count in self.counts if count.kind == kind}
 
 
 def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:

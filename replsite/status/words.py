@@ -1,13 +1,136 @@
-"""The meaning of each status word: the rule by which it is given, and how bad it is (pure).
+"""The status words, their severity, and the rule by which each is given (pure).
 
 ``docs/reference/status-words.md`` has the same tables; a test compares them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 
-__all__ = ["MEANINGS", "Meaning", "anchor"]
+__all__ = [
+    "MEANINGS",
+    "ExpectedWord",
+    "Health",
+    "HealthWord",
+    "HoldWord",
+    "JobWord",
+    "Meaning",
+    "Problem",
+    "ReaderWord",
+    "Severity",
+    "Verdict",
+    "WriterWord",
+    "anchor",
+]
+
+
+class Severity(IntEnum):
+    """The importance of a status. Pages and commands show the highest first."""
+
+    FINE = 0
+    NOTE = 1
+    WARNING = 2
+    WRONG = 3
+
+
+class WriterWord(StrEnum):
+    """Status words of a writer on a stream."""
+
+    WRITING = "writing"
+    IDLE = "idle"
+    BLOCKED = "blocked"
+    RETIRED = "retired"
+    RECORDED = "recorded"
+    RECORDING_STOPPED = "recording stopped"
+
+
+class HoldWord(StrEnum):
+    """Status words of an open append, and of a stream that it blocks."""
+
+    OPEN = "open"
+    BLOCKED = "blocked"
+
+
+class ExpectedWord(StrEnum):
+    """Status words of a writer that REPLSITE_EXPECTED_WRITERS requires."""
+
+    THERE = "there"
+    MISSING = "missing"
+    TOO_FEW = "too few facts"
+
+
+class ReaderWord(StrEnum):
+    """Status words of a reader on a stream."""
+
+    CURRENT = "current"
+    IDLE = "idle"
+    CATCHING_UP = "catching up"
+    FALLING_BEHIND = "falling behind"
+    STUCK = "stuck"
+    GONE = "gone"
+    WENT_BACK = "went back"
+    NEVER_SEEN = "never seen"
+    WAITING = "waiting"
+    FAILED = "failed"
+    LEFT_BEHIND = "left behind"
+    STOPPED = "stopped"
+    PARKING = "parking"
+
+
+class JobWord(StrEnum):
+    """Status words of a job."""
+
+    QUEUED = "queued"
+    WAITING = "waiting"
+    RUNNING = "running"
+    KILLED = "killed"
+    DONE = "done"
+    WITH_DIFFERENCES = "done with differences"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class HealthWord(StrEnum):
+    """Status words of the whole site."""
+
+    WELL = "well"
+    LOOK = "look"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A status word with its severity and a sentence that gives the reason and what to do."""
+
+    word: str
+    severity: Severity
+    sentence: str
+    command: str = ""
+    """The command in the sentence that solves the problem, ready to run. Empty: there is none."""
+    actions: tuple[str, ...] = ()
+    """The actions of the admin that solve the problem (``replsite.dashboard.action_links``), the best one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A status that an operator should look at, with the name of its writer, reader, job or stream."""
+
+    subject: str
+    verdict: Verdict
+    about: str = ""
+    """The name that the verdict's actions take: of the stream or reader, the key of a connection, the job's number."""
+    cause: str = ""
+    """The subject of the problem that causes this one. It goes away with that one. Empty: none is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The state of the whole site: a word, the worst status with its reason, and all problems, worst first."""
+
+    word: HealthWord
+    sentence: str
+    problems: tuple[Problem, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)

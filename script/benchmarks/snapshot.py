@@ -19,7 +19,7 @@ from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
 from replsite.snapshot import take
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 from replsite.status.trends import History
 from script.benchmarks.report import Report
 from tests.support.large_site import READERS, Site, move

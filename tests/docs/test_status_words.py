@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replsite.status.verdicts import ExpectedWord, HealthWord, HoldWord, JobWord, ReaderWord, WriterWord
-from replsite.status.words import MEANINGS
+from replsite.status.words import MEANINGS, ExpectedWord, HealthWord, HoldWord, JobWord, ReaderWord, WriterWord
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "status-words.md").read_text()
 

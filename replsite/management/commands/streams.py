@@ -20,10 +20,12 @@ from django.db import DatabaseError as DjangoDatabaseError
 from django.db import connections
 
 from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, Group, live_page_data
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.table import as_json
 from replsite.snapshot.take import limits, look_and_take_snapshot
-from replsite.snapshot.types import Snapshot, WorkersView, as_json
+from replsite.snapshot.workers import WorkersView
 from replsite.status.trends import History
-from replsite.status.verdicts import HealthWord
+from replsite.status.words import HealthWord
 from replsite.terminal.tables import Content, lines_of
 from streams import registry
 from streams.conf import on_database, stream_settings

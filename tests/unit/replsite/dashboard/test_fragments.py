@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from replsite.dashboard.fragments import _RIGHTS, Fragments, _picture, changes, render
 from replsite.dashboard.page import live_page_data
 from replsite.dashboard.tables import TABLES
-from replsite.snapshot.types import JobsView
-from replsite.status.verdicts import Severity, Verdict
+from replsite.snapshot.jobs import JobsView
+from replsite.status.words import Severity, Verdict
 from tests.support.effort import examples
 from tests.support.snapshots import NOW, a_holder, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
 

@@ -16,8 +16,9 @@ from replsite.dashboard.page import (
     STREAMS,
     live_page_data,
 )
-from replsite.snapshot.types import JobsView, RightsView
-from replsite.status.verdicts import Health, HealthWord, Problem, Severity, Verdict
+from replsite.snapshot.jobs import JobsView
+from replsite.snapshot.readers import RightsView
+from replsite.status.words import Health, HealthWord, Problem, Severity, Verdict
 from tests.support.snapshots import BLOCKED as BLOCKED_STREAM
 from tests.support.snapshots import (
     CURRENT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from replsite.history.site_changes import AWAY, BACK, outage, version_change
-from replsite.status.verdicts import Severity
+from replsite.status.words import Severity
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
