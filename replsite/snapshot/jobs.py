@@ -14,12 +14,33 @@ from typing import Any
 
 from pipeline.jobs.rate import rate_of
 from pipeline.jobs.sql import KILLED_JOBS
-from replsite.snapshot.table import HIDDEN, UNJUDGED
+from replsite.snapshot.table import (
+    HIDDEN,
+    NOTHING,
+    UNJUDGED,
+    Cell,
+    Column,
+    Group,
+    Table,
+    joined,
+    moment_cell,
+    text_cell,
+)
 from replsite.status.words import Verdict
-from streams.runtime.amounts import counted
+from streams.runtime.amounts import count, counted, done_of, duration
 from streams.runtime.text import safe_text
 
-__all__ = ["MOST_OPEN_JOBS", "MOST_OVER_JOBS", "JobFigures", "JobRow", "JobsView", "QueryFigures", "read_jobs"]
+__all__ = [
+    "JOBS",
+    "MOST_OPEN_JOBS",
+    "MOST_OVER_JOBS",
+    "JobFigures",
+    "JobRow",
+    "JobsView",
+    "QueryFigures",
+    "job_groups",
+    "read_jobs",
+]
 
 MOST_OPEN_JOBS = 50
 MOST_OVER_JOBS = 10
@@ -159,3 +180,45 @@ def _where_and_repair(arguments: Mapping[str, Any]) -> tuple[str, str]:
     if what == "positions":
         where, rest = "the streams", []
     return where, " ".join(["manage.py resync", quote(what), *rest])
+
+
+def _progress(job: JobRow) -> Cell | str:
+    if not job.stage and not job.done:
+        return NOTHING
+    rate = f"{count(round(job.rate))}/s" if job.rate else ""
+    cell = text_cell(done_of(job.done, job.total, job.unit), joined(job.stage, rate))
+    if job.total and job.ended_at is None:
+        cell["share"] = round(min(job.done / job.total, 1.0), 3)
+    return cell
+
+
+JOBS = Table(
+    "Jobs",
+    "What is at work or waits, and what ended within a day.",
+    "No job is at work, and none ended within a day.",
+    (
+        Column("Job", {
+            JobRow: lambda job: text_cell(
+                job.kind, joined(f"job {job.id}", job.asked_by and f"asked for by {job.asked_by}")
+            ),
+        }, number=False),
+        Column("Progress", {JobRow: _progress}),
+        Column("Time left", {
+            JobRow: lambda job: (
+                NOTHING if job.seconds_left is None else text_cell(duration(job.seconds_left), "in this stage")
+            ),
+        }),
+        Column("Began", {
+            JobRow: lambda job: moment_cell(job.began_at) if job.began_at else moment_cell(job.queued_at, "queued"),
+        }),
+    ),
+    has_menu=True,
+)  # fmt: skip
+
+
+def job_groups(jobs: JobsView) -> list[Group]:
+    """Returns a group for each job: a row without further rows."""
+    return [
+        {"key": str(job.id), "head": JOBS.row(job, admin_id=str(job.id), about=str(job.id)), "rows": []}
+        for job in jobs.jobs
+    ]

@@ -2,6 +2,8 @@
 
 A named reader has two records: the row that its process writes, and its stored cursors. It is shown as long as it has a
 cursor, even if no process runs it. Its positions are those of the row while a process runs it, and else those of the cursors.
+
+Here are the classes of these rows, the queries that fill them, and the columns that show them.
 """
 
 from __future__ import annotations
@@ -9,20 +11,54 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
-from replsite.snapshot.table import HIDDEN, UNJUDGED
+from replsite.snapshot.table import (
+    HIDDEN,
+    NOTHING,
+    UNJUDGED,
+    Cell,
+    Column,
+    Group,
+    Row,
+    Table,
+    joined,
+    lag_cell,
+    moment_cell,
+    per_second,
+    quoted_key,
+    rounded,
+    summed,
+    text_cell,
+)
 from replsite.status.series import Series
-from replsite.status.words import Verdict
+from replsite.status.words import ReaderWord, Severity, Verdict
 from streams.core.json_codec import decode_stored_json
 from streams.reading.reader_commands import command_of
 from streams.reading.reader_table import NAMED
+from streams.runtime.amounts import byte_size, count, counted, duration
 from streams.runtime.gc_pause import collector_paused
 from streams.runtime.silence import silent_seconds, silent_seconds_sql
 from streams.runtime.text import safe_text
 
-__all__ = ["KnownPositions", "ReaderRow", "ReaderStreamRow", "RightsView", "WaitingView", "read_readers"]
+__all__ = [
+    "READERS",
+    "KnownPositions",
+    "ReaderRow",
+    "ReaderStreamRow",
+    "RightsView",
+    "WaitingView",
+    "read_readers",
+    "reader_groups",
+]
 
+#: The most readers that are listed: those with a problem (the worst first), those without a problem, and closed readers. So
+#: the page stays below a megabyte even if a thousand readers are stuck at once. ``streams --json`` lists all readers.
+BAD_READERS_SHOWN = 100
+FINE_READERS_SHOWN = 100
+CLOSED_READERS_SHOWN = 10
+#: Key of the row about a reader's rights. No stream has this name.
+_RIGHTS_KEY = "\nrights"
 #: Dead letters of a reader on a stream are counted up to this number.
 MOST_PARKED = 10_000
 #: Readers with an older heartbeat are not shown. Named ones always are, until they are forgotten.
@@ -71,6 +107,7 @@ KnownPositions = dict[int, Mapping[str, Mapping[str, int]]]
 class ReaderStreamRow:
     """A reader on one stream. ``lag_seconds`` is the age of the oldest fact that the reader has not read, or 0."""
 
+    blank: ClassVar[str] = ""
     stream: str
     positions: Mapping[str, int]
     position: int = 0
@@ -94,6 +131,8 @@ class ReaderStreamRow:
     parked_exact: bool = True
     """False: there are more than ``parked_facts``."""
     parked_since: datetime | None = None
+    is_sent: bool = field(default=False, metadata=HIDDEN)
+    """True: the position is what was sent to a connection. False: it is what the reader has handled."""
     parked_error: str = field(default="", metadata=HIDDEN)
     retry_waits: bool = field(default=False, metadata=HIDDEN)
     """True: an operator asked to retry dead letters, and no process has begun it."""
@@ -224,6 +263,11 @@ class ReaderRow:
         return self.key.startswith(NAMED)
 
     @property
+    def follows(self) -> bool:
+        """False for a connection that has closed, and for a reader that was never seen."""
+        return self.closed_at is None and self.status.word != ReaderWord.NEVER_SEEN
+
+    @property
     def about(self) -> str:
         """The argument of actions on the reader: for a named reader its name, for any other reader its key."""
         return self.key.removeprefix(NAMED)
@@ -344,3 +388,183 @@ def _merge_cursors(
     row.runs_on = frozenset(row.positions or positions) if row.runs else frozenset()
     row.positions = positions
     row.runs = bool(row.runs_on)
+
+
+def _who(reader: ReaderRow) -> Cell:
+    kind = "named in REPLSITE_READERS" if reader.status.word == ReaderWord.NEVER_SEEN else reader.kind
+    process = f"process {reader.process_id}" if reader.process_id else ""
+    follows = counted(len(reader.streams), "stream") if reader.streams else ""
+    refused = f"{counted(reader.rights.refused, 'command')} refused" if reader.rights and reader.rights.refused else ""
+    about = (kind, reader.address, process, follows, refused)
+    return text_cell(reader.name, joined(*about))
+
+
+def _position(on: ReaderStreamRow) -> Cell:
+    lowest = "lowest of " + counted(len(on.positions), "writer") if len(on.positions) > 1 else ""
+    return text_cell(count(on.position), joined("sent" if on.is_sent else "handled", lowest))
+
+
+def _lag(row: ReaderRow | ReaderStreamRow, streams: Sequence[ReaderStreamRow]) -> Cell:
+    """Returns the lag of a reader or of one of its streams, with the number of dead letters, if there are any."""
+    cell = lag_cell(row.lag_facts, row.lag_seconds, all(on.lag_exact for on in streams))
+    if parked := sum(on.parked_facts for on in streams):
+        more = "" if all(on.parked_exact for on in streams) else "more than "
+        cell["sub"] = joined(cell.get("sub", ""), f"{more}{count(parked)} parked")
+    return cell
+
+
+def _trend(streams: Sequence[ReaderStreamRow]) -> Cell:
+    """Returns a cell with the change of the lag per second, the time until there is no lag at that rate, and a chart.
+
+    The chart covers the last five minutes.
+    """
+    lagging = [view for view in streams if view.lag_facts]
+    changes = [view.lag_change_per_second for view in lagging if view.lag_change_per_second is not None]
+    ends = [view.seconds_to_current for view in lagging]
+    soon = [end for end in ends if end is not None]
+    # The lag ends when the slowest stream is current. If the end is unknown for one of them, none is shown.
+    until = f"current in {duration(max(soon))}" if soon and len(soon) == len(ends) else ""
+    cell = text_cell(_movement(sum(changes)) if changes else NOTHING, until)
+    if any(view.recent for view in streams):
+        cell["series"] = rounded(summed([view.recent for view in streams if view.recent]))
+    return cell
+
+
+def _movement(change: float) -> str:
+    if abs(change) < 0.05:
+        return "steady"
+    return f"falls {per_second(-change)}" if change < 0 else f"grows {per_second(change)}"
+
+
+def _sent(reader: ReaderRow) -> Cell:
+    """Returns a cell with the bytes per second out and in, and the number of all bytes sent.
+
+    While the rates are unknown, the cell has the numbers of all bytes out and in.
+    """
+    if not reader.bytes_out and not reader.bytes_in:
+        return text_cell(NOTHING)
+    if reader.bytes_out_per_second is None or reader.bytes_in_per_second is None:
+        return text_cell(f"{byte_size(reader.bytes_out)} out", f"{byte_size(reader.bytes_in)} in")
+    out, into = round(reader.bytes_out_per_second), round(reader.bytes_in_per_second)
+    return text_cell(f"{byte_size(out)}/s out", f"{byte_size(into)}/s in · {byte_size(reader.bytes_out)} sent")
+
+
+def _unsent(reader: ReaderRow) -> Cell:
+    """Returns a cell with the bytes in the server's buffer, and the time until the buffer is full at the present rate."""
+    left = reader.seconds_to_overflow
+    return text_cell(
+        byte_size(reader.buffer_bytes) if reader.buffer_bytes else NOTHING,
+        f"full in {duration(left)}" if left is not None else "",
+    )
+
+
+READERS = Table(
+    "Readers and connections",
+    "Who follows, and how far behind: what was sent to a connection, what a follower has handled.",
+    "No followers. Try: manage.py follow tcp://HOST:PORT",
+    (
+        Column("Reader and stream", {ReaderRow: _who, ReaderStreamRow: lambda on: on.stream}, number=False),
+        Column("Position", {
+            ReaderRow: lambda one: _position(one.streams[0]) if one.follows and len(one.streams) == 1 else NOTHING,
+            ReaderStreamRow: _position,
+        }),
+        Column("Lag", {
+            ReaderRow: lambda one: _lag(one, one.streams) if one.follows else NOTHING,
+            ReaderStreamRow: lambda on: _lag(on, [on]),
+        }),
+        Column("Trend", {
+            ReaderRow: lambda one: _trend(one.streams) if one.follows else NOTHING,
+            ReaderStreamRow: lambda on: _trend([on]),
+        }),
+        Column("In and out", {ReaderRow: _sent}),
+        Column("Unsent", {ReaderRow: lambda one: _unsent(one) if one.follows else NOTHING}),
+        Column("Connected", {
+            ReaderRow: lambda one: (
+                moment_cell(one.connected_at) if one.closed_at or (one.follows and one.runs) else NOTHING
+            ),
+        }),
+    ),
+    has_menu=True,
+)  # fmt: skip
+
+
+def reader_groups(readers: Sequence[ReaderRow], *, is_whole: bool = False) -> list[Group]:
+    """Returns a group for each reader.
+
+    There is one limit for readers with a problem, one for fine readers and one for closed readers. If a limit leaves readers
+    out, a further group gives their number. With ``is_whole``, there are no limits.
+    """
+    if is_whole:
+        return [_reader_group(reader) for reader in readers]
+    closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
+    bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
+    fine = [r for r in readers if r.closed_at is None and r.status.severity < Severity.WARNING]
+    left_out = {
+        "bad": bad[BAD_READERS_SHOWN:],
+        "fine": fine[FINE_READERS_SHOWN:],
+        "closed": closed[CLOSED_READERS_SHOWN:],
+    }
+    hidden = {reader.key for found in left_out.values() for reader in found}
+    groups = [_reader_group(reader) for reader in readers if reader.key not in hidden]
+    return groups + [_more_readers(name, found) for name, found in left_out.items() if found]
+
+
+def _closed_at(reader: ReaderRow) -> datetime:
+    return reader.closed_at or reader.heartbeat_at
+
+
+_LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that closed a short while ago"}
+
+
+def _more_readers(name: str, left_out: Sequence[ReaderRow]) -> Group:
+    """Returns the group that gives the number of readers that were left out.
+
+    ``name`` tells which readers these are: bad (with a problem), fine or closed. The group's key begins with a newline, as
+    no reader's key does.
+    """
+    cell = text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}")
+    severity = left_out[0].status.severity if name == "bad" else Severity.FINE
+    status = Verdict(
+        "gone" if name == "closed" else "", severity, "manage.py streams --json has all." * (name == "bad")
+    )
+    return {"key": f"\nmore {name}", "head": READERS.remark("", cell, status), "rows": []}
+
+
+def _reader_group(reader: ReaderRow) -> Group:
+    page = quoted_key(reader.key) if reader.has_row else ""
+    if reader.closed_at is not None:  # its streams do not matter any more; the row shows why it closed
+        head = READERS.row(reader, admin_id=page, about=reader.about)
+        return {"key": reader.key, "head": head, "rows": _rights_rows(reader)}
+    if not reader.follows:
+        return {"key": reader.key, "head": READERS.row(reader), "rows": []}
+    on = f"{reader.streams[0].stream}: " if reader.streams else ""
+    rows = [
+        # A row has the actions of its status, unless the first row of the group has the same.
+        READERS.row(one, one.stream, about="" if one.status.actions == reader.status.actions else reader.about)
+        for one in reader.streams
+    ]
+    head = READERS.head(reader, on + reader.status.sentence, page, reader.about)
+    return {"key": reader.key, "head": head, "rows": [*rows, *_rights_rows(reader)]}
+
+
+def _rights_rows(reader: ReaderRow) -> list[Row]:
+    """Returns a list with a row about the rights of the connection's TLS certificate, empty if no rule limits the rights."""
+    rights = reader.rights
+    if rights is None:
+        return []
+    allowed = (
+        _allowed("calls itself", rights.names, "nothing"),
+        _allowed("follows", rights.streams, "no stream"),
+        _allowed("reports", rights.reports, "nothing"),
+    )
+    status = UNJUDGED
+    if rights.refused:
+        why = f"{counted(rights.refused, 'command')} refused, the last one because {rights.refusal}."
+        status = Verdict("", Severity.NOTE, why)
+    name = text_cell(f"Rights of certificate {safe_text(rights.certificate)}", joined(*allowed))
+    return [READERS.remark(_RIGHTS_KEY, name, status)]
+
+
+def _allowed(does: str, patterns: Sequence[str], nothing: str) -> str:
+    said = "anything" if "*" in patterns else ", ".join(patterns) or nothing
+    return f"{does} {safe_text(said)}"

@@ -370,6 +370,7 @@ class _Taking:
             unmoved_seconds=motion.unmoved_seconds,
             lag_change_per_second=motion.lag_change_per_second,
             recent=recent,
+            is_sent=reader.kind == "connection",
             went_back_seconds=motion.went_back_seconds,
             quiet_seconds=self._age(followed.last_fact_at) if followed and followed.last_fact_at else None,
         )

@@ -63,7 +63,9 @@ def a_reader(name: str = "sender", *streams: ReaderStreamRow, **changes: Any) ->
         lag_seconds=max(s.lag_seconds for s in followed), status=max((s.status for s in followed), key=lambda s: s.severity),
         streams=followed,
     )  # fmt: skip
-    return replace(reader, **changes)
+    reader = replace(reader, **changes)
+    reader.streams = tuple(replace(one, is_sent=reader.kind == "connection") for one in reader.streams)
+    return reader
 
 
 def a_job(number: int = 7, **changes: Any) -> JobRow:

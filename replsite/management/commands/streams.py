@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from contextlib import closing
 from types import ModuleType
 from typing import Any
@@ -19,11 +20,10 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError as DjangoDatabaseError
 from django.db import connections
 
-from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, Group, live_page_data
+from replsite.dashboard.page import TABLES, live_page_data
 from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.table import as_json
+from replsite.snapshot.table import Column, Group, as_json
 from replsite.snapshot.take import limits, look_and_take_snapshot
-from replsite.snapshot.workers import WorkersView
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from replsite.terminal.tables import Content, lines_of
@@ -201,10 +201,6 @@ def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ..
 
     The table of streams is included even if it has no rows, the tables of storage and rooms only with ``storage``.
     """
-    page = live_page_data(snapshot)
-    shown = [(STREAMS, page["streams"]), (READERS, page["readers"]), (JOBS, page["jobs"])]
-    if storage and snapshot.storage is not None:
-        shown += [(STORAGE, page["storage"]), (ROOMS, page["rooms"])]
-    if snapshot.workers != WorkersView():
-        shown.append((WORKERS, page["workers"]))
-    return [(columns, groups) for columns, groups in shown if groups or columns is STREAMS]
+    page: Mapping[str, Any] = live_page_data(snapshot)
+    names = [name for name in TABLES if storage or name not in ("storage", "rooms")]
+    return [(TABLES[name].columns, page[name]) for name in names if page[name] or name == "streams"]

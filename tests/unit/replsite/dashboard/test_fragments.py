@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replsite.dashboard.fragments import _RIGHTS, Fragments, _picture, changes, render
-from replsite.dashboard.page import live_page_data
-from replsite.dashboard.tables import TABLES
+from replsite.dashboard.page import TABLES, live_page_data
 from replsite.snapshot.jobs import JobsView
 from replsite.status.words import Severity, Verdict
 from tests.support.effort import examples
