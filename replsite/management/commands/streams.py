@@ -12,7 +12,6 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
-from contextlib import closing
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +29,7 @@ from replsite.terminal.tables import Content, lines_of
 from streams import registry
 from streams.conf import on_database, stream_settings
 from streams.db import driver
+from streams.maintenance.subjects import asked_by
 from streams.runtime.command_line import SITE_CHECKS, SiteCommand
 from streams.runtime.text import safe_text
 
@@ -89,12 +89,6 @@ class Command(SiteCommand):
             self._handle(options)
 
     def _handle(self, options: dict[str, Any]) -> None:
-        if options["action"] == "forget":
-            # Imported only here: it imports followers, which takes a tenth of the time that a command needs to start.
-            from replsite.terminal.reader_actions import forget  # noqa: PLC0415
-
-            forget(self.stdout.write, options["reader"], options["stream"], is_confirmed=options["yes"])
-            return
         if options["action"]:
             self._act(options)
             return
@@ -161,16 +155,15 @@ class Command(SiteCommand):
     # --- actions --------------------------------------------------------------------------------------------------
 
     def _act(self, options: dict[str, Any]) -> None:
-        from replsite.terminal.stream_actions import Confirmation, abort  # noqa: PLC0415 - only for this action
+        # Imported only here: it imports followers, which takes a tenth of the time that a command needs to start.
+        from replsite.operations import Asked  # noqa: PLC0415
+        from replsite.terminal.confirm import act  # noqa: PLC0415
 
-        stream = options["stream"]
-        if registry.find(stream) is None:
+        stream, name = options["stream"], options.get("reader")
+        if name is None and registry.find(stream) is None:
             raise CommandError(f"There is no stream {stream!r}. Streams: {', '.join(registry.names())}.", returncode=2)
-        try:
-            with closing(driver.direct_connection(application_name="replsite streams abort")) as own:
-                abort(own.cursor(), stream, self.stdout.write, None if options["yes"] else Confirmation())
-        except driver.DatabaseError as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
+        asked = Asked(stream, asked_by()) if name is None else Asked(name, asked_by(), stream)
+        act(self.stdout.write, "end-holder" if name is None else "forget-reader", asked, is_confirmed=options["yes"])
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:
