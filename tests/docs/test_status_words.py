@@ -37,4 +37,4 @@ def test_the_page_of_the_site_has_the_same_tables():
     for heading, _, meanings in MEANINGS:
         section = TEXT.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
         rows = re.findall(r"^\| `([^`]+)` \| (.*?)(?: \| (\w+))? \|$", section, re.MULTILINE)
-        assert rows == [(one.word, one.rule, one.severity) for one in meanings]
+        assert rows == [(str(one), one.rule, one.severity) for one in meanings]
