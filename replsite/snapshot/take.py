@@ -229,8 +229,8 @@ class _Taking:
         self.recent = self.history.facts.rates(self.at, counters)
         self.history.facts.forget_others(counters)
         for key, row in rows.items():
-            speed = written[key]
-            row.facts_per_second = None if speed is None else max(speed[0], 0.0)
+            if (grown := written[key]) is not None:
+                row.facts_per_second = max(grown[1][0] / grown[0], 0.0)
             row.recent = _unless_nothing(self.recent.get(key, ()))
         self.expected = [
             (one, [row for row in self.writers.get(one.stream, ()) if is_name_of_writer(row.writer, one.writer)])
@@ -238,12 +238,13 @@ class _Taking:
             for one in (ExpectedRow(stream, writer, least_per_hour=least) for writer, least in names.items())
         ]
         hours = self.history.hours.add(self.at, {
-            (one.stream, one.writer): sum(row.facts_written for row in found)
+            (one.stream, one.writer): (sum(row.facts_written for row in found),)
             for one, found in self.expected if one.least_per_hour is not None
         })  # fmt: skip
         for one, found in self.expected:
             one.active, one.last_write_at = sum(row.state != RETIRED for row in found), _last_write_at(found)
-            one.facts_last_hour = hours.get((one.stream, one.writer))
+            grown = hours.get((one.stream, one.writer))
+            one.facts_last_hour = None if grown is None else grown[1][0]
             one.status = judge_expected(one, self.as_of)
 
     def _stream(self, name: str, rows: Sequence[WriterRow]) -> StreamRow:
@@ -416,13 +417,13 @@ class _Taking:
             upto = self.linear_upto[stream.name] = {one: min(at, stream.linear_position) for one, at in facts}
         return "" if lowest_unread(have, upto) is not None else stream.holders[0].words
 
-    def _add_bytes(self, reader: ReaderRow, speed: tuple[float, ...] | None) -> None:
-        if speed is None or reader.ended_at is not None:  # None: it was not watched long enough
+    def _add_bytes(self, reader: ReaderRow, grown: tuple[float, tuple[int, ...]] | None) -> None:
+        if grown is None or reader.ended_at is not None:  # None: it was not watched long enough
             return
-        bytes_in, bytes_out, growth = speed
+        bytes_in, bytes_out, unsent = (number / grown[0] for number in grown[1])
         reader.bytes_in_per_second, reader.bytes_out_per_second = max(bytes_in, 0.0), max(bytes_out, 0.0)
         room = stream_settings().send_buffer_limit_bytes - reader.buffer_bytes
-        reader.seconds_to_overflow = max(room, 0) / growth if growth > 0 else None
+        reader.seconds_to_overflow = max(room, 0) / unsent if unsent > 0 else None
 
     def _missing(self) -> list[ReaderRow]:
         """Returns a row for each reader in REPLSITE_READERS that has no row and no cursor."""
