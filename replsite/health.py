@@ -30,8 +30,9 @@ from replsite.disk import disk_free, disk_reserve
 from replsite.postgres.errors import DiskFull
 from replsite.postgres.server import EmbeddedServer
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import Snapshot
-from replsite.status.verdicts import DISK_FULL, HealthWord, Severity, judge_disk
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.verdicts import DISK_FULL, judge_disk
+from replsite.status.words import HealthWord, Severity
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.replication.server.probed import silent_seconds

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from ninja import Schema
 from pydantic import ConfigDict, Field
 
+from replsite.snapshot.streams import StreamRow
+
 __all__ = [
     "ActionDone",
     "Asked",
@@ -294,7 +296,30 @@ class Health(Schema):
     problems: list[str]
 
 
-class Writer(Schema):
+class _Judged(Schema):
+    """Base class of the rows of the live page's tables. Their other fields are attributes of the row."""
+
+    status: str
+    severity: str
+    sentence: str
+
+    @staticmethod
+    def resolve_status(row: Any) -> str:
+        """Returns the status word."""
+        return str(row.status.word)
+
+    @staticmethod
+    def resolve_severity(row: Any) -> str:
+        """Returns fine, note, warning or wrong."""
+        return str(row.status.severity.name.lower())
+
+    @staticmethod
+    def resolve_sentence(row: Any) -> str:
+        """Returns the reason of the status, and what to do."""
+        return str(row.status.sentence)
+
+
+class Writer(_Judged):
     """A writer of one stream."""
 
     writer: str
@@ -309,12 +334,9 @@ class Writer(Schema):
     held_since: datetime | None
     held_seconds: float | None
     held_by: Annotated[str, Field(description="the oldest open append that may be its own; empty: there is none")]
-    status: str
-    severity: str
-    sentence: str
 
 
-class Holder(Schema):
+class Holder(_Judged):
     """An open append, behind which linear readers wait: a session, or a prepared transaction."""
 
     pid: int | None
@@ -327,26 +349,25 @@ class Holder(Schema):
     client: str
     statement: Annotated[str, Field(description="its last statement, without the texts in it")]
     bound: Annotated[int, Field(description="it holds the stream back at this position")]
-    status: str
-    severity: str
-    sentence: str
 
 
-class Stream(Schema):
+class Stream(_Judged):
     """A stream with its writers, and the open appends that hold it back now."""
 
     stream: str
     head: int
     linear_position: int
     last_fact_at: datetime | None
-    status: str
-    severity: str
-    sentence: str
     writers: list[Writer]
     holders: Annotated[list[Holder], Field(description="the one that holds it back first")]
 
+    @staticmethod
+    def resolve_stream(row: StreamRow) -> str:
+        """Returns the name of the stream."""
+        return row.name
 
-class ReaderStream(Schema):
+
+class ReaderStream(_Judged):
     """A reader on one stream: its position, its lag, its dead letters and its status."""
 
     stream: str
@@ -354,9 +375,6 @@ class ReaderStream(Schema):
     lag_facts: int
     lag_seconds: float
     parked_facts: int
-    status: str
-    severity: str
-    sentence: str
 
 
 class WireRights(Schema):
@@ -370,7 +388,7 @@ class WireRights(Schema):
     refusal: str
 
 
-class Reader(Schema):
+class Reader(_Judged):
     """A reader: a connection, a follower or a Spark query."""
 
     key: str
@@ -383,9 +401,6 @@ class Reader(Schema):
     closed_at: datetime | None
     lag_facts: int
     lag_seconds: float
-    status: str
-    severity: str
-    sentence: str
     streams: list[ReaderStream]
     rights: WireRights | None
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from django.db.models import Q
@@ -13,9 +12,10 @@ from ninja import Query, Router
 from replsite.api import schemas
 from replsite.api.access import needs
 from replsite.api.schemas import answers
-from replsite.dashboard.actions import ACTIONS, Asked, perform
+from replsite.operations import ACTIONS, Asked, perform
+from replsite.snapshot.readers import ReaderRow
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import ReaderView, StreamView, WriterView
+from replsite.snapshot.streams import StreamRow, WriterRow
 from streams.follow import parked_facts
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.models import ParkedFact, StoredCursor
@@ -24,13 +24,6 @@ from streams.runtime.text import safe_text
 __all__ = ["Conflict", "router"]
 
 router = Router(tags=["Streams"])
-_WRITER = ("stream", "writer", "state", "position", "behind_facts", "behind_seconds", "facts_written", "last_write_position",
-           "last_write_at", "held_since", "held_seconds", "held_by")  # fmt: skip
-_HOLDER = ("pid", "prepared", "since", "seconds", "state", "role", "application", "client", "statement", "bound")
-_READER = ("key", "name", "kind", "address", "served_by", "connected_at", "heartbeat_at", "closed_at",
-           "lag_facts", "lag_seconds")  # fmt: skip
-_PLACE = ("stream", "position", "lag_facts", "lag_seconds", "parked_facts")
-
 StreamName = Annotated[str | None, Query(None, description="only those of this stream", max_length=200)]
 DeadLetterToken = Annotated[int | None, Query(None, description="only this one", ge=0, le=2**63 - 1)]
 DeadLetterLimit = Annotated[int, Query(50, ge=1, le=500)]
@@ -68,18 +61,18 @@ def show_health(request: Any) -> dict[str, Any]:
 
 
 @router.get("/streams", response=answers(list[schemas.Stream]), summary="List streams")
-def list_streams(request: Any) -> list[dict[str, Any]]:
+def list_streams(request: Any) -> Sequence[StreamRow]:
     """Returns all streams with the positions of their writers."""
-    return [_stream(one) for one in SHARED.get().streams]
+    return SHARED.get().streams
 
 
 @router.get("/writers", response=answers(list[schemas.Writer]), summary="List writers")
 def list_writers(
     request: Any, name: Annotated[str | None, Query(None, description="only the writer of this name")] = None
-) -> list[dict[str, Any]]:
+) -> list[WriterRow]:
     """Returns the writers of all streams, with their open appends."""
     found = [writer for stream in SHARED.get().streams for writer in stream.writers]
-    return [_writer(one) for one in found if name in (None, one.writer)]
+    return [one for one in found if name in (None, one.writer)]
 
 
 @router.get("/readers", response=answers(list[schemas.Reader]), summary="List readers")
@@ -87,11 +80,11 @@ def list_readers(
     request: Any,
     name: Annotated[str | None, Query(None, description="only readers of this name")] = None,
     limit: Annotated[int, Query(500, ge=1, le=5_000)] = 500,
-) -> list[dict[str, Any]]:
+) -> list[ReaderRow]:
     """Returns readers and connections with their lag, the worst first."""
     found = [one for one in SHARED.get().readers if name in (None, one.name)]
     found.sort(key=lambda one: (-one.status.severity, -one.lag_seconds, one.name))
-    return [_reader(one) for one in found[:limit]]
+    return found[:limit]
 
 
 @router.post("/streams/{path:name}/abort", response=answers(schemas.ActionDone), summary="End what holds a stream back")
@@ -210,31 +203,3 @@ def _dead_letter(found: ParkedFact) -> dict[str, Any]:
         "error": safe_text(found.error, None),
         "traceback": safe_text(found.traceback, None, keep="\n\t"),
     }
-
-
-def _stream(found: StreamView) -> dict[str, Any]:
-    named = {
-        "stream": found.name,
-        "writers": [_writer(one) for one in found.writers],
-        "holders": [_columns(one, _HOLDER) for one in found.holders],
-    }
-    return named | _columns(found, ("head", "linear_position", "last_fact_at"))
-
-
-def _writer(found: WriterView) -> dict[str, Any]:
-    return _columns(found, _WRITER)
-
-
-def _reader(found: ReaderView) -> dict[str, Any]:
-    streams = [_columns(one, _PLACE) for one in found.streams]
-    rights = asdict(found.rights) if found.rights is not None else None
-    return {**_columns(found, _READER), "streams": streams, "rights": rights}
-
-
-def _columns(found: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    status: Mapping[str, str] = {
-        "status": found.status.word,
-        "severity": found.status.severity.name.lower(),
-        "sentence": found.status.sentence,
-    }
-    return {**{name: getattr(found, name) for name in names}, **status}

@@ -1,4 +1,4 @@
-"""Lists the links of the live page to actions of operators (``actions``) and to jobs: address, permission and text."""
+"""Lists the links of the live page to operations (``replsite.operations``) and to jobs: address, permission and text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.urls import reverse
 
 from replsite import rooms
-from replsite.dashboard.actions import ACTIONS
+from replsite.operations import ACTIONS
 
 __all__ = ["LINKS", "ActionLink", "action_addresses"]
 

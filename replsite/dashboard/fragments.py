@@ -20,9 +20,9 @@ from django.urls import reverse
 
 from replsite import rooms
 from replsite.dashboard.action_links import LINKS, action_addresses
-from replsite.dashboard.cells import NOTHING, Cell, Group, Page, Row, Tile
-from replsite.dashboard.tables import TABLES
+from replsite.dashboard.page import TABLES, Page
 from replsite.dashboard.words_page import word_addresses
+from replsite.snapshot.table import NOTHING, Cell, Group, Row, Tile
 from streams.runtime.amounts import duration
 from streams.runtime.text import safe_text
 

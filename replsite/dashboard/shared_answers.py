@@ -18,7 +18,7 @@ from hashlib import blake2b
 from replsite.dashboard.fragments import Fragments, render
 from replsite.dashboard.page import Page, live_page_data
 from replsite.snapshot.shared import SHARED, SharedSnapshot
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 
 __all__ = ["Answer", "SharedAnswers"]
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replsite.dashboard.cells import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
-from replsite.snapshot.types import ReaderView, Snapshot, StorageView, WriterView
-from replsite.status.verdicts import ExpectedWord, Severity, Verdict, WriterWord
+from replsite.snapshot.readers import ReaderRow
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.storage import StorageView
+from replsite.snapshot.streams import WriterRow
+from replsite.snapshot.table import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
+from replsite.status.words import ExpectedWord, Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
 from streams.runtime.amounts import byte_size, count, counted, duration
 
@@ -36,7 +39,7 @@ def _tile(title: str, cell: Cell, verdicts: Iterable[Verdict] = ()) -> Tile:
     return {"title": title, "severity": severity.name.lower(), "cell": cell}
 
 
-def _writers(writers: list[WriterView], expected: list[Verdict]) -> Tile:
+def _writers(writers: list[WriterRow], expected: list[Verdict]) -> Tile:
     names = {writer.writer for writer in writers}
     writing = {writer.writer for writer in writers if writer.status.word == WriterWord.WRITING}
     missing = sum(verdict.word == ExpectedWord.MISSING for verdict in expected)
@@ -44,7 +47,7 @@ def _writers(writers: list[WriterView], expected: list[Verdict]) -> Tile:
     return _tile("Writers", text_cell(count(len(names)), said), [*(w.status for w in writers), *expected])
 
 
-def _facts(snapshot: Snapshot, writers: list[WriterView]) -> Tile:
+def _facts(snapshot: Snapshot, writers: list[WriterRow]) -> Tile:
     speed = sum(writer.facts_per_second or 0.0 for writer in writers)
     cell = text_cell(per_second(speed) if speed else NOTHING, f"in {counted(len(snapshot.streams), 'stream')}")
     if series := [stream.recent for stream in snapshot.streams if stream.recent]:
@@ -60,7 +63,7 @@ def _open(snapshot: Snapshot) -> Tile:
     return _tile("Open appends", cell, [one.status for one in held])
 
 
-def _readers(readers: list[ReaderView]) -> Tile:
+def _readers(readers: list[ReaderRow]) -> Tile:
     bad = sum(reader.status.severity >= Severity.WARNING for reader in readers)
     said = f"{counted(bad, 'reader')} to look at" if bad else "all are fine"
     return _tile(
@@ -70,7 +73,7 @@ def _readers(readers: list[ReaderView]) -> Tile:
     )
 
 
-def _lag(readers: list[ReaderView]) -> Tile:
+def _lag(readers: list[ReaderRow]) -> Tile:
     """Returns a tile with the lag of the reader that is furthest behind in time."""
     worst = max(readers, key=lambda reader: (reader.lag_seconds, reader.lag_facts), default=None)
     if worst is None or not worst.lag_facts:

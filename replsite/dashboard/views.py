@@ -19,14 +19,13 @@ from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_safe
 
 from replsite.dashboard.action_links import action_addresses
-from replsite.dashboard.cells import NOTHING, Cell, Group, Row
 from replsite.dashboard.fragments import SEE_ROOMS, render, rights_of, tables_of_site
-from replsite.dashboard.page import live_page_data
+from replsite.dashboard.page import TABLES, live_page_data
 from replsite.dashboard.shared_answers import SharedAnswers
-from replsite.dashboard.tables import TABLES
 from replsite.http.database_down import away_response
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.table import NOTHING, Cell, Group, Row
 from streams.runtime.csv_text import csv_text
 
 __all__ = ["live_csv", "live_data", "live_page"]

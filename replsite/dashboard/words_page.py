@@ -19,13 +19,13 @@ __all__ = ["word_addresses", "words_page"]
 def word_addresses() -> dict[tuple[str, str], str]:
     """Returns for each (kind, word) the address that explains it. The kind is writer, reader, job or site."""
     page = reverse("status-words")
-    return {(kind, one.word): f"{page}#{anchor(kind, one.word)}" for _, kind, meanings in MEANINGS for one in meanings}
+    return {(kind, str(one)): f"{page}#{anchor(kind, one)}" for _, kind, meanings in MEANINGS for one in meanings}
 
 
 @require_safe
 def _words_page(request: HttpRequest) -> HttpResponse:
     tables = [
-        (title, [(anchor(kind, one.word), one.word, list(_parts(one.rule)), one.severity) for one in meanings])
+        (title, [(anchor(kind, one), str(one), list(_parts(one.rule)), one.severity) for one in meanings])
         for title, kind, meanings in MEANINGS
     ]
     context: dict[str, Any] = {**admin.site.each_context(request), "title": "Status words", "tables": tables}

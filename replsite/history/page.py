@@ -18,11 +18,11 @@ from django.template.response import TemplateResponse
 from django.views.decorators.http import require_safe
 
 from replsite.history.moments import moment_of
-from replsite.history.plots import Mark, Plot, Point, rates, with_plots
+from replsite.history.plots import Frame, Mark, Points, plot, rates, with_plots
 from replsite.history.samples import SPANS, Span
 from replsite.history.site_changes import AWAY, BACK
 from replsite.snapshot.storage import DATABASE
-from replsite.status.verdicts import Severity
+from replsite.status.words import Severity
 from streams import registry
 from streams.conf import stream_settings
 from streams.db.clock import database_now
@@ -191,7 +191,8 @@ class _Drawing:
     def __init__(self, asked: _Asked, changes: Sequence[StatusChange]) -> None:
         self.asked = asked
         self.changes = changes
-        self.gap = timedelta(seconds=asked.range.step_seconds * _GAP_STEPS)
+        gap = timedelta(seconds=asked.range.step_seconds * _GAP_STEPS)
+        self.frame = Frame(asked.range.begin, asked.range.end, gap)
         self.of_site = _site_marks([change for change in changes if not change.stream], asked.range.end)
 
     def drawn(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -211,25 +212,25 @@ class _Drawing:
         readers = [self._reader(*key, found[key]) for key in worst]
         return with_plots(readers if self.asked.who else [("", self._stream(own)), *readers])
 
-    def _stream(self, rows: Sequence[Sample]) -> Iterable[Plot]:
+    def _stream(self, rows: Sequence[Sample]) -> Iterable[dict[str, Any]]:
         marks = self._marks(lambda change: bool(change.writer))
         positions = _points(rows, "position")
-        yield self._plot("Facts per second", rates(positions, self.gap), "rate", marks=marks)
-        yield self._plot("Position", positions, from_lowest=True, marks=marks)
+        yield self._plot("Facts per second", rates(positions, self.frame.gap), "rate", marks=marks)
+        yield self._plot("Position", positions, "position", marks=marks)
         yield self._plot("Open appends", _points(rows, "waiting"), marks=marks)
         yield self._plot("Age of the oldest open append", _points(rows, "seconds"), "age", marks=marks)
 
-    def _reader(self, stream: str, reader: str, rows: Sequence[Sample]) -> tuple[str, Iterable[Plot]]:
+    def _reader(self, stream: str, reader: str, rows: Sequence[Sample]) -> tuple[str, Iterable[dict[str, Any]]]:
         name = f"{reader} on {stream}" if self.asked.who else reader
         marks = self._marks(lambda change: change.reader == reader and change.stream == stream)
         about: dict[str, Any] = {"about": name, "marks": marks}
         return name, [
             self._plot("Lag in facts", _points(rows, "waiting"), **about),
             self._plot("Lag in time", _points(rows, "seconds"), "age", **about),
-            self._plot("Position", _points(rows, "position"), from_lowest=True, **about),
+            self._plot("Position", _points(rows, "position"), "position", **about),
         ]
 
-    def _table(self, name: str, rows: Sequence[Sample]) -> tuple[str, Iterable[Plot]]:
+    def _table(self, name: str, rows: Sequence[Sample]) -> tuple[str, Iterable[dict[str, Any]]]:
         plots = [self._plot("Size", _points(rows, "position"), "size", about=name)]
         if any(row.waiting for row in rows):
             plots.append(self._plot("Rows", _points(rows, "waiting"), about=name))
@@ -246,9 +247,8 @@ class _Drawing:
             if is_about(change)
         ]
 
-    def _plot(self, title: str, points: Sequence[Point], unit: str = "whole", **more: Any) -> Plot:
-        marks = (*self.of_site, *more.pop("marks", ()))
-        return Plot(title, points, self.asked.range.begin, self.asked.range.end, self.gap, unit, marks=marks, **more)
+    def _plot(self, title: str, points: Points, unit: str = "whole", **more: Any) -> dict[str, Any]:
+        return plot(title, points, self.frame, unit, marks=(*self.of_site, *more.pop("marks", ())), **more)
 
 
 def _site_marks(changes: Sequence[StatusChange], end: datetime) -> list[Mark]:
@@ -268,8 +268,8 @@ def _site_marks(changes: Sequence[StatusChange], end: datetime) -> list[Mark]:
     return found
 
 
-def _points(samples: Sequence[Sample], column: str) -> list[Point]:
-    return [Point(sample.at, float(getattr(sample, column))) for sample in samples]
+def _points(samples: Sequence[Sample], column: str) -> Points:
+    return [(sample.at, float(getattr(sample, column))) for sample in samples]
 
 
 history_page = admin.site.admin_view(_history_page)

@@ -8,10 +8,12 @@ plots have a gap. The first step after the gap records the outage. Each step wri
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,9 +28,9 @@ from replsite.history.samples import (
     samples_of,
     verdicts_of,
 )
-from replsite.history.site_changes import VERSION, SiteChange, outage, restart, version_change
+from replsite.history.site_changes import VERSION, outage, restart, version_change
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.schema_mark import marked_lock
@@ -48,9 +50,8 @@ _PUT = """
 INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word)
 SELECT step, stream, reader, to_timestamp(floor(extract(epoch FROM %(at)s::timestamptz) / step) * step),
        position, waiting, seconds, severity, word
-FROM unnest(%(streams)s::text[], %(readers)s::text[], %(positions)s::bigint[], %(waiting)s::bigint[],
-            %(seconds)s::float8[], %(severities)s::int[], %(words)s::text[])
-     AS now (stream, reader, position, waiting, seconds, severity, word)
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS now (
+    stream text, reader text, position bigint, waiting bigint, seconds float8, severity int, word text)
 CROSS JOIN unnest(%(steps)s::int[]) AS step
 ON CONFLICT (step_seconds, stream, reader, at) DO UPDATE SET
     position = excluded.position,
@@ -69,15 +70,11 @@ WHERE stream <> '' ORDER BY stream, writer, reader, id DESC
 """
 _TELL = """
 INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
-SELECT %(at)s, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(readers)s::text[], %(was)s::text[],
-                             %(words)s::text[], %(severities)s::int[], %(sentences)s::text[])
+SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS change (
+    at timestamptz, stream text, writer text, reader text, was text, word text, severity int, sentence text)
 """
 _LAST_VERSION = """
 SELECT word FROM streams_statuschange WHERE stream = '' AND starts_with(word, %(version)s) ORDER BY id DESC LIMIT 1
-"""
-_TELL_OF_SITE = """
-INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
-VALUES (%(at)s, '', '', '', %(was)s, %(word)s, %(severity)s, %(sentence)s)
 """
 _FORGET_CHANGES = """
 DELETE FROM streams_statuschange
@@ -92,41 +89,30 @@ def write_step(cursor: Any, snapshot: Snapshot, before: dict[Subject, tuple[str,
     ``before`` maps each subject, a tuple (stream, writer, reader), to its (status word, severity) at the previous step.
     It is updated in place.
     """
-    at, steps = snapshot.as_of, list(SPANS.values())
-    rows = samples_of(snapshot)
-    cursor.execute(
-        _PUT,
-        {
-            "at": at, "steps": [span.step_seconds for span in steps],
-            "streams": [row.stream for row in rows], "readers": [row.reader for row in rows],
-            "positions": [row.position for row in rows], "waiting": [row.waiting for row in rows],
-            "seconds": [row.seconds for row in rows], "severities": [row.severity for row in rows],
-            "words": [row.word for row in rows],
-        },
-    )  # fmt: skip
-    kept = {"steps": [span.step_seconds for span in steps], "kept": [span.kept_seconds for span in steps]}
-    cursor.execute(_FORGET, {"at": at, **kept})
+    at, spans = snapshot.as_of, SPANS.values()
+    steps = {"at": at, "steps": [one.step_seconds for one in spans], "kept": [one.kept_seconds for one in spans]}
+    cursor.execute(_PUT, steps | {"rows": json.dumps([asdict(row) for row in samples_of(snapshot)])})
+    cursor.execute(_FORGET, steps)
     now = verdicts_of(snapshot)
     changes = changes_between(before, now)
     if changes:
         _store_changes(cursor, at, changes)
+        cursor.execute(_FORGET_CHANGES, {"at": at, "days": _KEPT_DAYS, "most": CHANGES_KEPT})
     before.clear()
     before.update((subject, (str(verdict.word), int(verdict.severity))) for subject, verdict in now.items())
     return changes
 
 
-def _store_changes(cursor: Any, at: datetime, changes: list[Change]) -> None:
-    streams, writers, readers = (list(part) for part in zip(*(change.subject for change in changes), strict=True))
-    cursor.execute(
-        _TELL,
+def _store_changes(cursor: Any, at: datetime, changes: Iterable[Change]) -> None:
+    rows = [
         {
-            "at": at, "streams": streams, "writers": writers, "readers": readers,
-            "was": [change.was for change in changes], "words": [str(change.now.word) for change in changes],
-            "severities": [int(change.now.severity) for change in changes],
-            "sentences": [change.now.sentence for change in changes],
-        },
-    )  # fmt: skip
-    cursor.execute(_FORGET_CHANGES, {"at": at, "days": _KEPT_DAYS, "most": CHANGES_KEPT})
+            "at": (change.at or at).isoformat(), "was": change.was, "word": str(change.now.word),
+            "severity": change.now.severity, "sentence": change.now.sentence,
+            **dict(zip(("stream", "writer", "reader"), change.subject, strict=True)),
+        }
+        for change in changes
+    ]  # fmt: skip
+    cursor.execute(_TELL, {"rows": json.dumps(rows)})
 
 
 def last_statuses(cursor: Any) -> dict[Subject, tuple[str, int]]:
@@ -136,24 +122,6 @@ def last_statuses(cursor: Any) -> dict[Subject, tuple[str, int]]:
     """
     cursor.execute(_LAST_WORDS)
     return {(stream, writer, reader): (word, severity) for stream, writer, reader, word, severity in cursor.fetchall()}
-
-
-def _store_of_site(cursor: Any, change: SiteChange) -> None:
-    cursor.execute(
-        _TELL_OF_SITE,
-        {
-            "at": change.at, "was": change.was, "word": change.word, "severity": int(change.severity),
-            "sentence": change.sentence,
-        },
-    )  # fmt: skip
-
-
-def _version_news(cursor: Any, at: datetime) -> list[SiteChange]:
-    """Returns a list with the change to this program's version. The list is empty if this version was recorded last."""
-    cursor.execute(_LAST_VERSION, {"version": VERSION})
-    (was,) = cursor.fetchone() or ("",)
-    change = version_change(at, was, program_version())
-    return [] if change is None else [change]
 
 
 class Sampler:
@@ -200,8 +168,8 @@ class Sampler:
             if self._may_write():
                 snapshot = self._get()
                 with self._connection.cursor() as cursor, driver.in_transaction(cursor):
-                    for news in self._news_of_site(cursor, snapshot.as_of):
-                        _store_of_site(cursor, news)
+                    if news := self._news_of_site(cursor, snapshot.as_of):
+                        _store_changes(cursor, snapshot.as_of, news)
                     for change in write_step(cursor, snapshot, self._before):
                         stream, writer, reader = change.subject
                         name = {"writer": writer} if writer else {"reader": reader}
@@ -223,10 +191,13 @@ class Sampler:
             self._paused.begins(error)
             self._close()
 
-    def _news_of_site(self, cursor: Any, now: datetime) -> list[SiteChange]:
+    def _news_of_site(self, cursor: Any, now: datetime) -> list[Change]:
         """Returns the changes of the whole site since the last step: outage or restart of the database, and a new version."""
-        found = [] if self._version_is_recorded else _version_news(cursor, now)
-        self._version_is_recorded = True
+        found: list[Change] = []
+        if not self._version_is_recorded:
+            cursor.execute(_LAST_VERSION, {"version": VERSION})
+            change = version_change((cursor.fetchone() or ("",))[0], program_version())
+            found, self._version_is_recorded = [change] if change else [], True
         if self._away_since is not None:
             return [*outage(now - timedelta(seconds=time.monotonic() - self._away_since), now), *found]
         return found if self._restarted_at is None else [restart(self._restarted_at), *found]

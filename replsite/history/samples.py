@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
-from replsite.snapshot.types import Snapshot
-from replsite.status.verdicts import Severity, Verdict, WriterWord
+from replsite.snapshot.snapshot import Snapshot
+from replsite.status.words import Severity, Verdict, WriterWord
 from streams.runtime.text import plain_label
 
 __all__ = [
@@ -63,7 +64,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the status of a subject (stream, writer, reader).
+    """A change of the status of a subject (stream, writer, reader), or of the whole site if all three names are empty.
 
     ``was`` is the status word before the change, or empty if the subject is new.
     """
@@ -71,6 +72,8 @@ class Change:
     subject: Subject
     was: str
     now: Verdict
+    at: datetime | None = None
+    """None: the moment of the sample."""
 
 
 def samples_of(snapshot: Snapshot) -> list[SampleRow]:

@@ -5,13 +5,13 @@ They are rows of ``streams.models.StatusChange`` without stream, writer and read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
-from replsite.status.verdicts import Severity
+from replsite.history.samples import Change
+from replsite.status.words import Severity, Verdict
 from streams.runtime.amounts import duration
 
-__all__ = ["AWAY", "BACK", "VERSION", "SiteChange", "outage", "restart", "version_change"]
+__all__ = ["AWAY", "BACK", "VERSION", "outage", "restart", "version_change"]
 
 AWAY = "database away"
 BACK = "database back"
@@ -20,34 +20,22 @@ VERSION = "version "
 """The first characters of a status word that names a version."""
 
 
-@dataclass(frozen=True, slots=True)
-class SiteChange:
-    """A change of the whole site."""
-
-    at: datetime
-    was: str
-    word: str
-    severity: Severity
-    sentence: str
+_SITE = ("", "", "")
 
 
-def outage(begin: datetime, end: datetime) -> list[SiteChange]:
+def outage(begin: datetime, end: datetime) -> list[Change]:
     """Returns the two changes that record an outage of the database: its begin and its end."""
-    lasted = duration((end - begin).total_seconds())
-    return [
-        SiteChange(
-            begin, "", AWAY, Severity.WRONG, f"It could not be reached for {lasted}. No figures are known of that."
-        ),
-        SiteChange(end, AWAY, BACK, Severity.FINE, f"It could not be reached for {lasted}."),
-    ]
+    text = f"It could not be reached for {duration((end - begin).total_seconds())}."
+    away = Verdict(AWAY, Severity.WRONG, f"{text} No figures are known of that.")
+    return [Change(_SITE, "", away, begin), Change(_SITE, AWAY, Verdict(BACK, Severity.FINE, text), end)]
 
 
-def restart(at: datetime) -> SiteChange:
+def restart(at: datetime) -> Change:
     """Returns the change that records a restart of the database server that was too short to be seen as an outage."""
-    return SiteChange(at, "", RESTARTED, Severity.NOTE, "Its server was started at this time.")
+    return Change(_SITE, "", Verdict(RESTARTED, Severity.NOTE, "Its server was started at this time."), at)
 
 
-def version_change(at: datetime, was: str, version: str) -> SiteChange | None:
+def version_change(was: str, version: str) -> Change | None:
     """Returns the change to ``version`` of the program, or None if this version was recorded last.
 
     ``was`` is the status word that was recorded last for a version, or empty.
@@ -55,9 +43,5 @@ def version_change(at: datetime, was: str, version: str) -> SiteChange | None:
     word = f"{VERSION}{version}"
     if was == word:
         return None
-    sentence = (
-        f"The serving processes run it after {was}."
-        if was
-        else "The serving processes run it; none is recorded before."
-    )
-    return SiteChange(at, was, word, Severity.FINE, sentence)
+    after = f" after {was}." if was else "; none is recorded before."
+    return Change(_SITE, was, Verdict(word, Severity.FINE, f"The serving processes run it{after}"))

@@ -28,7 +28,7 @@ from replsite.metrics.sources import Scrape
 from replsite.metrics.synapse import SynapseNames
 from replsite.metrics.table import OWN, SYNAPSE, UP
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 from streams.conf import stream_settings
 from streams.runtime.logs import get_logger
 

@@ -16,8 +16,9 @@ from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
 from replsite.http.request_places import LANES
 from replsite.metrics.measure import Row
-from replsite.snapshot.types import ReaderStreamView, ReaderView, Snapshot
-from replsite.status.verdicts import JobWord, ReaderWord, Severity, WriterWord
+from replsite.snapshot.readers import ReaderRow, ReaderStreamRow
+from replsite.snapshot.snapshot import Snapshot
+from replsite.status.words import JobWord, ReaderWord, Severity, WriterWord
 from streams.browsers import clients
 from streams.reading.reader_table import NAMED
 from streams.runtime.text import OTHER, plain_label
@@ -50,7 +51,7 @@ class Scrape:
             for label, readers in self.readers.items()
             if (found := [reader for reader in readers if reader.kind == "connection"])
         ]
-        followed: dict[tuple[str, str], list[ReaderStreamView]] = {}
+        followed: dict[tuple[str, str], list[ReaderStreamRow]] = {}
         for label, readers in self.readers.items():
             # Readers with the same positions may share one list of views, which counts once. Dead letters are summed, so readers
             # that have some never share theirs.
@@ -63,21 +64,21 @@ class Scrape:
         self.disk_free, self.disk_reserve = disk_free()[1], disk_reserve()
 
 
-def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
+def _by_label(readers: Iterable[ReaderRow]) -> dict[str, list[ReaderRow]]:
     """Groups the open readers by their label.
 
     Only a limited number of names get a label of their own: first the names of readers with a problem, then those of
     named readers, then others, each in alphabetical order. So the same names have labels at each scrape, until other
     readers have a problem.
     """
-    found: dict[str, list[ReaderView]] = {}
+    found: dict[str, list[ReaderRow]] = {}
     for reader in sorted(readers, key=_precedence):
         if reader.closed_at is None:
             found.setdefault(plain_label(reader.name, found), []).append(reader)
     return found
 
 
-def _precedence(reader: ReaderView) -> tuple[int, bool, str]:
+def _precedence(reader: ReaderRow) -> tuple[int, bool, str]:
     is_named = reader.key.startswith(NAMED)
     return -max(reader.status.severity, Severity.NOTE), not is_named, reader.name
 
@@ -106,7 +107,7 @@ def reader_status(scrape: Scrape) -> Iterator[Row]:
         yield from ((word == status, *at, word) for word in ReaderWord)
 
 
-def lag_seconds(views: Sequence[ReaderStreamView]) -> float:
+def lag_seconds(views: Sequence[ReaderStreamRow]) -> float:
     """Returns the largest lag of these readers, in seconds."""
     return max(view.lag_seconds for view in views)
 

@@ -14,7 +14,7 @@ from replsite import rooms
 from replsite.metrics import sources
 from replsite.metrics.measure import Alias, Measure, counted_by_library, metric
 from replsite.metrics.sources import ProcessScrape, Scrape, lag_seconds
-from replsite.status.verdicts import JobWord, Severity
+from replsite.status.words import JobWord, Severity
 from streams.browsers.clients import WHAT_HAPPENS
 from streams.follow import lag_histogram
 

@@ -1,1 +1,1 @@
-"""One consistent snapshot of the whole site, shared by the page, commands, metrics and health checks."""
+"""What an operator sees: the rows of each table, the query that fills them, the rules that judge them, and their columns."""

@@ -7,29 +7,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from shlex import quote
 from typing import Any
 
-from replsite import rooms
-from replsite.snapshot.types import JobFigures, JobStatusView, JobsView, QueryFigures
-from replsite.status.verdicts import JobSeen, judge_job
-from streams.runtime.amounts import counted
+from pipeline.jobs.rate import rate_of
+from pipeline.jobs.sql import KILLED_JOBS
+from replsite.snapshot.table import (
+    HIDDEN,
+    NOTHING,
+    UNJUDGED,
+    Cell,
+    Column,
+    Group,
+    Table,
+    joined,
+    moment_cell,
+    text_cell,
+)
+from replsite.status.words import Verdict
+from streams.runtime.amounts import count, counted, done_of, duration
 from streams.runtime.text import safe_text
 
-__all__ = ["MOST_OPEN_JOBS", "MOST_OVER_JOBS", "read_jobs"]
+__all__ = [
+    "JOBS",
+    "MOST_OPEN_JOBS",
+    "MOST_OVER_JOBS",
+    "JobFigures",
+    "JobRow",
+    "JobsView",
+    "QueryFigures",
+    "job_groups",
+    "read_jobs",
+]
 
 MOST_OPEN_JOBS = 50
 MOST_OVER_JOBS = 10
 #: The most rooms that a command names. If there are more, the command is for all rooms.
 _MOST_NAMED = 3
-
-if rooms.has("pipeline"):
-    from pipeline.jobs.rate import rate_of
-    from pipeline.jobs.sql import KILLED_JOBS
-else:
-    KILLED_JOBS = ""
 
 #: The number of differences that a resync has left unrepaired. It is 0 once a later resync has compared the same rooms: then
 #: the number of the later one counts. Another service may have written a row, so its JSON may have any form.
@@ -65,38 +81,89 @@ FROM pipeline_job GROUP BY kind ORDER BY kind LIMIT 100
 _QUERIES = "SELECT query, batches, applied_at FROM pipeline_batchledger ORDER BY query LIMIT 100"
 
 
-def read_jobs(cursor: Any, as_of: datetime) -> JobsView:
-    """Returns the jobs, worst first, with the last success and failure of each kind of job.
+@dataclass(slots=True)
+class JobRow:
+    """A job that is queued or running, or that ended within a day.
 
-    Also returns the progress of the queries of the live pipeline.
+    ``done`` and ``total`` are amounts of the present stage, in ``unit``, for example events. ``rate`` is the growth of
+    ``done`` per second in this stage. If the job is over, ``rate`` is the average over the job's whole time.
     """
-    if not rooms.has("pipeline"):
-        return JobsView()
+
+    id: int
+    kind: str
+    state: str = field(metadata=HIDDEN)
+    killed: bool = field(default=False, metadata=HIDDEN)
+    asked_by: str = ""
+    stage: str = ""
+    unit: str = ""
+    done: int = 0
+    total: int | None = None
+    rate: float | None = None
+    error: str = field(default="", metadata=HIDDEN)
+    cancel_asked_by: str = field(default="", metadata=HIDDEN)
+    differences: int = field(default=0, metadata=HIDDEN)
+    """The number of differences that a resync has left, and that no later one has compared again."""
+    arguments: str | None = field(default=None, metadata=HIDDEN)
+    """Its arguments as JSON, if there are differences."""
+    queued_at: datetime | None = None
+    began_at: datetime | None = None
+    ended_at: datetime | None = None
+    is_served: bool = field(default=False, metadata=HIDDEN)
+    """True: another queued job is running, so a process carries them out."""
+    where: str = field(default="", metadata=HIDDEN)
+    """The rooms with differences, in words."""
+    repair: str = field(default="", metadata=HIDDEN)
+    """The command that repairs them. Empty: the job tried to, so they cannot be recomputed."""
+    seconds_left: float | None = None
+    status: Verdict = UNJUDGED
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """The times of the last success and the last failure of a kind of job."""
+
+    kind: str
+    last_success_at: datetime | None
+    last_failure_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFigures:
+    """The progress of a query of the live pipeline: its number of applied batches, and the time of the last one.
+
+    Batches are counted from the creation of the query's tables.
+    """
+
+    query: str
+    batches: int
+    applied_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobsView:
+    """Jobs, worst first, with the last success and failure of each kind, and the progress of the live queries."""
+
+    jobs: tuple[JobRow, ...] = ()
+    kinds: tuple[JobFigures, ...] = ()
+    queries: tuple[QueryFigures, ...] = ()
+
+
+def read_jobs(cursor: Any) -> JobsView:
+    """Returns the jobs, with the last success and failure of each kind of job, and the progress of the live queries."""
     cursor.execute(_JOBS)
-    rows = cursor.fetchall()
-    is_served = any(state == "running" and queued and not killed for _, _, state, killed, *_, queued, _, _ in rows)
-    jobs = [_job(row, as_of, is_served=is_served) for row in rows]
-    jobs.sort(key=lambda job: (-job.status.severity, -job.id))
+    jobs = tuple(JobRow(*row) for row in cursor.fetchall())
+    for job in jobs:
+        is_running = job.state == "running" and not job.killed
+        if is_running and job.rate and job.total is not None:
+            job.seconds_left = max(job.total - job.done, 0) / job.rate
+        job.is_served = any(one.state == "running" and one.queued_at and not one.killed for one in jobs)
+        job.rate = rate_of(job.done, job.rate, job.began_at, job.ended_at)
+        if job.arguments is not None:
+            job.where, job.repair = _where_and_repair(json.loads(job.arguments))
     cursor.execute(_FIGURES)
     kinds = tuple(JobFigures(*row) for row in cursor.fetchall())
     cursor.execute(_QUERIES)
-    return JobsView(tuple(jobs), kinds, tuple(QueryFigures(*row) for row in cursor.fetchall()))
-
-
-def _job(row: Any, as_of: datetime, *, is_served: bool) -> JobStatusView:
-    number, kind, state, killed, by, stage, unit, done, total, rate, error, ending, *more = row
-    differences, arguments, queued_at, began_at, ended_at = more
-    waits = (as_of - queued_at).total_seconds() if state == "queued" and queued_at else None
-    left = max(total - done, 0) / rate if state == "running" and not killed and rate and total is not None else None
-    seen = JobSeen(state, killed, error, waits, is_served, bool(ending), left)
-    if differences > 0:
-        where, repair = _where_and_repair(json.loads(arguments))
-        seen = replace(seen, differences=differences, where=where, repair=repair)
-    return JobStatusView(
-        id=number, kind=kind, asked_by=by, stage=stage, unit=unit, done=done, total=total,
-        rate=rate_of(done, rate, began_at, ended_at), seconds_left=left,
-        queued_at=queued_at, began_at=began_at, ended_at=ended_at, status=judge_job(seen),
-    )  # fmt: skip
+    return JobsView(jobs, kinds, tuple(QueryFigures(*row) for row in cursor.fetchall()))
 
 
 def _where_and_repair(arguments: Mapping[str, Any]) -> tuple[str, str]:
@@ -113,3 +180,45 @@ def _where_and_repair(arguments: Mapping[str, Any]) -> tuple[str, str]:
     if what == "positions":
         where, rest = "the streams", []
     return where, " ".join(["manage.py resync", quote(what), *rest])
+
+
+def _progress(job: JobRow) -> Cell | str:
+    if not job.stage and not job.done:
+        return NOTHING
+    rate = f"{count(round(job.rate))}/s" if job.rate else ""
+    cell = text_cell(done_of(job.done, job.total, job.unit), joined(job.stage, rate))
+    if job.total and job.ended_at is None:
+        cell["share"] = round(min(job.done / job.total, 1.0), 3)
+    return cell
+
+
+JOBS = Table(
+    "Jobs",
+    "What is at work or waits, and what ended within a day.",
+    "No job is at work, and none ended within a day.",
+    (
+        Column("Job", {
+            JobRow: lambda job: text_cell(
+                job.kind, joined(f"job {job.id}", job.asked_by and f"asked for by {job.asked_by}")
+            ),
+        }, number=False),
+        Column("Progress", {JobRow: _progress}),
+        Column("Time left", {
+            JobRow: lambda job: (
+                NOTHING if job.seconds_left is None else text_cell(duration(job.seconds_left), "in this stage")
+            ),
+        }),
+        Column("Began", {
+            JobRow: lambda job: moment_cell(job.began_at) if job.began_at else moment_cell(job.queued_at, "queued"),
+        }),
+    ),
+    has_menu=True,
+)  # fmt: skip
+
+
+def job_groups(jobs: JobsView) -> list[Group]:
+    """Returns a group for each job: a row without further rows."""
+    return [
+        {"key": str(job.id), "head": JOBS.row(job, admin_id=str(job.id), about=str(job.id)), "rows": []}
+        for job in jobs.jobs
+    ]

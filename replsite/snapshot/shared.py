@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from replsite.snapshot.snapshot import Snapshot
 from replsite.snapshot.take import look_and_take_snapshot
-from replsite.snapshot.types import Snapshot
 from replsite.status.trends import History
 
 __all__ = ["SHARED", "SharedSnapshot"]

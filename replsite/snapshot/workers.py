@@ -5,21 +5,34 @@ The query runs on a Django cursor. It limits the number of rows, because clients
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
-from replsite.snapshot.types import AcknowledgedView, CountView, SyncingView, WorkersView
+from replsite.snapshot.table import Column, Group, Table, moment_cell, text_cell
+from replsite.status.words import Severity, Verdict
+from streams.runtime.amounts import count
 from streams.runtime.moments import bounded
 from streams.runtime.text import safe_text
 
-__all__ = ["read_workers"]
+__all__ = ["WORKERS", "AcknowledgedView", "CountView", "SyncingView", "WorkersView", "read_workers", "worker_groups"]
 
 #: Addresses are counted up to this number. If there are more, the number is marked as not exact.
 MOST_ADDRESSES = 100_000
 MOST_WORKERS = 200
 
+#: Title and sentence for each kind of count. Counts of commands are not on the page, only in the metrics.
+_COUNTED = {
+    "closed": ("Connections that ended", "Why, since the tables were made."),
+    "refused": ("Connections that were refused", "None of these has appeared."),
+    "dropped": (
+        "Reports that were dropped",
+        "More came than may wait or be kept: REPLSITE_WORKER_REPORT_LIMIT, …_USER_ADDRESS_LIMIT.",
+    ),
+}
 _WORKERS = f"""
 WITH fresh AS (
     SELECT key, name, address, last_news_at FROM streams_workerconnection
@@ -41,6 +54,57 @@ SELECT jsonb_build_object(
     'counts', (SELECT coalesce(jsonb_agg(jsonb_build_array(kind, name, total) ORDER BY kind, name), '[]') FROM streams_wirecount)
 )::text
 """
+
+
+@dataclass(frozen=True, slots=True)
+class SyncingView:
+    """The syncing users of one worker process. ``name`` is what the worker calls itself, ``worker`` its random ID."""
+
+    name: str
+    worker: str
+    address: str
+    users: int
+    last_news_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgedView:
+    """The position in the stream ``federation`` that a federation sender has acknowledged."""
+
+    instance: str
+    token: int
+    acknowledged_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CountView:
+    """A total of what happened on the connections of all servers, such as sent commands, or a total of rows that jobs changed.
+
+    ``kind`` is closed, refused, received, sent, rdata, updates, dropped or job rows.
+    """
+
+    kind: str
+    name: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersView:
+    """The reports of workers, over all servers, and the counters of connections.
+
+    ``addresses`` is the number of stored user addresses.
+    """
+
+    users_syncing: int = 0
+    syncing: tuple[SyncingView, ...] = ()
+    acknowledged: tuple[AcknowledgedView, ...] = ()
+    addresses: int = 0
+    addresses_exact: bool = True
+    counts: tuple[CountView, ...] = ()
+
+    def counted(self, kind: str) -> dict[str, int]:
+        """Returns ``{name: total}`` of the counters of this kind."""
+        return {count.name: count.total for count in self.counts if count.kind == kind}
 
 
 def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
@@ -71,3 +135,61 @@ def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
 
 def _time(text: str) -> datetime:
     return bounded(text, lambda: datetime.fromisoformat(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """The first row of a group of reports. Reports of workers are neither good nor bad by themselves."""
+
+    title: str
+    number: str
+    blank: ClassVar[str] = ""
+
+
+WORKERS = Table(
+    "Workers",
+    "What workers report, and how connections ended, on all servers.",
+    "No worker has reported anything.",
+    (
+        Column("Report", {
+            _Sum: lambda one: one.title,
+            SyncingView: lambda one: text_cell(one.name, one.address),
+            AcknowledgedView: lambda one: one.instance,
+            CountView: lambda one: one.name,
+        }, number=False),
+        Column("Number", {
+            _Sum: lambda one: one.number,
+            SyncingView: lambda one: count(one.users),
+            AcknowledgedView: lambda one: count(one.token),
+            CountView: lambda one: count(one.total),
+        }),
+        Column("Last news", {
+            SyncingView: lambda one: moment_cell(one.last_news_at),
+            AcknowledgedView: lambda one: moment_cell(one.acknowledged_at),
+            CountView: lambda _: "",
+        }),
+    ),
+    has_words=False,
+)  # fmt: skip
+
+
+def worker_groups(workers: WorkersView) -> list[Group]:
+    """Returns a group for each kind of report, with a row for each worker or reason."""
+    groups: list[Group] = []
+
+    def add(key: str, title: str, number: str, rows: Iterable[tuple[str, Any]], sentence: str = "") -> None:
+        head = WORKERS.row(_Sum(title, number), status=Verdict("", Severity.FINE, sentence))
+        groups.append(Group(key=key, head=head, rows=[WORKERS.row(one, name) for name, one in rows]))
+
+    if workers.syncing:
+        rows = ((f"{one.name} {one.worker}", one) for one in workers.syncing)
+        add("syncing", "Users that sync", count(workers.users_syncing), rows)
+    if workers.acknowledged:
+        add("federation", "Federation acknowledged up to", "", ((one.instance, one) for one in workers.acknowledged))
+    if workers.addresses:
+        about = "" if workers.addresses_exact else "more than "
+        add("addresses", "Addresses of users", f"{about}{count(workers.addresses)}", ())
+    for kind, (title, sentence) in _COUNTED.items():
+        if found := [one for one in workers.counts if one.kind == kind]:
+            add(kind, title, count(sum(one.total for one in found)), ((one.name, one) for one in found), sentence)
+    return groups

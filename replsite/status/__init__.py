@@ -1,1 +1,1 @@
-"""Rules for the snapshot: status words, lag, trends."""
+"""Status words with their rules, lag, trends."""

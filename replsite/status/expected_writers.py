@@ -7,36 +7,22 @@ for ``caches``, also gives for each name the least number of facts per hour; nul
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from streams.core.names import check_name
 
-__all__ = ["Expected", "expected_writers", "wrong_expectations"]
+__all__ = ["expected_writers", "wrong_expectations"]
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A name or pattern that the name of some living writer of the stream must match.
+def expected_writers(given: Any) -> dict[str, dict[str, float | None]]:
+    """Returns ``{stream: {name or pattern: least facts per hour, or None}}``.
 
-    It has the least number of facts per hour that the writer must write, if there is such a minimum.
+    The result is empty for an invalid setting, which the system checks report.
     """
-
-    stream: str
-    writer: str
-    least_per_hour: float | None = None
-
-
-def expected_writers(given: Any) -> dict[str, list[Expected]]:
-    """Returns ``{stream: expected writers}``. The result is empty for an invalid setting, which the system checks report."""
     if next(wrong_expectations(given), None) is not None:
         return {}
     return {
-        stream: [
-            Expected(stream, writer, names[writer] if isinstance(names, Mapping) else None)
-            for writer in dict.fromkeys(names)
-        ]
-        for stream, names in given.items()
+        stream: dict(names) if isinstance(names, Mapping) else dict.fromkeys(names) for stream, names in given.items()
     }
 
 

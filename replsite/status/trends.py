@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from replsite.status.series import Recent
 
-__all__ = ["History", "Hours", "Motion", "Sample", "Speeds"]
+__all__ = ["Growth", "History", "Motion", "Sample"]
 
 WINDOW_SECONDS = 30.0
 #: Length and step of the samples from which growth in an hour is computed.
@@ -64,59 +64,34 @@ class _Track:
             del self.lags[0]
 
 
-class Speeds:
-    """A record of counters that computes their growth per second over the last half minute.
+class Growth:
+    """How much counters grew within a window, by key. There may be several counters for each key."""
 
-    There are several counters for each key.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, window_seconds: float, shortest_seconds: float, step_seconds: float = 0.0) -> None:
+        self._window, self._shortest, self._step = window_seconds, shortest_seconds, step_seconds
         self._seen: dict[Hashable, deque[tuple[float, tuple[int, ...]]]] = {}
 
-    def add(self, at: float, counters: Mapping[Hashable, tuple[int, ...]]) -> dict[Hashable, tuple[float, ...] | None]:
+    def add(
+        self, at: float, counters: Mapping[Hashable, tuple[int, ...]]
+    ) -> dict[Hashable, tuple[float, tuple[int, ...]] | None]:
         """Adds the counters of one moment, and forgets keys that are not in ``counters``.
 
-        Returns for each key the growth per second of its counters, or None if the key was watched for less than 3
-        seconds.
+        Returns for each key (seconds, growth of each counter in this time), or None if it was not watched long enough.
         """
         for gone in self._seen.keys() - counters.keys():
             del self._seen[gone]
         return {key: self._add_one(key, at, values) for key, values in counters.items()}
 
-    def _add_one(self, key: Hashable, at: float, values: tuple[int, ...]) -> tuple[float, ...] | None:
+    def _add_one(self, key: Hashable, at: float, values: tuple[int, ...]) -> tuple[float, tuple[int, ...]] | None:
         seen = self._seen.setdefault(key, deque())
-        seen.append((at, values))
-        while len(seen) > 2 and seen[1][0] <= at - WINDOW_SECONDS:
+        if not seen or not 0 <= at - seen[-1][0] < self._step:
+            seen.append((at, values))
+        while len(seen) > 1 and seen[1][0] <= at - self._window:
             seen.popleft()
         then, before = seen[0]
-        if at - then < SHORTEST_SECONDS:
+        if at - then < self._shortest:
             return None
-        return tuple((now - was) / (at - then) for now, was in zip(values, before, strict=True))
-
-
-class Hours:
-    """A record of counters that computes their growth in the last hour. There is one counter for each key."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
-
-    def add(self, at: float, counters: Mapping[Hashable, int]) -> dict[Hashable, int | None]:
-        """Adds the counters of one moment, and forgets keys that are not in ``counters``.
-
-        Returns for each key the growth of its counter in the last hour, or None if the key was not watched for an hour.
-        """
-        for gone in self._seen.keys() - counters.keys():
-            del self._seen[gone]
-        return {key: self._add_one(key, at, value) for key, value in counters.items()}
-
-    def _add_one(self, key: Hashable, at: float, value: int) -> int | None:
-        seen = self._seen.setdefault(key, deque())
-        if not seen or at - seen[-1][0] >= HOUR_STEP_SECONDS:
-            seen.append((at, value))
-        while len(seen) > 1 and seen[1][0] <= at - HOUR_SECONDS:
-            seen.popleft()
-        then, before = seen[0]
-        return value - before if at - then >= HOUR_SECONDS else None
+        return at - then, tuple(now - was for now, was in zip(values, before, strict=True))
 
 
 class History:
@@ -126,13 +101,13 @@ class History:
         self._tracks: dict[Hashable, _Track] = {}
         self._moments: deque[float] = deque()
         self._seldom: dict[str, tuple[float, Any]] = {}
-        #: Positions of readers as they were read last, by the database's hash of them (``replsite.snapshot.queries``).
+        #: Positions of readers as they were read last, by the database's hash of them (``replsite.snapshot.readers``).
         self.positions: dict[int, Any] = {}
         self.lag = Recent()
         self.facts = Recent()
-        self.written = Speeds()
-        self.moved = Speeds()
-        self.hours = Hours()
+        self.written = Growth(WINDOW_SECONDS, SHORTEST_SECONDS)
+        self.moved = Growth(WINDOW_SECONDS, SHORTEST_SECONDS)
+        self.hours = Growth(HOUR_SECONDS, HOUR_SECONDS, HOUR_STEP_SECONDS)
         self._first_seen: dict[Hashable, Any] = {}
 
     def first_seen(self, now: Any, keys: Set[Hashable]) -> Mapping[Hashable, Any]:

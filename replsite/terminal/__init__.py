@@ -1,1 +1,1 @@
-"""Tables and confirmations in the terminal."""
+"""Tables and questions in the terminal."""

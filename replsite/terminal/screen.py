@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from replsite.dashboard.cells import Column
-from replsite.dashboard.cells import Group as PageGroup
+from replsite.snapshot.table import Column
+from replsite.snapshot.table import Group as PageGroup
 from replsite.terminal.tables import Content, rows_of
 
 __all__ = ["show", "updating"]

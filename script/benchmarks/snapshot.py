@@ -17,7 +17,7 @@ from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
 from replsite.snapshot import take
 from replsite.snapshot.shared import SharedSnapshot
-from replsite.snapshot.types import Snapshot
+from replsite.snapshot.snapshot import Snapshot
 from script.benchmarks.report import Report
 from tests.support.large_site import READERS, Site, move
 

@@ -24,8 +24,12 @@ from events.persist import counters
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.process import ProcessCollector
 from replsite.metrics.table import OWN, PROCESS, SYNAPSE
-from replsite.snapshot.types import CountView, ExpectedView, JobFigures, JobsView, Snapshot, StorageView, TableView
-from replsite.status.verdicts import ExpectedWord, ReaderWord, Severity, Verdict
+from replsite.snapshot.jobs import JobFigures, JobsView
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.storage import StorageView, TableView
+from replsite.snapshot.streams import ExpectedRow
+from replsite.snapshot.workers import CountView
+from replsite.status.words import ExpectedWord, ReaderWord, Severity, Verdict
 from streams.follow import lag_histogram
 from streams.waiting import wait
 from tests.support.session import PROJECT
@@ -243,8 +247,8 @@ SCENES: dict[str, Scene] = {
         a_stream(
             a_writer(),
             expected=(
-                ExpectedView("events", "web-{n}", 0, None, None, Verdict(ExpectedWord.MISSING, Severity.WRONG, "")),
-                ExpectedView("events", "master", 1, None, None, Verdict(ExpectedWord.THERE, Severity.FINE, "")),
+                ExpectedRow("events", "web-{n}", 0, None, None, Verdict(ExpectedWord.MISSING, Severity.WRONG, "")),
+                ExpectedRow("events", "master", 1, None, None, Verdict(ExpectedWord.THERE, Severity.FINE, "")),
             ),
         ),
         as_of=ago(-60 * minute),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replsite.status.verdicts import ExpectedWord, HealthWord, HoldWord, JobWord, ReaderWord, WriterWord
-from replsite.status.words import MEANINGS
+from replsite.status.words import MEANINGS, ExpectedWord, HealthWord, HoldWord, JobWord, ReaderWord, WriterWord
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "status-words.md").read_text()
 
@@ -38,4 +37,4 @@ def test_the_page_of_the_site_has_the_same_tables():
     for heading, _, meanings in MEANINGS:
         section = TEXT.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
         rows = re.findall(r"^\| `([^`]+)` \| (.*?)(?: \| (\w+))? \|$", section, re.MULTILINE)
-        assert rows == [(one.word, one.rule, one.severity) for one in meanings]
+        assert rows == [(str(one), one.rule, one.severity) for one in meanings]

@@ -6,23 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from replsite.snapshot.types import (
-    AcknowledgedView,
-    CountView,
-    HolderView,
-    JobStatusView,
-    ReaderStreamView,
-    ReaderView,
-    RoomSizeView,
-    Snapshot,
-    StorageView,
-    StreamView,
-    SyncingView,
-    TableView,
-    WorkersView,
-    WriterView,
-)
-from replsite.status.verdicts import Health, HealthWord, Severity, Verdict
+from replsite.snapshot.jobs import JobRow
+from replsite.snapshot.readers import ReaderRow, ReaderStreamRow
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.storage import RoomSizeView, StorageView, TableView
+from replsite.snapshot.streams import HolderRow, StreamRow, WriterRow
+from replsite.snapshot.workers import AcknowledgedView, CountView, SyncingView, WorkersView
+from replsite.status.words import Health, HealthWord, Severity, Verdict
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 WRITING = Verdict("writing", Severity.FINE, "Writing.")
@@ -37,47 +27,50 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-def a_writer(name: str = "master", stream: str = "events", **changes: Any) -> WriterView:
-    writer = WriterView(
+def a_writer(name: str = "master", stream: str = "events", **changes: Any) -> WriterRow:
+    writer = WriterRow(
         stream=stream, writer=name, position=10, state="active", behind_facts=0, behind_seconds=0.0, behind_exact=True,
         last_write_position=10, last_write_at=ago(5), last_advance_at=ago(5), facts_written=9, status=WRITING,
     )  # fmt: skip
     return replace(writer, **changes)
 
 
-def a_holder(seconds: float = 5.0, **changes: Any) -> HolderView:
-    holder = HolderView(
-        pid=81, prepared="", since=ago(seconds), seconds=seconds, state="idle in transaction", role="web", application="app",
+def a_holder(seconds: float = 5.0, **changes: Any) -> HolderRow:
+    holder = HolderRow(
+        stream="events", words="session 81", writer_class=0, pid=81, prepared="", since=ago(seconds),
+         seconds=seconds, state="idle in transaction", role="web", application="app",
         client="10.0.0.1", statement="INSERT INTO x VALUES ('…')", bound=7, status=OPEN if seconds <= 10 else BLOCKED,
     )  # fmt: skip
     return replace(holder, **changes)
 
 
-def a_stream(*writers: WriterView, name: str = "events", **changes: Any) -> StreamView:
+def a_stream(*writers: WriterRow, name: str = "events", **changes: Any) -> StreamRow:
     status = max((w.status for w in writers), key=lambda s: s.severity, default=WRITING)
-    stream = StreamView(name, 10, 10, 11, ago(5), status, writers)
+    stream = StreamRow(name, 10, 10, 11, ago(5), status, writers)
     return replace(stream, **changes)
 
 
-def on_stream(stream: str = "events", **changes: Any) -> ReaderStreamView:
-    return replace(ReaderStreamView(stream, {"master": 10}, 10, 0, True, 0.0, None, CURRENT), **changes)
+def on_stream(stream: str = "events", **changes: Any) -> ReaderStreamRow:
+    return replace(ReaderStreamRow(stream, {"master": 10}, 10, 0, True, 0.0, None, CURRENT), **changes)
 
 
-def a_reader(name: str = "sender", *streams: ReaderStreamView, **changes: Any) -> ReaderView:
+def a_reader(name: str = "sender", *streams: ReaderStreamRow, **changes: Any) -> ReaderRow:
     followed = streams or (on_stream(),)
-    reader = ReaderView(
+    reader = ReaderRow(
         key=f"key of {name}", name=name, kind="follower", served_by="", address="127.0.0.1:5", process_id=8,
         connected_at=ago(100), heartbeat_at=ago(1), heartbeat_seconds=1.0, bytes_in=1, bytes_out=2000, lines_in=3, lines_out=4,
         buffer_bytes=0, closed_at=None, close_reason="", lag_facts=sum(s.lag_facts for s in followed),
         lag_seconds=max(s.lag_seconds for s in followed), status=max((s.status for s in followed), key=lambda s: s.severity),
         streams=followed,
     )  # fmt: skip
-    return replace(reader, **changes)
+    reader = replace(reader, **changes)
+    reader.streams = tuple(replace(one, is_sent=reader.kind == "connection") for one in reader.streams)
+    return reader
 
 
-def a_job(number: int = 7, **changes: Any) -> JobStatusView:
-    job = JobStatusView(
-        id=number, kind="censor", asked_by="ann", stage="censor", unit="events", done=50, total=200, rate=10.0,
+def a_job(number: int = 7, **changes: Any) -> JobRow:
+    job = JobRow(
+        id=number, kind="censor", state="running", asked_by="ann", stage="censor", unit="events", done=50, total=200, rate=10.0,
         seconds_left=15.0, queued_at=ago(90), began_at=ago(60), ended_at=None,
         status=Verdict("running", Severity.FINE, "15.0 s left in this stage."),
     )  # fmt: skip
@@ -114,12 +107,12 @@ def some_storage(**changes: Any) -> StorageView:
     return replace(storage, **changes)
 
 
-def a_snapshot(*parts: StreamView | ReaderView, **changes: Any) -> Snapshot:
+def a_snapshot(*parts: StreamRow | ReaderRow, **changes: Any) -> Snapshot:
     snapshot = Snapshot(
         NOW,
         "1.2",
         Health(HealthWord.WELL, "All is well."),
-        tuple(part for part in parts if isinstance(part, StreamView)),
-        tuple(part for part in parts if isinstance(part, ReaderView)),
+        tuple(part for part in parts if isinstance(part, StreamRow)),
+        tuple(part for part in parts if isinstance(part, ReaderRow)),
     )
     return replace(snapshot, **changes)

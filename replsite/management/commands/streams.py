@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser
-from contextlib import closing
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -19,15 +19,17 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError as DjangoDatabaseError
 from django.db import connections
 
-from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, Group, live_page_data
+from replsite.dashboard.page import TABLES, live_page_data
+from replsite.snapshot.snapshot import Snapshot
+from replsite.snapshot.table import Column, Group, as_json
 from replsite.snapshot.take import limits, look_and_take_snapshot
-from replsite.snapshot.types import Snapshot, WorkersView, as_json
 from replsite.status.trends import History
-from replsite.status.verdicts import HealthWord
+from replsite.status.words import HealthWord
 from replsite.terminal.tables import Content, lines_of
 from streams import registry
 from streams.conf import on_database, stream_settings
 from streams.db import driver
+from streams.maintenance.subjects import asked_by
 from streams.runtime.command_line import SITE_CHECKS, SiteCommand
 from streams.runtime.text import safe_text
 
@@ -87,12 +89,6 @@ class Command(SiteCommand):
             self._handle(options)
 
     def _handle(self, options: dict[str, Any]) -> None:
-        if options["action"] == "forget":
-            # Imported only here: it imports followers, which takes a tenth of the time that a command needs to start.
-            from replsite.terminal.reader_actions import forget  # noqa: PLC0415
-
-            forget(self.stdout.write, options["reader"], options["stream"], is_confirmed=options["yes"])
-            return
         if options["action"]:
             self._act(options)
             return
@@ -159,16 +155,15 @@ class Command(SiteCommand):
     # --- actions --------------------------------------------------------------------------------------------------
 
     def _act(self, options: dict[str, Any]) -> None:
-        from replsite.terminal.stream_actions import Confirmation, abort  # noqa: PLC0415 - only for this action
+        # Imported only here: it imports followers, which takes a tenth of the time that a command needs to start.
+        from replsite.operations import Asked  # noqa: PLC0415
+        from replsite.terminal.confirm import act  # noqa: PLC0415
 
-        stream = options["stream"]
-        if registry.find(stream) is None:
+        stream, name = options["stream"], options.get("reader")
+        if name is None and registry.find(stream) is None:
             raise CommandError(f"There is no stream {stream!r}. Streams: {', '.join(registry.names())}.", returncode=2)
-        try:
-            with closing(driver.direct_connection(application_name="replsite streams abort")) as own:
-                abort(own.cursor(), stream, self.stdout.write, None if options["yes"] else Confirmation())
-        except driver.DatabaseError as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
+        asked = Asked(stream, asked_by()) if name is None else Asked(name, asked_by(), stream)
+        act(self.stdout.write, "end-holder" if name is None else "forget-reader", asked, is_confirmed=options["yes"])
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:
@@ -199,10 +194,6 @@ def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ..
 
     The table of streams is included even if it has no rows, the tables of storage and rooms only with ``storage``.
     """
-    page = live_page_data(snapshot)
-    shown = [(STREAMS, page["streams"]), (READERS, page["readers"]), (JOBS, page["jobs"])]
-    if storage and snapshot.storage is not None:
-        shown += [(STORAGE, page["storage"]), (ROOMS, page["rooms"])]
-    if snapshot.workers != WorkersView():
-        shown.append((WORKERS, page["workers"]))
-    return [(columns, groups) for columns, groups in shown if groups or columns is STREAMS]
+    page: Mapping[str, Any] = live_page_data(snapshot)
+    names = [name for name in TABLES if storage or name not in ("storage", "rooms")]
+    return [(TABLES[name].columns, page[name]) for name in names if page[name] or name == "streams"]

@@ -29,7 +29,7 @@
   }
 
   const rate = (value) => `${value >= 10 || !value ? number(value) : number(value, 1)}/s`;
-  const UNITS = { whole, size, age, rate };
+  const UNITS = { whole, size, age, rate, position: whole };
   const inUtc = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC";
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
@@ -59,7 +59,7 @@
   function range(plot) {
     return (u, low, high) => {
       if (low == null) return [0, 1];
-      if (!plot.from_lowest) return [0, high > 0 ? high * 1.08 : 1];
+      if (plot.unit !== "position") return [0, high > 0 ? high * 1.08 : 1];
       const room = Math.max((high - low) * 0.08, 1);
       return [Math.max(0, low - room), high + room];
     };

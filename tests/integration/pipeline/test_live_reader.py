@@ -17,7 +17,7 @@ from pipeline.live.statistics_table import READER, STATISTICS, StatisticsTable
 from pipeline.models import BatchLedger
 from replsite.metrics.cluster import families
 from replsite.snapshot.take import take_snapshot
-from replsite.status.verdicts import HealthWord
+from replsite.status.words import HealthWord
 from streams import registry
 from streams.errors import ReaderNameTaken
 from streams.follow import forget_reader, resync_reader

@@ -14,7 +14,7 @@ from django.utils import timezone
 from pipeline.source.reader_row import ReaderRow, store_reader
 from replsite.metrics.cluster import metrics_view
 from replsite.snapshot.take import take_snapshot
-from replsite.status.verdicts import HealthWord, Severity
+from replsite.status.words import HealthWord, Severity
 from streams.models import Reader
 from streams.reading.reader_table import forget_readers
 from tests.support.writing import append, wait_for_linear

@@ -18,7 +18,7 @@ import pipeline.jobs.admin
 from pipeline.jobs import view
 from pipeline.models import Job, JobState
 from replsite.snapshot.take import take_snapshot
-from replsite.status.verdicts import Severity
+from replsite.status.words import Severity
 from streams.catalog.models import CacheInvalidation
 from streams.db.clock import database_now
 from streams.models import Reader

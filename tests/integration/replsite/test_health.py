@@ -19,7 +19,8 @@ from replsite.http.deadline import Deadline, NoAnswer
 from replsite.postgres.errors import DiskFull, StartFailed
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.take import take_snapshot
-from replsite.status.verdicts import Problem, Severity, Verdict, judge_health
+from replsite.snapshot.verdicts import judge_health
+from replsite.status.words import Problem, Severity, Verdict
 from streams.replication.server import broadcaster
 from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer
 from tests.support.waiting import DEADLINE_SECONDS

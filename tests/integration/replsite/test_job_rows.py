@@ -16,9 +16,8 @@ from pipeline.jobs.run import queue_job
 from pipeline.models import BatchLedger, Job, JobState
 from replsite.dashboard.page import live_page_data
 from replsite.metrics.cluster import families
-from replsite.snapshot.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs
-from replsite.snapshot.take import take_snapshot
-from replsite.snapshot.types import JobsView
+from replsite.snapshot.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, JobsView
+from replsite.snapshot.take import read_judged_jobs, take_snapshot
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def jobs(seconds_later: float = 0.0):
     with connection.cursor() as cursor:
-        return read_jobs(cursor, timezone.now() + timedelta(seconds=seconds_later)).jobs
+        return read_judged_jobs(cursor, timezone.now() + timedelta(seconds=seconds_later)).jobs
 
 
 def words(seconds_later: float = 0.0):
@@ -216,7 +215,7 @@ def test_queries_of_the_live_pipeline_are_read():
     for name, batches in (("statistics", 2), ("mine", 7)):
         BatchLedger.objects.create(query=name, batch_id=1, offsets={}, batches=batches, applied_at=at)
     with connection.cursor() as cursor:
-        found = read_jobs(cursor, at).queries
+        found = read_judged_jobs(cursor, at).queries
     assert [(query.query, query.batches, query.applied_at) for query in found] == [
         ("mine", 7, at),
         ("statistics", 2, at),

@@ -19,23 +19,18 @@ from replsite.dashboard import views
 from replsite.management.commands import streams as streams_command
 from replsite.metrics import cluster
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.types import as_json
-from replsite.status.verdicts import (
-    HoldSeen,
-    Limits,
-    Problem,
-    ReaderOnStream,
-    judge_health,
-    judge_hold,
-    judge_reader,
-)
-from tests.support.snapshots import a_holder, a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
+from replsite.snapshot.table import as_json
+from replsite.snapshot.verdicts import Limits, judge_health, judge_hold, judge_reader
+from replsite.status.words import Problem
+from tests.support.snapshots import NOW, a_holder, a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
 
 pytestmark = pytest.mark.django_db
 
 LIMITS = Limits()
-BLOCKED = judge_hold(HoldSeen("events", "session 81", 70.0), LIMITS)
-STUCK = judge_reader(ReaderOnStream(lag_facts=123, lag_seconds=45.0, unmoved_seconds=45.0), LIMITS)
+BLOCKED = judge_hold(a_holder(70, statement=""), LIMITS)
+STUCK = judge_reader(
+    a_reader(heartbeat_seconds=0.0), on_stream(lag_facts=123, lag_seconds=45.0, unmoved_seconds=45.0), LIMITS, NOW
+)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from django.utils import timezone
 from replsite.history import sampler
 from replsite.history.sampler import Sampler, last_statuses, write_step
 from replsite.history.samples import SPANS
-from replsite.status.verdicts import Severity, Verdict
+from replsite.status.words import Severity, Verdict
 from streams.db import driver
 from streams.models import Sample, StatusChange
 from tests.support.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream

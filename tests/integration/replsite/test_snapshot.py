@@ -10,11 +10,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from replsite.snapshot import queries
+from replsite.snapshot import lags
+from replsite.snapshot.table import as_json
 from replsite.snapshot.take import take_snapshot
-from replsite.snapshot.types import as_json
 from replsite.status.trends import History
-from replsite.status.verdicts import HealthWord
+from replsite.status.words import HealthWord
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.core.declaration import FactTable, StreamDeclaration
@@ -187,7 +187,7 @@ def test_rolled_back_ids_are_no_lag(wait_until):
 
 
 def test_reader_below_the_window_is_estimated_with_the_exact_time(wait_until, monkeypatch):
-    monkeypatch.setattr(queries, "WINDOW_FACTS", 5)
+    monkeypatch.setattr(lags, "WINDOW_FACTS", 5)
     ids = append(40)
     head(wait_until, ids)
     CacheInvalidation.objects.writable().filter(stream_id=ids[10]).update(

@@ -10,8 +10,7 @@ from django.utils import timezone
 
 from events.models import Event, RoomSummary
 from replsite.snapshot import storage as storage_rows
-from replsite.snapshot.storage import DATABASE, MOST_ROOMS, MOST_TABLES, read_storage
-from replsite.snapshot.types import RoomSizeView
+from replsite.snapshot.storage import DATABASE, MOST_ROOMS, MOST_TABLES, RoomSizeView, read_storage
 from state.models import StateGroup
 from streams.models import Sample
 

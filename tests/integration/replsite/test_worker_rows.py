@@ -7,7 +7,7 @@ from django.db import connection
 
 from replsite.snapshot import workers
 from replsite.snapshot.take import take_snapshot
-from replsite.snapshot.types import CountView, WorkersView
+from replsite.snapshot.workers import CountView, WorkersView
 from streams.models import UserAddress
 from streams.replication.common import worker_sql
 

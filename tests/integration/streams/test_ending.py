@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from django.core.management.base import CommandError
 
-from replsite.terminal.stream_actions import Confirmation, abort
+from replsite.operations import Asked
+from replsite.terminal.confirm import act
 from streams.holds import end
 from tests.support.waiting import wait_until
 from tests.support.writing import (
@@ -37,21 +38,24 @@ def found(stream: str = "caches") -> list[end.Holder]:
         return end.old_holders(cursor, stream)
 
 
+def abort(say, ask=None, *, is_confirmed: bool = False) -> None:
+    act(say, "end-holder", Asked("caches", "test"), ask=ask, is_confirmed=is_confirmed)
+
+
 def aborted(answer: str | None = "caches") -> str:
     """What the command says. It is answered so, or not asked."""
     said: list[str] = []
-    with session() as cursor:
-        abort(cursor, "caches", said.append, None if answer is None else Confirmation(lambda _: answer))
+    abort(said.append, lambda _: str(answer), is_confirmed=answer is None)
     return "\n".join(said)
 
 
 def test_a_transaction_is_named_before_anybody_confirms():
     said: list[str] = []
-    with held_open(), session() as cursor:
+    with held_open():
         with pytest.raises(CommandError, match="Not confirmed"):
-            abort(cursor, "caches", said.append, Confirmation(lambda _: "no"))
+            abort(said.append, lambda _: "no")
         assert found(), "nothing was ended"
-    assert re.search(r"database session \d+ .*open since \S+ \S+, holds it back at \d+; last: ", said[0])
+    assert re.search(r"database session \d+ .*open since \S+ \S+, holds it back at \d+; its last statement: ", said[0])
 
 
 @pytest.mark.parametrize("answer", ["caches", None], ids=["confirmed", "--yes"])
@@ -59,14 +63,14 @@ def test_it_is_rolled_back_and_the_stream_goes_on(answer):
     before = append()
     with held_open():
         assert linear() == before[0]
-        assert "ended database session" in aborted(answer)
+        assert "1 transaction ended" in aborted(answer)
     assert ids() == before
     wait_for_linear(append()[0])
 
 
 def test_without_anybody_to_ask_nothing_happens():
-    with held_open() as held, session() as cursor, pytest.raises(CommandError, match="--yes") as error:
-        abort(cursor, "caches", str, Confirmation())
+    with held_open() as held, pytest.raises(CommandError, match="--yes") as error:
+        abort(str)
     assert error.value.returncode == 2
     assert ids() == held
 
@@ -92,8 +96,8 @@ def test_what_an_append_waits_for_is_named():
 
 def look() -> str:
     said: list[str] = []
-    with session() as cursor, pytest.raises(CommandError):
-        abort(cursor, "caches", said.append, Confirmation(lambda _: "no"))
+    with pytest.raises(CommandError):
+        abort(said.append, lambda _: "no")
     return "\n".join(said)
 
 
@@ -111,7 +115,7 @@ def test_a_prepared_transaction_is_named_and_left_to_sql(monkeypatch):
     with held_open():
         (holder,) = found()
     prepared = replace(holder, pid=None, prepared="odd one")
-    monkeypatch.setattr("replsite.terminal.stream_actions.old_holders", lambda *_: [prepared])
+    monkeypatch.setattr("replsite.operations.old_holders", lambda *_: [prepared])
     with pytest.raises(CommandError, match="ROLLBACK PREPARED ends"):
         aborted(None)
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from replsite.metrics.cluster import families
 from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
-from replsite.status.verdicts import HealthWord
+from replsite.status.words import HealthWord
 from streams.catalog.models import CacheInvalidation
 from streams.errors import EpochChanged, FactsParked, HandlerFailed, ReaderNameTaken, ResyncNeeded, UnknownReader
 from streams.follow import (

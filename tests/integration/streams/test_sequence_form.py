@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection
 
 from replsite.snapshot.take import take_snapshot
-from replsite.status.verdicts import HealthWord, Severity
+from replsite.status.words import HealthWord, Severity
 from streams import registry
 from streams.catalog.models import Presence
 from streams.core.sequences import read_sequences

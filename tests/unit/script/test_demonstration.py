@@ -50,7 +50,7 @@ def test_the_writers_that_stay_are_expected_by_the_site(tmp_path: Path):
         demo.go_on()
         given = json.loads(demo.environment["REPLSITE_EXPECTED_WRITERS"])
     assert list(wrong_expectations(given)) == []
-    expected = [(one.stream, one.writer) for found in expected_writers(given).values() for one in found]
+    expected = [(stream, writer) for stream, names in expected_writers(given).items() for writer in names]
     assert sorted(expected) == sorted(started) and len(started) == 2
 
 

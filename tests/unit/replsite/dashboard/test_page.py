@@ -5,19 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from replsite.dashboard.page import (
-    BAD_READERS_SHOWN,
-    CLOSED_READERS_SHOWN,
-    EFFECTS_SHOWN,
-    FINE_READERS_SHOWN,
-    HOLDERS_SHOWN,
-    PROBLEMS_SHOWN,
-    READERS,
-    STREAMS,
-    live_page_data,
-)
-from replsite.snapshot.types import JobsView, RightsView
-from replsite.status.verdicts import Health, HealthWord, Problem, Severity, Verdict
+from replsite.dashboard.page import EFFECTS_SHOWN, PROBLEMS_SHOWN, live_page_data
+from replsite.snapshot.jobs import JobsView
+from replsite.snapshot.readers import BAD_READERS_SHOWN, CLOSED_READERS_SHOWN, FINE_READERS_SHOWN, READERS, RightsView
+from replsite.snapshot.streams import HOLDERS_SHOWN, STREAMS
+from replsite.status.words import Health, HealthWord, Problem, Severity, Verdict
 from tests.support.snapshots import BLOCKED as BLOCKED_STREAM
 from tests.support.snapshots import (
     CURRENT,
@@ -49,8 +41,10 @@ def reader_group(reader):
 
 def test_every_line_has_a_cell_for_every_column():
     page = live_page_data(a_snapshot(a_stream(a_writer()), a_reader(), a_reader("x", closed_at=ago(3))))
-    for columns, groups in ((STREAMS, page["streams"]), (READERS, page["readers"])):
-        assert {len(row["cells"]) for group in groups for row in (group["head"], *group["rows"])} == {len(columns)}
+    for table, groups in ((STREAMS, page["streams"]), (READERS, page["readers"])):
+        assert {len(row["cells"]) for group in groups for row in (group["head"], *group["rows"])} == {
+            len(table.columns)
+        }
 
 
 def test_stream_names_the_writer_that_it_waits_for():
@@ -172,7 +166,7 @@ def test_command_that_mends_can_be_copied():
 def test_reader_that_has_to_be_there_has_a_cell_for_every_column_and_no_page():
     status = Verdict("never seen", Severity.WARNING, "Start it.")
     head = reader_group(a_reader("search", kind="declared", status=status))["head"]
-    assert len(head["cells"]) == len(READERS)
+    assert len(head["cells"]) == len(READERS.columns)
     assert "id" not in head
     assert "REPLSITE_READERS" in head["cells"][0]["sub"]
 
@@ -253,7 +247,7 @@ def test_of_readers_that_need_a_look_the_worst_are_listed_and_how_many_more_ther
 def test_line_that_stands_for_more_has_a_cell_for_every_column_and_a_key_of_its_own():
     closed = [a_reader(f"c{n}", closed_at=ago(n)) for n in range(CLOSED_READERS_SHOWN + 1)]
     groups = live_page_data(a_snapshot(*closed))["readers"]
-    assert len(groups[-1]["head"]["cells"]) == len(READERS)
+    assert len(groups[-1]["head"]["cells"]) == len(READERS.columns)
     assert len({group["key"] for group in groups}) == len(groups)
 
 

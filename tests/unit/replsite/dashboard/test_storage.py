@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replsite.dashboard.fragments import render
-from replsite.dashboard.page import ROOMS, STORAGE, live_page_data
-from replsite.dashboard.storage import room_groups, storage_groups
+from replsite.dashboard.page import live_page_data
+from replsite.snapshot.storage import ROOMS, STORAGE, room_groups, storage_groups
 from tests.support.snapshots import a_snapshot, ago, some_storage
 
 
@@ -13,8 +13,10 @@ def cells(row):
 
 
 def test_every_line_has_a_cell_for_every_column():
-    for columns, groups in ((STORAGE, storage_groups(some_storage())), (ROOMS, room_groups(some_storage().rooms))):
-        assert {len(row["cells"]) for group in groups for row in (group["head"], *group["rows"])} == {len(columns)}
+    for table, groups in ((STORAGE, storage_groups(some_storage())), (ROOMS, room_groups(some_storage().rooms))):
+        assert {len(row["cells"]) for group in groups for row in (group["head"], *group["rows"])} == {
+            len(table.columns)
+        }
 
 
 def test_database_shows_its_size_its_growth_and_its_largest_tables():

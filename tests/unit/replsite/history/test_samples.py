@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replsite.history.samples import MOST_SUBJECTS, changes_between, samples_of, verdicts_of
-from replsite.status.verdicts import Severity, Verdict
+from replsite.status.words import Severity, Verdict
 from tests.support.snapshots import (
     CURRENT,
     STUCK,

@@ -17,18 +17,12 @@ from replsite.metrics.process import ProcessCollector
 from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.synapse import SynapseNames
 from replsite.metrics.table import OWN, SYNAPSE
-from replsite.snapshot.types import (
-    CountView,
-    ExpectedView,
-    JobFigures,
-    JobsView,
-    QueryFigures,
-    StorageView,
-    SyncingView,
-    TableView,
-    WaitingView,
-)
-from replsite.status.verdicts import ReaderWord, Severity, Verdict
+from replsite.snapshot.jobs import JobFigures, JobsView, QueryFigures
+from replsite.snapshot.readers import WaitingView
+from replsite.snapshot.storage import StorageView, TableView
+from replsite.snapshot.streams import ExpectedRow
+from replsite.snapshot.workers import CountView, SyncingView
+from replsite.status.words import ReaderWord, Severity, Verdict
 from streams.reading.reader_table import NAMED
 from streams.runtime.text import MOST_LABELS
 from streams.waiting import wait
@@ -209,7 +203,7 @@ def test_every_name_is_exported_by_a_full_snapshot(settings):
     settings.REPLSITE_JOB_PERIODS = {"censor": 86_400}
     jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),), (QueryFigures("mine", 7, ago(3)),))
     readers = a_reader("f"), a_reader("c", kind="connection")
-    expected = ExpectedView("events", "web-{n}", 1, None, None, Verdict("there", Severity.FINE, ""))
+    expected = ExpectedRow("events", "web-{n}", 1, None, None, Verdict("there", Severity.FINE, ""))
     storage = _storage(3)
     found = scrape(
         a_stream(a_writer(), expected=(expected,)), *readers, workers=some_workers(), jobs=jobs, storage=storage

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from replsite.metrics.cluster import families
-from replsite.snapshot.recorded import RecordedRow, recorded_streams
-from replsite.status.verdicts import Limits, RecordingSeen, Severity, judge_recording
-from tests.support.snapshots import a_snapshot
+from replsite.snapshot.recorded import RecordedRow
+from replsite.snapshot.take import recorded_streams
+from replsite.snapshot.verdicts import Limits, judge_recording
+from replsite.status.words import Severity
+from tests.support.snapshots import NOW, a_snapshot, ago
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SEEN = RecordingSeen("main", "foreign.example", "tcp://there:9092", "process 12 on here")
 ROW = RecordedRow(
     record="main",
     server_name="foreign.example",
@@ -38,18 +38,18 @@ ROW = RecordedRow(
     [
         ({}, "recorded", Severity.FINE),
         ({"ranges_missed": 2}, "recorded", Severity.NOTE),
-        ({"heartbeat_age": 2.9}, "recorded", Severity.FINE),
-        ({"heartbeat_age": 3.1}, "recording stopped", Severity.WARNING),
-        ({"heartbeat_age": 99.0, "has_ended": True}, "recording stopped", Severity.NOTE),
+        ({"heartbeat_at": ago(2.9)}, "recorded", Severity.FINE),
+        ({"heartbeat_at": ago(3.1)}, "recording stopped", Severity.WARNING),
+        ({"heartbeat_at": ago(99), "ended_at": NOW}, "recording stopped", Severity.NOTE),
     ],
 )
 def test_words_of_a_recorded_writer(changes, word, severity):
-    verdict = judge_recording(replace(SEEN, **changes), Limits())
+    verdict = judge_recording(replace(ROW, **changes), Limits(), NOW)
     assert (verdict.word, verdict.severity) == (word, severity)
 
 
 def test_what_was_missed_and_how_to_go_on_are_told():
-    verdict = judge_recording(replace(SEEN, ranges_missed=2, heartbeat_age=99.0), Limits())
+    verdict = judge_recording(replace(ROW, ranges_missed=2, heartbeat_at=ago(99)), Limits(), NOW)
     assert "2 ranges of facts missed" in verdict.sentence
     assert "process 12 on here" in verdict.sentence
     assert "manage.py follow tcp://there:9092 --record main" in verdict.sentence

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsite.status.trends import SHORTEST_SECONDS, WINDOW_SECONDS, History, Hours, Motion, Sample
+from replsite.status.trends import SHORTEST_SECONDS, WINDOW_SECONDS, Growth, History, Motion, Sample
 from tests.support.effort import examples
 
 
@@ -116,10 +116,10 @@ def test_writer_that_came_or_left_is_no_going_back():
 
 
 def test_growth_in_an_hour_is_known_after_an_hour_and_forgets_what_is_older():
-    hours = Hours()
-    found = [hours.add(60.0 * minute, {"a": 10 * minute})["a"] for minute in range(200)]
+    hours = Growth(3_600, 3_600, 60)
+    found = [hours.add(60.0 * minute, {"a": (10 * minute,)})["a"] for minute in range(200)]
     assert found[:60] == [None] * 60
-    assert set(found[60:]) == {600}
+    assert set(found[60:]) == {(3_600.0, (600,))}
     assert len(hours._seen["a"]) <= 62
     assert hours.add(0.0, {}) == {}
     assert not hours._seen

@@ -6,22 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from replsite.status.verdicts import (
-    ExpectedSeen,
-    ExpectedWord,
-    HealthWord,
-    HoldSeen,
-    HoldWord,
-    JobSeen,
+from replsite.snapshot.streams import ExpectedRow
+from replsite.snapshot.verdicts import (
     Limits,
-    NamedReader,
-    Problem,
-    ReaderOnStream,
-    ReaderWord,
-    Severity,
-    Verdict,
-    WriterOnStream,
-    WriterWord,
     judge_expected,
     judge_health,
     judge_hold,
@@ -33,21 +20,35 @@ from replsite.status.verdicts import (
     judge_writer,
     worst,
 )
+from replsite.status.words import ExpectedWord, HealthWord, HoldWord, Problem, ReaderWord, Severity, Verdict, WriterWord
 from streams.core.sequences import FoundSequence
+from streams.reading import reader_commands
+from streams.reading.reader_table import NAMED
+from tests.support.snapshots import NOW, a_holder, a_job, a_reader, a_writer, ago, on_stream
 
 LIMITS = Limits()
 
 
-def writer(**seen):
-    return judge_writer(WriterOnStream(**seen), LIMITS)
+def writer(last_fact_age=None, held=None, state="active"):
+    at = None if last_fact_age is None else ago(last_fact_age)
+    return judge_writer(a_writer(state=state, last_write_at=at), held, LIMITS, NOW)
 
 
 def held(age=11.0, **seen):
-    return HoldSeen("events", "database session 4 'app' of role r", age, **seen)
+    holder = a_holder(**{"words": "database session 4 'app' of role r", "statement": "", **seen})
+    return replace(holder, seconds=age)
 
 
-def reader(**seen):
-    return judge_reader(ReaderOnStream(**seen), LIMITS)
+def reader(named="", heartbeat_age=0.0, close_reason=None, limits=LIMITS, **on):
+    """The verdict on a reader on a stream. ``named`` is its name, if it is a named reader."""
+    row = a_reader(
+        named or "r",
+        key=f"{NAMED}{named}" if named else "k",
+        heartbeat_seconds=heartbeat_age,
+        close_reason=close_reason or "",
+        ended_at=None if close_reason is None else NOW,
+    )
+    return judge_reader(row, on_stream(**on), limits, NOW)
 
 
 def test_writer_with_a_young_fact_is_writing():
@@ -98,27 +99,27 @@ def test_a_command_for_copying_is_one_word_for_the_shell_whatever_a_stream_is_ca
 
 
 def test_retired_writer_is_retired_whatever_else():
-    assert writer(retired=True, held=held()).word == WriterWord.RETIRED
+    assert writer(state="retired", held=held()).word == WriterWord.RETIRED
 
 
 @pytest.mark.parametrize(("age", "said"), [(None, "Its last fact: never."), (7_200, "Its last fact: 2 h ago.")])
 def test_expected_writer_that_is_not_active_is_missing_and_tells_its_last_fact(age, said):
-    verdict = judge_expected(ExpectedSeen(last_fact_age=age))
+    verdict = judge_expected(ExpectedRow("events", "web", last_write_at=None if age is None else ago(age)), NOW)
     assert (verdict.word, verdict.severity) == (ExpectedWord.MISSING, Severity.WRONG)
     assert said in verdict.sentence
 
 
 def test_reader_that_has_read_everything_is_current():
-    assert reader(stream_quiet_seconds=3).word == ReaderWord.CURRENT
+    assert reader(quiet_seconds=3).word == ReaderWord.CURRENT
 
 
 def test_reader_that_misses_only_facts_on_their_way_is_current():
-    assert reader(lag_facts=500, lag_seconds=0.9, stream_quiet_seconds=0.1).word == ReaderWord.CURRENT
+    assert reader(lag_facts=500, lag_seconds=0.9, quiet_seconds=0.1).word == ReaderWord.CURRENT
 
 
 @pytest.mark.parametrize("quiet", [None, 61])
 def test_reader_of_a_quiet_stream_is_idle_however_long(quiet):
-    verdict = reader(stream_quiet_seconds=quiet, unmoved_seconds=86_400)
+    verdict = reader(quiet_seconds=quiet, unmoved_seconds=86_400)
     assert (verdict.word, verdict.severity) == (ReaderWord.IDLE, Severity.FINE)
 
 
@@ -271,30 +272,30 @@ def test_health_says_what_there_is_when_all_is_well():
 @pytest.mark.parametrize(
     ("seen", "word", "said"),
     [
-        (JobSeen("running", seconds_left=15.0), "running", "15 s left"),
-        (JobSeen("running", asked_to_end=True), "running", "next step"),
-        (JobSeen("running", killed=True), "killed", "runjobs"),
-        (JobSeen("queued", waits_seconds=59.0), "queued", "turn"),
-        (JobSeen("queued", waits_seconds=61.0), "waiting", "Start manage.py runjobs"),
-        (JobSeen("queued", waits_seconds=61.0, is_served=True), "queued", "turn"),
-        (JobSeen("failed", error="disk full\nTraceback"), "failed", "disk full"),
-        (JobSeen("failed"), "failed", "No reason"),
-        (JobSeen("cancelled", asked_to_end=True), "cancelled", "stays"),
-        (JobSeen("done"), "done", ""),
+        (a_job(state="running", seconds_left=15.0), "running", "15 s left"),
+        (a_job(seconds_left=None, state="running", cancel_asked_by="ann"), "running", "next step"),
+        (a_job(seconds_left=None, state="running", killed=True), "killed", "runjobs"),
+        (a_job(seconds_left=None, state="queued", queued_at=ago(59)), "queued", "turn"),
+        (a_job(seconds_left=None, state="queued", queued_at=ago(61)), "waiting", "Start manage.py runjobs"),
+        (a_job(seconds_left=None, state="queued", queued_at=ago(61), is_served=True), "queued", "turn"),
+        (a_job(seconds_left=None, state="failed", error="disk full\nTraceback"), "failed", "disk full"),
+        (a_job(seconds_left=None, state="failed"), "failed", "No reason"),
+        (a_job(seconds_left=None, state="cancelled", cancel_asked_by="ann"), "cancelled", "stays"),
+        (a_job(seconds_left=None, state="done"), "done", ""),
         (
-            JobSeen("done", differences=2, where="!r:a.test", repair="manage.py resync rooms"),
+            a_job(seconds_left=None, state="done", differences=2, where="!r:a.test", repair="manage.py resync rooms"),
             "done with differences",
             "Repair them: manage.py",
         ),
         (
-            JobSeen("done", differences=1, where="all rooms"),
+            a_job(seconds_left=None, state="done", differences=1, where="all rooms"),
             "done with differences",
             "1 difference in all rooms cannot be recomputed",
         ),
     ],
 )
 def test_a_job_has_the_word_of_its_rule(seen, word, said):
-    verdict = judge_job(seen)
+    verdict = judge_job(seen, NOW)
     assert verdict.word == word
     assert said in verdict.sentence
     assert "Traceback" not in verdict.sentence
@@ -319,12 +320,14 @@ def test_missing_reader_is_never_seen_and_says_who():
         judge_hold(held(waits_for="another"), LIMITS),
         judge_sequence(SEQUENCE, 9, 0),
         judge_tables(["events_room"]),
-        judge_job(JobSeen("queued", waits_seconds=100)),
-        reader(named=NamedReader("bil ling", error="ValueError", runs=False), lag_facts=1),
-        reader(named=NamedReader("billing", error="Facts are gone. See manage.py resync reader billing.", runs=False)),
-        reader(named=NamedReader("billing", runs=False, unrun_seconds=99), lag_facts=1, lag_seconds=99),
-        reader(named=NamedReader("billing", runs=False, unrun_seconds=99, has_ended=True, is_wanted=True)),
-        reader(named=NamedReader("billing", parked_facts=3, parked_error="ValueError")),
+        judge_job(a_job(seconds_left=None, state="queued", queued_at=ago(100)), NOW),
+        reader("bil ling", error="ValueError", runs=False, lag_facts=1),
+        reader("billing", error="Facts are gone. See manage.py resync reader billing.", runs=False),
+        reader("billing", runs=False, unrun_seconds=99, lag_facts=1, lag_seconds=99),
+        reader(
+            "billing", runs=False, unrun_seconds=99, has_ended=True, limits=replace(LIMITS, wanted_readers=("billing",))
+        ),
+        reader("billing", parked_facts=3, parked_error="ValueError"),
     ],
     ids=lambda verdict: verdict.word,
 )
@@ -333,35 +336,35 @@ def test_command_to_copy_is_in_the_sentence_word_for_word(verdict):
     assert verdict.command in verdict.sentence
 
 
-def test_a_reader_without_handlers_is_started_by_its_own_command():
-    named = NamedReader("sums", command="manage.py pipeline run", runs=False, unrun_seconds=99)
-    behind = reader(named=named, lag_facts=1, lag_seconds=99)
+def test_a_reader_without_handlers_is_started_by_its_own_command(monkeypatch):
+    monkeypatch.setitem(reader_commands._commands, "sums", "manage.py pipeline run")
+    behind = reader("sums", runs=False, unrun_seconds=99, lag_facts=1, lag_seconds=99)
     assert behind.word == ReaderWord.LEFT_BEHIND and behind.command == "manage.py pipeline run"
     assert "Start it: manage.py pipeline run." in behind.sentence
-    failed = reader(named=replace(named, error="ValueError"), lag_facts=1)
+    failed = reader("sums", runs=False, unrun_seconds=99, error="ValueError", lag_facts=1)
     assert failed.word == ReaderWord.FAILED and failed.command == "manage.py pipeline run"
 
 
 def test_a_reader_that_runs_and_has_read_everything_is_well_whatever_stopped_it_before():
-    assert reader(named=NamedReader("r", error="ValueError")).word == ReaderWord.IDLE
-    assert reader(named=NamedReader("r", error="ValueError"), lag_facts=1).word == ReaderWord.FAILED
+    assert reader("r", error="ValueError").word == ReaderWord.IDLE
+    assert reader("r", error="ValueError", lag_facts=1).word == ReaderWord.FAILED
 
 
 def test_parked_facts_hide_nothing_that_is_worse():
     parked = {"parked_facts": 3, "parked_error": "ValueError"}
-    assert reader(named=NamedReader("r", **parked), lag_facts=5, lag_seconds=2).word == ReaderWord.PARKING
-    stuck = reader(named=NamedReader("r", **parked), lag_facts=5, lag_seconds=20, unmoved_seconds=20)
+    assert reader("r", **parked, lag_facts=5, lag_seconds=2).word == ReaderWord.PARKING
+    stuck = reader("r", **parked, lag_facts=5, lag_seconds=20, unmoved_seconds=20)
     assert stuck.word == ReaderWord.STUCK
 
 
 def test_parked_facts_are_retried_where_they_are_told():
     parked = {"parked_facts": 3, "parked_error": "ValueError"}
-    verdict = reader(named=NamedReader("r", **parked))
+    verdict = reader("r", **parked)
     assert verdict.actions == ("retry", "parked")
     assert "asked" not in verdict.sentence
-    waits = reader(named=NamedReader("r", retry_waits=True, **parked))
+    waits = reader("r", retry_waits=True, **parked)
     assert "A retry was asked for and happens within seconds." in waits.sentence
-    waits = reader(named=NamedReader("r", retry_waits=True, runs=False, has_ended=True, **parked))
+    waits = reader("r", retry_waits=True, runs=False, has_ended=True, **parked)
     assert "happens when its process starts" in waits.sentence
 
 
@@ -374,5 +377,5 @@ def test_a_reader_that_waits_for_a_writer_is_not_stuck():
 
 
 def test_an_error_of_a_kilobyte_is_cut_in_the_sentence():
-    verdict = reader(named=NamedReader("r", error="x" * 1000, runs=False), lag_facts=1)
+    verdict = reader("r", error="x" * 1000, runs=False, lag_facts=1)
     assert len(verdict.sentence) < 500

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from replsite.snapshot.types import as_json
-from replsite.status.verdicts import Health, HealthWord, Problem
+from replsite.snapshot.table import as_json
+from replsite.status.words import Health, HealthWord, Problem
 from tests.support.snapshots import STUCK, a_reader, a_snapshot, a_stream, a_writer, ago
 
 

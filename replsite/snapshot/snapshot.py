@@ -1,0 +1,33 @@
+"""The snapshot: every row that an operator sees, of one moment (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from replsite.snapshot.jobs import JobsView
+from replsite.snapshot.readers import ReaderRow
+from replsite.snapshot.storage import StorageView
+from replsite.snapshot.streams import StreamRow
+from replsite.snapshot.workers import WorkersView
+from replsite.status.words import Health
+
+__all__ = ["Snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole site at one moment of the database's clock."""
+
+    as_of: datetime
+    version: str
+    health: Health
+    streams: tuple[StreamRow, ...]
+    readers: tuple[ReaderRow, ...]
+    workers: WorkersView = field(default_factory=WorkersView)
+    jobs: JobsView = field(default_factory=JobsView)
+    storage: StorageView | None = None
+
+    def stream(self, name: str) -> StreamRow:
+        """Returns the stream of that name. Raises ``KeyError`` if there is none."""
+        return {stream.name: stream for stream in self.streams}[name]
