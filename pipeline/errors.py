@@ -2,9 +2,54 @@
 
 from __future__ import annotations
 
+from streams.errors import SiteError
 
-class PipelineError(Exception):
-    """Base class of all errors of this package."""
+
+class JobError(SiteError):
+    """Base class of the errors of jobs: of their arguments, their queue and their end."""
+
+
+class UnusableArguments(JobError):
+    """A path or an option that cannot be used."""
+
+
+class JobCancelled(JobError):
+    """A job that a user has cancelled. Its work so far stays."""
+
+
+class JobInterrupted(JobError):
+    """A queued job whose process is asked to stop. Its work so far stays, and the job is queued again."""
+
+
+class JobLost(JobError):
+    """A job that has lost its lock, because the lock's connection ended.
+
+    Another process may have begun the job, so this process stops working on it.
+    """
+
+
+class QueueFull(JobError):
+    """The queue holds as many waiting jobs as it may hold."""
+
+
+class CarriedOut(JobError):
+    """A dry run is to be carried out a second time. Only one job may carry out a dry run."""
+
+
+class NotResumable(JobError):
+    """A job that waits, is at work or is done cannot be resumed. Only failed, cancelled or killed jobs can be."""
+
+
+class UnknownJob(JobError):
+    """There is no job with the given number."""
+
+
+class UnknownKind(UnknownJob):
+    """There is no kind of job with the given name."""
+
+
+class PipelineError(SiteError):
+    """Base class of the other errors of this package."""
 
 
 class JavaMissing(PipelineError):
@@ -15,27 +60,8 @@ class SparkNotStarted(PipelineError):
     """Spark's JVM did not start, or PySpark has no Spark of its own."""
 
 
-class UnusableArguments(PipelineError):
-    """A path or an option that cannot be used."""
-
-
 class UnusableSource(UnusableArguments):
     """A file or a database from which an import cannot read events."""
-
-
-class JobCancelled(PipelineError):
-    """A job that a user has cancelled. Its work so far stays."""
-
-
-class JobInterrupted(PipelineError):
-    """A queued job whose process is asked to stop. Its work so far stays, and the job is queued again."""
-
-
-class JobLost(PipelineError):
-    """A job that has lost its lock, because the lock's connection ended.
-
-    Another process may have begun the job, so this process stops working on it.
-    """
 
 
 class ClusterUnfit(PipelineError):
@@ -44,26 +70,6 @@ class ClusterUnfit(PipelineError):
 
 class MasterAway(PipelineError):
     """Nothing answers at the address of the Spark master."""
-
-
-class QueueFull(PipelineError):
-    """The queue holds as many waiting jobs as it may hold."""
-
-
-class CarriedOut(PipelineError):
-    """A dry run is to be carried out a second time. Only one job may carry out a dry run."""
-
-
-class NotResumable(PipelineError):
-    """A job that waits, is at work or is done cannot be resumed. Only failed, cancelled or killed jobs can be."""
-
-
-class UnknownJob(PipelineError):
-    """There is no job with the given number."""
-
-
-class UnknownKind(UnknownJob):
-    """There is no kind of job with the given name."""
 
 
 class SourceChanged(PipelineError):

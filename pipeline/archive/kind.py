@@ -17,8 +17,10 @@ from pipeline.archive.folders import folder_of_archives
 from pipeline.archive.format import Manifest
 from pipeline.archive.write import ArchiveRequest, archive_room
 from pipeline.errors import UnusableArguments
-from pipeline.jobs.arguments import JSON, ROOM, Argument, Type
+from pipeline.jobs.arguments import JSON, Argument, Type
+from pipeline.jobs.room_arguments import ROOM
 from pipeline.jobs.run import JobKind, JobRun
+from pipeline.jobs.spark_arguments import master
 
 __all__ = ["ARCHIVE", "ArchiveKind", "archive_facts", "archive_first", "check_archive"]
 
@@ -27,9 +29,8 @@ _SPARK = (
         "spark", Type.WHETHER, "Spark writes the files; left out: when there are many", must="true, false or null",
         in_form="whether Spark writes the archive",
     ),
-    Argument(
-        "master", Type.MASTER, "Spark master, e.g. local[4] or spark://host:7077", typed="--master URL",
-        must="the URL of a Spark master", in_form="URL of a Spark master for it; none: the site's",
+    master(
+        "Spark master, e.g. local[4] or spark://host:7077", in_form="URL of a Spark master for it; none: the site's"
     ),
 )  # fmt: skip
 

@@ -36,6 +36,7 @@ from pipeline.archive.parts import ArchivePart, write_part
 from pipeline.disk_full import disk_full
 from pipeline.errors import ArchiveTooLarge, DiskFull
 from pipeline.jobs.run import JobRun
+from pipeline.jobs.spark_steps import spark_steps
 from pipeline.private_files import fsync_folder, make_folder, remove_folder
 from pipeline.source.shared_snapshot import SHARE_SNAPSHOT, in_snapshot
 from pipeline.spark.run_tasks import run_tasks
@@ -312,6 +313,6 @@ class _Archive:
         with (
             site_session("archive", self._request.master) as spark,
             self._run.watch("archive", len(parts), "files", written),
-            self._run.spark_steps(spark),
+            spark_steps(self._run, spark),
         ):
             return [ArchivedFile(**json.loads(answer)) for answer in run_tasks(spark, len(parts), work)]

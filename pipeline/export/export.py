@@ -29,6 +29,7 @@ from pipeline.export.executor import Exporting, ExportPiece, arrow_schema, read_
 from pipeline.export.folder import MANIFEST, OLD, PARTIAL, export_lock
 from pipeline.export.tables import TABLES, ExportedTable, buckets_for
 from pipeline.jobs.run import JobRun
+from pipeline.jobs.spark_steps import spark_steps
 from pipeline.private_files import make_folder, open_new, remove_folder
 from pipeline.source.shared_snapshot import SHARE_SNAPSHOT
 from pipeline.spark.run_tasks import error_summary
@@ -194,7 +195,7 @@ class _Export:
             table,
         )
         done = spark.sparkContext.accumulator(0)
-        with run.watch(table.name, rows, "rows", lambda: min(done.value, rows)), run.spark_steps(spark):
+        with run.watch(table.name, rows, "rows", lambda: min(done.value, rows)), spark_steps(run, spark):
             _write(spark, work, pieces, target, done)
         return _checked(target, 0 if table.day is None else days)
 

@@ -19,10 +19,12 @@ from events.arguments import can_be_stored
 from pipeline.errors import UnusableArguments
 from pipeline.export.folder import exports_folder
 from pipeline.export.tables import MOST_BUCKETS, TABLES
-from pipeline.jobs.arguments import JSON, ROOMS, Argument, Type
+from pipeline.jobs.arguments import JSON, Argument, Type
 from pipeline.jobs.command import JobSubject
 from pipeline.jobs.folders import any_folder, is_any_folder
+from pipeline.jobs.room_arguments import ROOMS, SEARCHED
 from pipeline.jobs.run import JobKind, JobRun, run_job
+from pipeline.jobs.spark_arguments import master as spark_master
 
 __all__ = ["ExportKind", "ExportSubject", "run_export"]
 
@@ -69,7 +71,7 @@ class ExportKind(JobKind):
         ),
         Argument(
             "rooms", Type.LINES, "of this room only; may be repeated", typed="--room ROOM", check=_room_ids,
-            in_form=ROOMS.in_form,
+            in_form=ROOMS.in_form, attributes=SEARCHED,
         ),
         Argument(
             "since", Type.DAY, "from this day on, by the events' own clocks (2026-01-31, or 30d ago)",
@@ -84,10 +86,7 @@ class ExportKind(JobKind):
             "overwrite", Type.FLAG, "replace tables that the folder has already",
             in_form="what is there already goes",
         ),
-        Argument(
-            "master", Type.MASTER, "Spark master, e.g. local[4] or spark://host:7077", typed="--master URL",
-            stored=False,
-        ),
+        spark_master("Spark master, e.g. local[4] or spark://host:7077", stored=False),
         JSON,
     )  # fmt: skip
 

@@ -61,6 +61,7 @@ from pipeline.jobs.checkpoints import watched_checkpoints
 from pipeline.jobs.folders import any_folder
 from pipeline.jobs.rows import claim_abandoned_jobs, hold_lock
 from pipeline.jobs.run import JobRun, run_job
+from pipeline.jobs.spark_steps import spark_steps
 from pipeline.models import ImportedRoom, ImportSource
 from pipeline.spark.site_session import site_session
 from pipeline.spark.stages import FinishedTasks
@@ -229,7 +230,7 @@ class _Import:
         """Yields a Spark session. If the job is to end or a loader has failed, the session's tasks are cancelled."""
         with (
             site_session("import", self._options.master, light=True) as spark,
-            self._run.spark_steps(spark, loading.look),
+            spark_steps(self._run, spark, loading.look),
         ):
             yield spark
 

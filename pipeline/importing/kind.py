@@ -19,6 +19,7 @@ from pipeline.importing.staging_tables import PREFIX
 from pipeline.jobs.arguments import Argument, OneOf, Type
 from pipeline.jobs.folders import is_any_folder
 from pipeline.jobs.run import JobKind, JobRun
+from pipeline.jobs.spark_arguments import master
 from streams.runtime.masking import masked
 
 __all__ = ["ImportKind"]
@@ -67,7 +68,7 @@ class ImportKind(JobKind):
             in_form="on the backward stream, below everything that is there",
         ),
         Argument("resume", Type.FLAG, "continue the import of these that ended early", stored=False),
-        Argument("master", Type.MASTER, "Spark master (default: the setting)", typed="--master URL", stored=False),
+        master("Spark master (default: the setting)", stored=False),
         Argument(
             "trust_signatures", Type.FLAG, "look at no signature: the sources are trusted (the default)",
             stored=False, one_of=_SIGNATURES,

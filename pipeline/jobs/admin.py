@@ -10,52 +10,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 
-from events.errors import EventsError
 from pipeline import models
-from pipeline.errors import PipelineError
-from pipeline.jobs.arguments import DRY_RUN
-from pipeline.jobs.confirm import CANCEL, CARRY_OUT, FRESH_SECONDS, MASTER, QUEUE, confirmed_by, is_dry, why_not
+from pipeline.jobs.arguments import DRY_RUN, Type
+from pipeline.jobs.confirm import CANCEL, CARRY_OUT, QUEUE, confirmed_by, is_dry, privileged, why_not
 from pipeline.jobs.forms import JobForm, job_form
-from pipeline.jobs.room_search import find_rooms
 from pipeline.jobs.rows import CancelOutcome, cancel_job, is_resumable, killed_jobs
 from pipeline.jobs.run import check_arguments, job_kinds, queue_job, resume_job
 from pipeline.jobs.view import JobView, view_of
 from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.db.clock import database_now
+from streams.errors import SiteError
 from streams.runtime.moments import moment_text
 from streams.runtime.text import safe_text
 
-__all__ = ["FRESH_SECONDS", "JobAdmin"]
-
-VIEW_ROOMS = "events.view_room"
+__all__ = ["JobAdmin"]
 
 
-@admin.register(models.Job)
 class JobAdmin(ReadOnlyAdmin):
     """The pages of jobs: a list of jobs with their progress and outcome, and a page with actions for each job."""
 
     ordering = ("-pk",)
     list_display = ("id", "kind", "word", "progress", "asked_by", "started_at", "took")
     list_filter = ("state",)
-    readonly_fields = ("word", "progress", "took", "figures", "spark")
+    readonly_fields: ClassVar[tuple[str, ...]] = ("word", "progress", "took", "figures")
     _when = ("queued_at", "started_at", "updated_at", "finished_at", "took", "host", "process_id", "attempts")
     fieldsets = (
         (None, {"fields": ("kind", "word", "progress", "asked_by", "arguments", "cancel_asked_by", "error")}),
-        ("Before and after", {"fields": ("figures", "spark", "summary", "confirmed_from")}),
+        ("Before and after", {"fields": ("figures", "summary", "confirmed_from")}),
         ("When and where", {"fields": _when}),
     )
     change_form_template = "jobs/job.html"
@@ -81,11 +75,6 @@ class JobAdmin(ReadOnlyAdmin):
         """Returns a table of the figures before and after the work, side by side."""
         return render_to_string("jobs/figures.html", {"figures": self._view(job).figures})
 
-    @admin.display(description="stages of Spark")
-    def spark(self, job: models.Job) -> SafeString:
-        """Returns HTML with a line for each Spark stage of the job: tasks, bytes shuffled and spilled, skew."""
-        return format_html_join(mark_safe("<br>"), "{}", ((words,) for words in self._view(job).spark))
-
     def get_queryset(self, request: HttpRequest) -> Any:
         """Returns a query for the rows of jobs. Also reads which jobs were killed, once for all rows of the page."""
         using = stream_settings().database
@@ -102,7 +91,6 @@ class JobAdmin(ReadOnlyAdmin):
             path("<int:number>/carry-out/", wrap(self.carry_out_view), name="pipeline_job_carry_out"),
             path("<int:number>/resume/", wrap(self.resume_view), name="pipeline_job_resume"),
             path("<int:number>/cancel/", wrap(self.cancel_view), name="pipeline_job_cancel"),
-            path("rooms/", wrap(self.rooms_view), name="pipeline_job_rooms"),
         ]
         return [*own, *super().get_urls()]
 
@@ -149,12 +137,11 @@ class JobAdmin(ReadOnlyAdmin):
     def _checked(request: HttpRequest, name: str, form: JobForm) -> dict[str, Any] | None:
         try:
             arguments = dict(check_arguments(name, form.job_arguments(), stream_settings().database))
-        except (PipelineError, EventsError, ValueError) as error:
+        except (SiteError, ValueError) as error:
             form.refuse(str(error))
             return None
-        # A Spark master's executors receive the database's credentials. A user who may only queue dry runs must not choose it.
-        if arguments.get(MASTER) is not None and not request.user.has_perm(CARRY_OUT):
-            form.refuse(f"{MASTER} may be named with the permission {CARRY_OUT}; leave it empty for the site's own.")
+        if (named := privileged(name, arguments)) is not None and not request.user.has_perm(CARRY_OUT):
+            form.refuse(f"{named} may be named with the permission {CARRY_OUT}; leave it empty for the site's own.")
             return None
         return arguments
 
@@ -174,7 +161,7 @@ class JobAdmin(ReadOnlyAdmin):
             job_kinds()[name].help,
             "It cannot be tried first: it begins as soon as manage.py runjobs takes it.",
         ]
-        return self._confirm(request, f"Queue {name}?", sentences, arguments, hidden=hidden, button="Queue it")
+        return self._confirm(request, name, f"Queue {name}?", sentences, arguments, hidden=hidden, button="Queue it")
 
     def _queue(
         self, request: HttpRequest, name: str, arguments: Mapping[str, Any], dry: models.Job | None = None
@@ -186,7 +173,7 @@ class JobAdmin(ReadOnlyAdmin):
                 job = queue_job(name, arguments, by, using, confirmed_from=None if dry is None else dry.pk)
                 after = f", as dry run {dry.pk} has shown" if dry is not None else ""
                 self.log_addition(request, job, f"Queued: {name} {json.dumps(job.arguments)}{after}")
-        except (PipelineError, EventsError) as error:
+        except SiteError as error:
             messages.error(request, str(error))
             return HttpResponseRedirect(request.get_full_path())
         text = f"Job {job.pk} is queued; manage.py runjobs carries it out."
@@ -196,15 +183,6 @@ class JobAdmin(ReadOnlyAdmin):
             )
         messages.success(request, text)
         return self._to(request, job.pk)
-
-    def rooms_view(self, request: HttpRequest) -> JsonResponse:
-        """Returns the rooms that match the query parameter ``q``, as suggestions for fields of the forms.
-
-        The user needs the permission to view rooms.
-        """
-        if not request.user.has_perm(QUEUE) or not request.user.has_perm(VIEW_ROOMS):
-            raise PermissionDenied(VIEW_ROOMS)
-        return JsonResponse({"rooms": find_rooms(request.GET.get("q", ""))})
 
     # --- carry out ----------------------------------------------------------------------------------------------------
 
@@ -217,14 +195,14 @@ class JobAdmin(ReadOnlyAdmin):
         if (reason := why_not(dry)) is not None:
             shown = dry.arguments if isinstance(dry.arguments, dict) else {"arguments": dry.arguments}
             again = _queue_address(dry.kind, shown) if dry.kind in job_kinds() and request.user.has_perm(QUEUE) else ""
-            return self._confirm(request, title, [reason], shown, dry=dry, again=again)
+            return self._confirm(request, dry.kind, title, [reason], shown, dry=dry, again=again)
         arguments = {**dry.arguments, DRY_RUN: False}
         if request.method == "POST":
             return self._queue(request, dry.kind, arguments, dry)
         sentences = ["What the dry run has shown is done for good, with the same arguments."]
         if isinstance(dry.summary, dict) and isinstance(words := dry.summary.get("words"), str):
             sentences.append(f"{safe_text(words[:1].upper() + words[1:], None)}.")
-        return self._confirm(request, title, sentences, arguments, button=f"Carry out {dry.kind}", dry=dry)
+        return self._confirm(request, dry.kind, title, sentences, arguments, button=f"Carry out {dry.kind}", dry=dry)
 
     # --- resume -------------------------------------------------------------------------------------------------------
 
@@ -235,18 +213,19 @@ class JobAdmin(ReadOnlyAdmin):
         job, using = self._job(number), stream_settings().database
         if request.method != "POST":
             told = job.arguments if isinstance(job.arguments, dict) else {"arguments": job.arguments}
+            title = f"Resume job {number}?"
             if not is_resumable(job, killed_jobs(using)):
-                return self._confirm(request, f"Resume job {number}?", [f"Job {number} is {job.state}."], told)
+                return self._confirm(request, job.kind, title, [f"Job {number} is {job.state}."], told)
             sentences = [
                 f"{job.kind} is queued again with the same arguments, and goes on where it was, as far as it can.",
                 *([f"It ended with: {safe_text(job.error, None)}"] if job.error else []),
             ]
-            return self._confirm(request, f"Resume job {number}?", sentences, told, button="Resume it")
+            return self._confirm(request, job.kind, title, sentences, told, button="Resume it")
         try:
             with transaction.atomic(using=using):
                 resume_job(number, request.user.get_username(), using)
                 self.log_change(request, job, f"Resumed: {job.kind}")
-        except (PipelineError, EventsError) as error:
+        except SiteError as error:
             messages.error(request, str(error))
         else:
             messages.success(request, f"Job {number} is queued again; manage.py runjobs carries it out.")
@@ -284,15 +263,21 @@ class JobAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(reverse("live"))
 
     def _confirm(
-        self, request: HttpRequest, title: str, sentences: list[str], arguments: Mapping[str, Any], **more: Any
+        self,
+        request: HttpRequest,
+        kind: str,
+        title: str,
+        sentences: list[str],
+        arguments: Mapping[str, Any],
+        **more: Any,
     ) -> HttpResponse:
         dry = more.pop("dry", None)
+        known = job_kinds()[kind].arguments or () if kind in job_kinds() else ()
+        moments = {one.name for one in known if one.type is Type.MOMENT}
         told = [
             (
                 name,
-                safe_text(
-                    moment_text(value) if name == "before_time" and isinstance(value, int) else _as_text(value), None
-                ),
+                safe_text(moment_text(value) if name in moments and isinstance(value, int) else _as_text(value), None),
             )
             for name, value in arguments.items()
             if name != DRY_RUN and value not in (None, False)

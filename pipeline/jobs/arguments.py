@@ -8,23 +8,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
 from itertools import groupby
 from typing import Any
 
 from pipeline.errors import UnusableArguments
-from pipeline.spark.masters import check_master, master_argument
 from streams.maintenance.confirm import YES_HELP
 from streams.runtime.moments import FORMS, moment_ms
 
 __all__ = [
-    "ALL_ROOMS",
     "DRY_RUN",
     "JSON",
-    "ROOM",
-    "ROOMS",
     "YES",
     "Argument",
     "OneOf",
@@ -54,8 +50,6 @@ class Type(Enum):
     DAY = auto()
     WHETHER = auto()
     """True, false, or null. If it is null, the job decides."""
-    MASTER = auto()
-    """The URL of a Spark master."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +84,14 @@ class Argument:
     check: Callable[[str, Any], Any] | None = None
     """A function that replaces the check of the type. Takes name and value. Returns the value for the job, or raises an
     error."""
+    parse: Callable[[str], Any] | None = None
+    """What the command's parser makes of the text of the option, if not what follows from the type."""
+    is_privileged: bool = False
+    """True if only a user who may carry out jobs may give a value, whatever else the job does."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """HTML attributes of the form's field."""
+    instead_of: str = ""
+    """For a flag such as ``--all``: the name of the argument that must be given if the flag is not, and only then."""
     omitted: bool = False
     """True if a null value is left out of the job's arguments."""
     stored: bool = True
@@ -120,6 +122,8 @@ class Argument:
         typed = self.typed or f"--{self.name.replace('_', '-')}"
         option, _, metavar = typed.partition(" ") if typed.startswith("--") else ("", "", typed)
         how: dict[str, Any] = dict(_OPTIONS.get(self.type, {}))
+        if self.parse is not None:
+            how["type"] = self.parse
         if self.type in (Type.LINES, Type.CHOICES):
             how = {"action": "append"} if option else {"nargs": "+" if self.required else "*"}
         if self.type in (Type.NUMBER, Type.WHOLE):
@@ -144,7 +148,6 @@ _OPTIONS: Mapping[Type, Mapping[str, Any]] = {
     Type.WHOLE: {"type": int},
     Type.FLAG: {"action": "store_true"},
     Type.WHETHER: {"action": argparse.BooleanOptionalAction, "default": None},
-    Type.MASTER: {"type": master_argument},
 }
 
 
@@ -217,12 +220,6 @@ def _day(one: Argument, value: Any) -> str:
     return found.date().isoformat()
 
 
-def _master(one: Argument, value: Any) -> str:
-    if isinstance(value, str):
-        return check_master(value)
-    raise one.refusal(value, "the URL of a Spark master")
-
-
 _CHECKS: Mapping[Type, Callable[[Argument, Any], Any]] = {
     Type.TEXT: _text,
     Type.LINES: _lines,
@@ -234,21 +231,11 @@ _CHECKS: Mapping[Type, Callable[[Argument, Any], Any]] = {
     Type.MOMENT: _moment,
     Type.DAY: _day,
     Type.WHETHER: _flag,
-    Type.MASTER: _master,
 }
 
 
 # --- what several jobs have -------------------------------------------------------------------------------------------
 
-ROOM = Argument(
-    "room", Type.TEXT, "the room", typed="ROOM", required=True, must="the ID of a room",
-    in_form="its ID, such as !abc:example.org",
-)  # fmt: skip
-ROOMS = Argument(
-    "rooms", Type.LINES, "these rooms", typed="ROOM", must="a list of room IDs",
-    in_form="their IDs, one a line; none: all rooms",
-)  # fmt: skip
-ALL_ROOMS = Argument("all", Type.FLAG, "all rooms", stored=False)
 YES = Argument("yes", Type.FLAG, YES_HELP, stored=False)
 JSON = Argument("json", Type.FLAG, "the outcome as one JSON object", stored=False)
 

@@ -14,13 +14,12 @@ from typing import Any, ClassVar
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
-from events.errors import EventsError
-from pipeline.errors import PipelineError, UnknownKind, UnusableArguments
-from pipeline.jobs.arguments import ALL_ROOMS, DRY_RUN, YES, Argument, add_options
+from pipeline.errors import UnknownKind, UnusableArguments
+from pipeline.jobs.arguments import DRY_RUN, YES, Argument, add_options
 from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import JobKind, run_job
 from streams.db import driver
-from streams.errors import StreamError
+from streams.errors import SiteError
 from streams.maintenance.confirm import confirm_deletion
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import safe_text
@@ -39,7 +38,7 @@ def as_command_errors() -> Iterator[None]:
         yield
     except (UnusableArguments, UnknownKind) as error:
         raise CommandError(str(error), returncode=2) from error
-    except (EventsError, PipelineError, StreamError) as error:
+    except SiteError as error:
         raise CommandError(str(error), returncode=1) from error
     except (DatabaseError, driver.DatabaseError) as error:
         raise CommandError(driver.explain(error), returncode=1) from error
@@ -93,13 +92,10 @@ class JobSubject:
             self.kind.judge(checked, summary)
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of the job from the command's options.
-
-        A command that has the option ``--all`` needs either names of rooms or ``--all``. Raises ``CommandError`` if the
-        user gives no names and no ``--all``, or both.
-        """
-        if ALL_ROOMS in self.arguments and bool(options["rooms"]) == options["all"]:
-            raise CommandError("Name rooms, or give --all.", returncode=2)
+        """Returns the arguments of the job from the command's options. Raises ``CommandError``."""
+        for one in self.arguments:
+            if one.instead_of and bool(options[one.instead_of]) == options[one.name]:
+                raise CommandError(f"Name {one.instead_of}, or give --{one.name}.", returncode=2)
         names = [one.name for one in self.arguments if one.stored and one.typed is not None]
         return {name: None if options[name] == [] else options[name] for name in names}
 

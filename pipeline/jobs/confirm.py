@@ -19,15 +19,14 @@ __all__ = [
     "CANCEL",
     "CARRY_OUT",
     "FRESH_SECONDS",
-    "MASTER",
     "QUEUE",
     "confirmed_by",
     "is_dry",
     "permissions",
+    "privileged",
     "why_not",
 ]
 
-MASTER = "master"
 QUEUE, CARRY_OUT, CANCEL = "pipeline.queue_job", "pipeline.carry_out_job", "pipeline.cancel_job"
 #: Seconds after its end for which the figures of a dry run may be confirmed.
 FRESH_SECONDS = 3600.0
@@ -36,11 +35,16 @@ FRESH_SECONDS = 3600.0
 def permissions(kind: str, arguments: Mapping[str, Any]) -> list[str]:
     """Returns the permissions that a user needs to queue a job of the kind ``kind`` with the checked ``arguments``.
 
-    A job that changes something needs the permission ``CARRY_OUT``. A job that names a Spark master needs ``CARRY_OUT``
-    too, because the executors of this master receive the database's credentials.
+    A job that changes something needs the permission ``CARRY_OUT``. So does a job with a privileged argument.
     """
     changes = not job_kinds()[kind].changes_nothing and not arguments.get(DRY_RUN)
-    return [QUEUE, CARRY_OUT] if changes or arguments.get(MASTER) is not None else [QUEUE]
+    return [QUEUE, CARRY_OUT] if changes or privileged(kind, arguments) else [QUEUE]
+
+
+def privileged(kind: str, arguments: Mapping[str, Any]) -> str | None:
+    """Returns the name of an argument that has a value, and whose value only a user may give who may carry out jobs."""
+    declared = job_kinds()[kind].arguments or ()
+    return next((one.name for one in declared if one.is_privileged and arguments.get(one.name) is not None), None)
 
 
 def is_dry(job: Job) -> bool:

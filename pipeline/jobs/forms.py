@@ -14,7 +14,7 @@ from typing import Any
 
 from django import forms
 
-from pipeline.jobs.arguments import DRY_RUN, ROOM, ROOMS, Argument, Type
+from pipeline.jobs.arguments import DRY_RUN, Argument, Type
 from pipeline.jobs.run import job_kinds
 
 __all__ = ["ARGUMENTS", "JobForm", "job_form"]
@@ -71,17 +71,11 @@ def _common(one: Argument) -> dict[str, Any]:
 
 
 def _text(one: Argument) -> forms.Field:
-    line = forms.TextInput(attrs=_searched(one))
-    return forms.CharField(**_common(one), max_length=_LONGEST_NAME, widget=line)
-
-
-def _searched(one: Argument) -> dict[str, str]:
-    """Returns the HTML attributes of an argument's field. For a room, an attribute makes ``room_search.js`` add a search."""
-    return {"data-rooms": "", "autocomplete": "off"} if one.name in (ROOM.name, ROOMS.name) else {}
+    return forms.CharField(**_common(one), max_length=_LONGEST_NAME, widget=forms.TextInput(attrs=dict(one.attributes)))
 
 
 def _lines(one: Argument) -> forms.Field:
-    area = forms.Textarea(attrs={"rows": 3, "spellcheck": "false", **_searched(one)})
+    area = forms.Textarea(attrs={"rows": 3, "spellcheck": "false", **one.attributes})
     return forms.CharField(**_common(one), max_length=_MOST_OF_TEXT, widget=area)
 
 

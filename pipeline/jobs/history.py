@@ -1,7 +1,7 @@
 """Removes the rows of old jobs, so that the history of jobs stays bounded.
 
 A job is over if its state is done, failed or cancelled. A job that is over is removed some days after its end. If more
-jobs are over than the settings allow, the oldest are removed earlier. Rows of other tables that refer to a removed job
+jobs are over than are kept, the oldest are removed earlier. Rows of other tables that refer to a removed job
 are removed too, for example its quarantined lines. Waiting and running jobs are not removed. If a process holds the
 lock of a job, the job is not removed either, because that process is resuming the job.
 
@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models.functions import Now
 
-from pipeline.conf import pipeline_settings
 from pipeline.jobs.rows import JobLock, close_killed
 from pipeline.jobs.run import job_kinds
 from pipeline.models import Job
 
-__all__ = ["remove_old_jobs"]
+__all__ = ["Kept", "remove_old_jobs"]
 
 _JOBS_AT_ONCE = 100
 _ROWS_AT_ONCE = 10_000
@@ -46,8 +45,15 @@ _JOB = f"DELETE FROM pipeline_job WHERE id = %s AND {_OVER}"
 _IS_OVER = f"SELECT count(*) FROM pipeline_job WHERE id = %s AND {_OVER}"
 
 
-def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Removes the jobs that the settings no longer keep, in small transactions. Returns the number of jobs removed.
+class Kept(NamedTuple):
+    """The jobs that are over and are kept: those of the last ``days``, but at most so many."""
+
+    days: float
+    jobs: int
+
+
+def remove_old_jobs(lock: JobLock, using: str, kept: Kept, stopping: Callable[[], bool] = lambda: False) -> int:
+    """Removes the jobs that are not to be kept, in small transactions. Returns the number of jobs removed.
 
     ``stopping`` is called before each job. If ``stopping`` returns true, no further job is removed. Do not call this
     function inside a transaction.
@@ -55,7 +61,7 @@ def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = la
     removed = 0
     close_killed(lock, using, updated_at__lt=Now() - _KILLED_FOR)
     with connections[using].cursor() as cursor:
-        for job in _due(cursor):
+        for job in _due(cursor, kept):
             if stopping():
                 break
             # While the lock is held here, no process can resume the job. If another process holds it, that process is
@@ -68,15 +74,11 @@ def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = la
     return removed
 
 
-def _due(cursor: Any) -> Iterator[int]:
-    settings = pipeline_settings()
+def _due(cursor: Any, kept: Kept) -> Iterator[int]:
     prefixes = [kind.staging_prefix for kind in job_kinds().values() if kind.staging_prefix]
     after = 0
     while True:
-        names = {
-            "after": after, "days": settings.job_history_days, "count": settings.job_history_count, "prefixes": prefixes,
-        }  # fmt: skip
-        cursor.execute(_DUE, names)
+        cursor.execute(_DUE, {"after": after, "days": kept.days, "count": kept.jobs, "prefixes": prefixes})
         found = [job for (job,) in cursor.fetchall()]
         if not found:
             return

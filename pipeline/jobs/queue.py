@@ -20,7 +20,7 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from pipeline.errors import JobCancelled, JobInterrupted
-from pipeline.jobs.history import remove_old_jobs
+from pipeline.jobs.history import Kept, remove_old_jobs
 from pipeline.jobs.rows import JobLock, hold_lock, killed_jobs
 from pipeline.jobs.run import QUEUE_CHANNEL, ProcessLink, carry_out, claim_queued_job, job_kinds
 from pipeline.models import Job, JobState
@@ -80,11 +80,13 @@ class _QueueListener(NotifyListener[None]):
 class JobServer:
     """A server of the queue. It runs until it is stopped. With ``once``, it ends when the queue is empty.
 
-    ``done`` counts the jobs that this server has run without an error, ``failed`` the jobs that failed.
+    ``kept`` says which old jobs stay; without it all do. ``done`` counts the jobs that this server has run without an
+    error, ``failed`` the jobs that failed.
     """
 
-    def __init__(self, using: str, stream: TextIO, say: Callable[[str], object]) -> None:
+    def __init__(self, using: str, stream: TextIO, say: Callable[[str], object], kept: Kept | None = None) -> None:
         self._using = using
+        self._kept = kept
         self._stream = stream
         self._say = say
         self._heard = threading.Event()
@@ -133,10 +135,11 @@ class JobServer:
 
     def _remove_old_jobs(self, lock: JobLock) -> None:
         """Removes old jobs, at most once an hour. Called while no job is queued."""
-        if self._removed_at is not None and time.monotonic() - self._removed_at < _REMOVE_SECONDS:
+        is_early = self._removed_at is not None and time.monotonic() - self._removed_at < _REMOVE_SECONDS
+        if self._kept is None or is_early:
             return
         self._removed_at = time.monotonic()
-        if removed := remove_old_jobs(lock, self._using, lambda: self._stopping):
+        if removed := remove_old_jobs(lock, self._using, self._kept, lambda: self._stopping):
             log.info("jobs.removed", jobs=removed, why="they were over long ago")
 
     def _serve_while_it_lasts(self, *, once: bool) -> bool:

@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TextIO
+from dataclasses import dataclass
+from typing import Any, TextIO
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.models import F
@@ -47,18 +47,12 @@ from pipeline.jobs.rows import (
     show_progress,
     storable_arguments,
 )
-from pipeline.jobs.view import SPARK
 from pipeline.models import Job, JobState
-from pipeline.spark.cancellation import spark_steps
-from pipeline.spark.stages import StageFigures, StagesSince, added_up
 from streams.conf import stream_settings
 from streams.db.driver import channel, past_pooler
 from streams.runtime.logs import get_logger
 from streams.runtime.masking import masked
 from streams.runtime.when_asked import WhenAsked
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = [
     "MOST_QUEUED",
@@ -83,7 +77,6 @@ QUEUE_CHANNEL = "replsite_jobs"
 MOST_QUEUED = 1_000
 """The largest number of waiting jobs. If so many jobs wait, ``queue_job`` raises ``QueueFull``."""
 _MOST_OF_ARGUMENTS = 100_000
-_DESCRIPTION = "spark.job.description"
 #: Seconds between two checks of a run whether it is to end.
 _LOOK_SECONDS = 1.0
 _WHY: Mapping[type[BaseException], str] = {
@@ -235,12 +228,14 @@ class JobRun:
         self.using = using
         self._keeper = keeper or ProcessLink()
         self._progress = Progress(stream, self._store)
-        self._unit = self._stage = ""
+        self._unit = ""
         self._looked = time.monotonic()
-        self._spark: SparkSession | None = None
-        self._page_told = False
-        self.spark_figures: list[StageFigures] = []
-        """The figures of the Spark stages of this run, by stage."""
+        self.stage_name = ""
+        """The name of the current stage, or an empty text between two stages."""
+        self.stage_changed: Callable[[], object] = lambda: None
+        """Called whenever ``stage_name`` has changed."""
+        self.also: dict[str, Any] = {}
+        """Added to the summary beside what the work returns, such as figures of the engine that did the work."""
 
     @contextmanager
     def stage(self, name: str, total: int | None, unit: str) -> Iterator[Count]:
@@ -262,67 +257,15 @@ class JobRun:
             yield
         self.step()
 
-    @property
-    def spark_group(self) -> str:
-        """The job group of this job's Spark jobs."""
-        return f"replsite job {self.id}"
-
-    @property
-    def spark_description(self) -> str:
-        """The description that Spark's page shows for the Spark jobs of the current stage."""
-        return f"{self.spark_group}, {self.kind}" + (f": {self._stage}" if self._stage else "")
-
     @contextmanager
     def _named(self, stage: str, unit: str) -> Iterator[None]:
-        """Sets the name and unit of the current stage while the block runs. The name is also shown on Spark's page."""
-        before, self._stage, self._unit = self._stage, stage, unit
-        self._describe()
+        before, self.stage_name, self._unit = self.stage_name, stage, unit
+        self.stage_changed()
         try:
             yield
         finally:
-            self._stage = before
-            self._describe()
-
-    def _describe(self) -> None:
-        if self._spark is not None:
-            with suppress(Exception):  # a name: the JVM may be gone, and then the work itself says so
-                self._spark.sparkContext.setLocalProperty(_DESCRIPTION, self.spark_description)
-
-    @contextmanager
-    def spark_steps(self, spark: SparkSession, also: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Calls ``step`` at intervals in another thread while the block waits for Spark.
-
-        If ``step`` raises an error, the block's Spark tasks are cancelled and the block ends with that error. Only
-        Spark jobs that the block's own thread starts are cancelled. ``also`` is called before each ``step``. If
-        ``also`` raises a ``PipelineError``, the effect is the same.
-
-        On Spark's page, the Spark jobs of the block have the names of the job's stages. The figures of their Spark
-        stages are added to ``spark_figures``.
-        """
-
-        def look() -> None:
-            also()
-            self.step()
-
-        if (page := spark.sparkContext.uiWebUrl) is not None and not self._page_told:
-            self.say(f"Spark's page: {page}")
-            self._page_told = True
-        stages, self._spark = StagesSince(spark, self.spark_group), spark
-        try:
-            with spark_steps(look, spark, self.spark_group, self.spark_description):
-                yield
-            self._add_figures(stages)
-        finally:
-            self._spark = None
-
-    def _add_figures(self, stages: StagesSince) -> None:
-        prefix = f"{self.spark_group}, {self.kind}: "
-        try:
-            found = [replace(one, name=one.name.removeprefix(prefix)) for one in stages.figures()]
-        except Exception as error:  # noqa: BLE001 - the work is done; another version of Spark may not have these figures
-            log.warning("job.no_spark_figures", job=self.id, error=str(error)[:200])
-            return
-        self.spark_figures = added_up([*self.spark_figures, *found])
+            self.stage_name = before
+            self.stage_changed()
 
     def step(self) -> None:
         """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` if the job is to end. Checks this at most once a second."""
@@ -486,8 +429,7 @@ def carry_out(
         with past_pooler(using):
             run = JobRun(job, using, stream, keeper)
             summary = (work or _work)(run)
-        figures = {SPARK: [asdict(one) for one in run.spark_figures]} if run.spark_figures else {}
-        _finish(job, using, {**summary, **figures})
+        _finish(job, using, {**summary, **{name: found for name, found in run.also.items() if found}})
     except JobCancelled as error:
         end_run(job, using, state=JobState.CANCELLED, finished_at=Now())
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))

@@ -13,27 +13,26 @@ from pipeline.jobs.rate import rate_of
 from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job, JobState
 from streams.db.clock import database_now
-from streams.runtime.amounts import byte_size, counted, done_of, duration
+from streams.runtime.amounts import done_of, duration
 from streams.runtime.text import safe_text
 
 __all__ = [
-    "SPARK",
+    "MOST_FIGURES",
     "Figure",
     "JobView",
+    "figure_text",
     "figures_of",
+    "is_number",
     "job_view",
     "job_views",
     "progress_text",
-    "spark_words",
     "view_of",
 ]
 
 #: The order of a list by state: running jobs, waiting jobs, and all others.
 _FIRST = {JobState.RUNNING: 0, JobState.QUEUED: 1}
 KILLED = "killed"
-SPARK = "spark"
-"""The key of a summary under which the figures of Spark's stages are stored."""
-_MOST_FIGURES = 200
+MOST_FIGURES = 200
 _LONGEST_FIGURE = 200
 
 
@@ -76,11 +75,6 @@ class JobView:
         """The figures before and after the work, side by side."""
         return figures_of(self.job.before, self.job.after)
 
-    @property
-    def spark(self) -> list[str]:
-        """A sentence for each stage of Spark that the summary has figures of."""
-        return spark_words(self.job.summary)
-
     def cells(self) -> list[str]:
         """Returns the texts of a row in the terminal's table: job, kind, state, progress, user, begin, duration."""
         job = self.job
@@ -113,7 +107,7 @@ class Figure:
 def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
     """Returns a figure for each name in ``before`` or ``after``, at most 200 figures. The names in ``before`` come first."""
     old, new = (_named(found) for found in (before, after))
-    names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
+    names = list(dict.fromkeys([*old, *new]))[:MOST_FIGURES]
     return [Figure(safe_text(name, None), *_pair(old.get(name), new.get(name))) for name in names]
 
 
@@ -129,52 +123,23 @@ def _named(found: Any) -> Mapping[str, Any]:
 
 def _pair(before: Any, after: Any) -> tuple[str, str, str]:
     change = ""
-    if _is_number(before) and _is_number(after):
+    if is_number(before) and is_number(after):
         change = f"{after - before:+,}" if after != before else "0"
-    return _figure_text(before), _figure_text(after), change
+    return figure_text(before), figure_text(after), change
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _figure_text(value: Any) -> str:
+def figure_text(value: Any) -> str:
     if value is None:
         return ""
     text = (
-        f"{value:,}"
-        if _is_number(value)
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
+        f"{value:,}" if is_number(value) else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     )
     text = safe_text(text, None)
     return text if len(text) <= _LONGEST_FIGURE else f"{text[:_LONGEST_FIGURE]}…"
-
-
-def spark_words(summary: Any) -> list[str]:
-    """Returns a sentence for each Spark stage in the summary of a job.
-
-    ``summary`` may be any JSON value, because another service may have written the job's row.
-    """
-    stages = summary.get(SPARK) if isinstance(summary, Mapping) else None
-    found = [one for one in stages if isinstance(one, Mapping)] if isinstance(stages, list) else []
-    return [_stage_words(one) for one in found[:_MOST_FIGURES]]
-
-
-def _stage_words(stage: Mapping[str, Any]) -> str:
-    def number(name: str) -> int:
-        value = stage.get(name)
-        return int(value) if value is not None and _is_number(value) else 0
-
-    tasks, failed, skew = number("tasks"), number("failed"), stage.get("skew")
-    parts = [counted(tasks, "task")]
-    parts += [f"{failed:,} failed and were repeated"] if failed else []
-    parts += [f"{number('records'):,} records read"] if number("records") else []
-    parts += [f"{byte_size(number('shuffled_bytes'))} shuffled"] if number("shuffled_bytes") else []
-    parts += [f"{byte_size(number('spilled_bytes'))} spilled to disk"] if number("spilled_bytes") else []
-    parts += [f"the longest task took {skew:,} times the median"] if _is_number(skew) else []
-    return f"{_figure_text(stage.get('name'))}: {', '.join(parts)}"
 
 
 def job_view(job: int, using: str) -> JobView:

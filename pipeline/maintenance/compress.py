@@ -19,7 +19,8 @@ from events.maintenance.group_compaction import RoomCompaction, group_rows, plan
 from events.maintenance.group_plan import PlannedRoom
 from events.maintenance.purge_history import purge_lock
 from pipeline.errors import JobCancelled, PipelineError, UnusableArguments
-from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
+from pipeline.jobs.arguments import JSON, Argument, Type, dry_run
+from pipeline.jobs.room_arguments import ALL_ROOMS, ROOMS
 from pipeline.jobs.run import Count, JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.compress_executor import plan_rooms

@@ -26,7 +26,8 @@ from events.maintenance.purge_history import (
 from events.maintenance.retention import retention_cuts
 from pipeline.archive.cut import check_cut, cut_arguments, depth_of_cut
 from pipeline.archive.kind import ARCHIVE, archive_first, check_archive
-from pipeline.jobs.arguments import JSON, ROOM, YES, Argument, Type, dry_run
+from pipeline.jobs.arguments import JSON, YES, Argument, Type, dry_run
+from pipeline.jobs.room_arguments import ROOM, SEARCHED
 from pipeline.jobs.run import JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge_words import history_words
@@ -196,7 +197,7 @@ class PurgeOrphansKind(JobKind):
     arguments = (
         Argument(
             "room", Type.TEXT, "of this room only", typed="--room ROOM", must="the ID of a room",
-            in_form="its ID; none: all rooms",
+            in_form="its ID; none: all rooms", attributes=SEARCHED,
         ),
         dry_run("only say how much would be deleted"),
         YES,

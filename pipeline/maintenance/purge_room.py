@@ -15,7 +15,8 @@ from events.maintenance.purge_history import purge_lock
 from events.maintenance.purge_room import RoomPurge, is_purging
 from pipeline.archive.kind import ARCHIVE, archive_facts, check_archive
 from pipeline.archive.write import ArchiveRequest, archive_room
-from pipeline.jobs.arguments import JSON, ROOM, YES, Argument, OneOf, Type, dry_run
+from pipeline.jobs.arguments import JSON, YES, Argument, OneOf, Type, dry_run
+from pipeline.jobs.room_arguments import ROOM
 from pipeline.jobs.run import JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge import table_lines

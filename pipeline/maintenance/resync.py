@@ -25,11 +25,12 @@ from events.models import CurrentState, Room
 from events.persist.room_cache import clear_caches
 from events.room_lock_sql import LOCK_ROOM
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
-from pipeline.jobs.room_progress import RoomProgress
+from pipeline.jobs.arguments import JSON, Argument, Type, dry_run
+from pipeline.jobs.room_arguments import ALL_ROOMS, ROOMS
 from pipeline.jobs.run import JobKind, JobRun
 from pipeline.maintenance.many_rooms import ManyRooms
 from pipeline.maintenance.resync_executor import RoomAnswer
+from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import MASTER
 from streams.caches import invalidate_room_state
 from streams.db import driver

@@ -15,8 +15,9 @@ from django.core.management.base import BaseCommand, CommandError
 from events.errors import EventsError
 from events.maintenance.purge_room import unblock_room
 from events.sync.sync import resync_user
-from pipeline.jobs.arguments import ALL_ROOMS, JSON, Argument
+from pipeline.jobs.arguments import JSON, Argument
 from pipeline.jobs.command import JobSubject
+from pipeline.jobs.room_arguments import ALL_ROOMS
 from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.maintenance.purge_room import PurgeRoomKind
 from pipeline.maintenance.remove_archive import RemoveArchiveKind

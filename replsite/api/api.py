@@ -156,9 +156,17 @@ if rooms.has("events"):
     _on(TooManyWaiters, 503, "M_LIMIT_EXCEEDED")
     api.add_router("", client_sync.router)
     if rooms.has("pipeline"):
-        from pipeline.errors import PipelineError, QueueFull, UnknownJob, UnknownKind, UnusableArguments
+        from pipeline.errors import (
+            JobError,
+            PipelineError,
+            QueueFull,
+            UnknownJob,
+            UnknownKind,
+            UnusableArguments,
+        )
         from replsite.api import jobs
 
+        _on(JobError, 409, "M_UNKNOWN")
         _on(PipelineError, 409, "M_UNKNOWN")
         _on(UnusableArguments, 400, "M_INVALID_PARAM")
         _on(UnknownKind, 400, "M_INVALID_PARAM")

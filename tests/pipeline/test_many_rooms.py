@@ -14,13 +14,12 @@ from django.utils import timezone
 from events.integrity.repair import check_room
 from events.persist.room_cache import clear_caches
 from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
-from pipeline.jobs import room_progress
-from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import run_job
-from pipeline.maintenance import many_rooms, room_tasks
+from pipeline.maintenance import many_rooms, room_progress, room_tasks
 from pipeline.maintenance.many_rooms import announce_repaired
 from pipeline.maintenance.resync import ResyncKind
 from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
+from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, pack
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
 from streams.catalog.models import CacheInvalidation
@@ -197,7 +196,7 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
 
 DIES = """
 from pipeline.maintenance import many_rooms
-from pipeline.jobs import room_progress
+from pipeline.maintenance import room_progress
 from pipeline.jobs.run import run_job
 
 work = many_rooms.resync_room

@@ -19,6 +19,7 @@ from pipeline.errors import UnusableArguments
 from pipeline.jobs.command import as_command_errors
 from pipeline.jobs.rows import CancelOutcome, cancel_job
 from pipeline.jobs.run import job_kinds, queue_job, resume_job
+from pipeline.jobs.spark_steps import spark_words
 from pipeline.jobs.view import JobView, job_view, job_views
 from streams.conf import stream_settings
 from streams.maintenance.subjects import asked_by
@@ -102,7 +103,7 @@ class Command(SiteCommand):
         for figure in view.figures:
             change = f"  ({figure.change})" if figure.change else ""
             self.stdout.write(f"{figure.name:<24} {figure.before or '-'} -> {figure.after or '-'}{change}")
-        for words in view.spark:
+        for words in spark_words(row.summary):
             self.stdout.write(f"{'Spark':<10} {words}")
 
     def _cancel(self, job: int, using: str) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from pipeline.conf import pipeline_settings
 from pipeline.jobs.command import as_command_errors
+from pipeline.jobs.history import Kept
 from pipeline.jobs.queue import JobServer
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
@@ -45,7 +47,9 @@ class Command(SiteCommand):
     @written_by("runjobs")
     def handle(self, *args: Any, **options: Any) -> None:
         """Runs jobs from the queue."""
-        server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
+        conf = pipeline_settings()
+        kept = Kept(conf.job_history_days, conf.job_history_count)
+        server = JobServer(stream_settings().database, sys.stderr, self.stdout.write, kept)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         with as_command_errors():
