@@ -1,6 +1,6 @@
 """Read-only admin pages of the sources, rooms and refused lines of jobs, and of the tables that the live pipeline keeps current.
 
-The page of jobs themselves is ``pipeline.jobs.admin``.
+The page of jobs themselves is ``streams.jobs.admin``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from events.admin.pretty_json import pretty_json
 from events.admin.room_list import found_rooms
 from events.models import RoomSummary
 from pipeline import models
-from pipeline.jobs.admin import JobAdmin
-from pipeline.jobs.confirm import QUEUE
-from pipeline.jobs.spark_steps import spark_words
+from pipeline.spark.job_steps import spark_words
 from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
+from streams.jobs.admin import JobAdmin
+from streams.jobs.confirm import QUEUE
 from streams.runtime.text import safe_text
 
 __all__ = [

@@ -30,8 +30,8 @@ class PipelineConfig(AppConfig):
                 "pip install psycopg2-binary, or remove pipeline from INSTALLED_APPS."
             )
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
-        from pipeline.jobs import run  # noqa: PLC0415 - models are loaded now
         from pipeline.live.statistics_table import READER  # noqa: PLC0415
+        from streams.jobs import run  # noqa: PLC0415 - models are loaded now
         from streams.maintenance import subjects  # noqa: PLC0415
         from streams.reading.reader_commands import run_by  # noqa: PLC0415
 

@@ -11,8 +11,8 @@ from typing import Any
 from events.errors import BadToken
 from events.maintenance.purge_history import cut_at_event, cut_at_time, cut_at_token
 from events.reading.timeline import timeline_place
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.arguments import Argument, OneOf, Type
+from streams.jobs.arguments import Argument, OneOf, Type
+from streams.jobs.errors import UnusableArguments
 from streams.runtime.moments import FORMS
 
 __all__ = ["check_cut", "cut_arguments", "depth_of_cut"]

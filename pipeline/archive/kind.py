@@ -12,15 +12,15 @@ from typing import Any
 
 from events.maintenance.purge_batch import PurgeRequest
 from events.maintenance.purge_history import purge_lock
+from events.operations.room_arguments import ROOM
 from pipeline.archive.cut import check_cut, cut_arguments, depth_of_cut
 from pipeline.archive.folders import folder_of_archives
 from pipeline.archive.format import Manifest
 from pipeline.archive.write import ArchiveRequest, archive_room
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.arguments import JSON, Argument, Type
-from pipeline.jobs.room_arguments import ROOM
-from pipeline.jobs.run import JobKind, JobRun
-from pipeline.jobs.spark_arguments import master
+from pipeline.spark.arguments import master
+from streams.jobs.arguments import JSON, Argument, Type
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.run import JobKind, JobRun
 
 __all__ = ["ARCHIVE", "ArchiveKind", "archive_facts", "archive_first", "check_archive"]
 

@@ -39,13 +39,13 @@ from pipeline.archive.format import MANIFEST, ArchivedFile, Manifest
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
 from pipeline.errors import ArchiveDamaged, ArchiveElsewhere
-from pipeline.jobs.arguments import JSON, Argument, Type
-from pipeline.jobs.run import Count, JobKind, JobRun
-from pipeline.jobs.throttle import throttled
 from streams import registry
 from streams.caches import invalidate_room_state
 from streams.db import driver
 from streams.db.consistent_read import long_transaction
+from streams.jobs.arguments import JSON, Argument, Type
+from streams.jobs.run import Count, JobKind, JobRun
+from streams.jobs.throttle import throttled
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -35,14 +35,14 @@ from pipeline.archive.format import (
 from pipeline.archive.parts import ArchivePart, write_part
 from pipeline.disk_full import disk_full
 from pipeline.errors import ArchiveTooLarge, DiskFull
-from pipeline.jobs.run import JobRun
-from pipeline.jobs.spark_steps import spark_steps
 from pipeline.private_files import fsync_folder, make_folder, remove_folder
 from pipeline.source.shared_snapshot import SHARE_SNAPSHOT, in_snapshot
+from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.run_tasks import run_tasks
 from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
 from streams.db import driver
+from streams.jobs.run import JobRun
 
 __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 

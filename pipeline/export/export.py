@@ -24,18 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.disk_full import disk_full
-from pipeline.errors import DiskFull, ExportDiffers, SparkFailed, UnusableArguments
+from pipeline.errors import DiskFull, ExportDiffers, SparkFailed
 from pipeline.export.executor import Exporting, ExportPiece, arrow_schema, read_export
 from pipeline.export.folder import MANIFEST, OLD, PARTIAL, export_lock
 from pipeline.export.tables import TABLES, ExportedTable, buckets_for
-from pipeline.jobs.run import JobRun
-from pipeline.jobs.spark_steps import spark_steps
 from pipeline.private_files import make_folder, open_new, remove_folder
 from pipeline.source.shared_snapshot import SHARE_SNAPSHOT
+from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
 from streams.core.queries import STORED_POSITIONS
 from streams.db import driver
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.run import JobRun
 
 if TYPE_CHECKING:
     import pyarrow as pa

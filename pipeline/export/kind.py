@@ -16,15 +16,15 @@ from typing import Any, TextIO
 from django.core.management.base import BaseCommand
 
 from events.arguments import can_be_stored
-from pipeline.errors import UnusableArguments
+from events.operations.room_arguments import ROOMS, SEARCHED
 from pipeline.export.folder import exports_folder
 from pipeline.export.tables import MOST_BUCKETS, TABLES
-from pipeline.jobs.arguments import JSON, Argument, Type
-from pipeline.jobs.command import JobSubject
-from pipeline.jobs.folders import any_folder, is_any_folder
-from pipeline.jobs.room_arguments import ROOMS, SEARCHED
-from pipeline.jobs.run import JobKind, JobRun, run_job
-from pipeline.jobs.spark_arguments import master as spark_master
+from pipeline.spark.arguments import master as spark_master
+from streams.jobs.arguments import JSON, Argument, Type
+from streams.jobs.command import JobSubject
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.folders import any_folder, is_any_folder
+from streams.jobs.run import JobKind, JobRun, run_job
 
 __all__ = ["ExportKind", "ExportSubject", "run_export"]
 

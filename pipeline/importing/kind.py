@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.conf import pipeline_settings
-from pipeline.errors import UnusableArguments
 from pipeline.importing.staging_tables import PREFIX
-from pipeline.jobs.arguments import Argument, OneOf, Type
-from pipeline.jobs.folders import is_any_folder
-from pipeline.jobs.run import JobKind, JobRun
-from pipeline.jobs.spark_arguments import master
+from pipeline.spark.arguments import master
+from streams.jobs.arguments import Argument, OneOf, Type
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.folders import is_any_folder
+from streams.jobs.run import JobKind, JobRun
 from streams.runtime.masking import masked
 
 __all__ = ["ImportKind"]

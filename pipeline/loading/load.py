@@ -20,12 +20,12 @@ from django.db import connections
 from pipeline.errors import RoomsKnown, SparkFailed
 from pipeline.frames.task_rows import BatchFunction
 from pipeline.frames.work_out_rooms import WorkedOutRooms
-from pipeline.jobs.checkpoints import watched_checkpoints
-from pipeline.jobs.run import JobRun
-from pipeline.jobs.spark_steps import spark_steps
 from pipeline.loading.load_pack import LOADED, LoadWork, load_packs
+from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.stages import FinishedTasks
+from streams.jobs.checkpoints import watched_checkpoints
+from streams.jobs.run import JobRun
 from streams.writing.name import writer_name
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 First the job plans the new state groups of each room, on Spark if there are many state groups. A room is not changed if
 too few rows would be saved. ``events.maintenance.group_compaction`` rewrites the other rooms, one at a time. After each
-transaction the job pauses (``pipeline.jobs.throttle``).
+transaction the job pauses (``streams.jobs.throttle``).
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
 from events.maintenance.group_compaction import RoomCompaction, group_rows, plan_here
 from events.maintenance.group_plan import PlannedRoom
 from events.maintenance.purge_history import purge_lock
-from pipeline.errors import JobCancelled, PipelineError, UnusableArguments
-from pipeline.jobs.arguments import JSON, Argument, Type, dry_run
-from pipeline.jobs.room_arguments import ALL_ROOMS, ROOMS
-from pipeline.jobs.run import Count, JobKind, JobRun
-from pipeline.jobs.throttle import throttled
+from events.operations.room_arguments import ALL_ROOMS, ROOMS
+from pipeline.errors import PipelineError
 from pipeline.maintenance.compress_executor import plan_rooms
 from pipeline.maintenance.room_tasks import MASTER, SizedRoom, ask_rooms, session_if_worth_it
 from state.groups.compaction import WrittenRows
 from streams.db.driver import dsn
+from streams.jobs.arguments import JSON, Argument, Type, dry_run
+from streams.jobs.errors import JobCancelled, UnusableArguments
+from streams.jobs.run import Count, JobKind, JobRun
+from streams.jobs.throttle import throttled
 
 __all__ = ["GROUPS_IN_PROCESS", "CompressStateKind"]
 

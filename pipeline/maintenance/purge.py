@@ -1,7 +1,7 @@
 """Implements the jobs ``purge history``, ``purge orphans`` and ``purge retention``.
 
 ``events.maintenance.purge_history`` and ``events.maintenance.group_gc`` do the work. This module adds progress, and figures
-before and after. After each transaction the job pauses (``pipeline.jobs.throttle``). The commands are in
+before and after. After each transaction the job pauses (``streams.jobs.throttle``). The commands are in
 ``pipeline.maintenance.subjects``.
 """
 
@@ -24,14 +24,14 @@ from events.maintenance.purge_history import (
     room_figures,
 )
 from events.maintenance.retention import retention_cuts
+from events.operations.room_arguments import ROOM, SEARCHED
 from pipeline.archive.cut import check_cut, cut_arguments, depth_of_cut
 from pipeline.archive.kind import ARCHIVE, archive_first, check_archive
-from pipeline.jobs.arguments import JSON, YES, Argument, Type, dry_run
-from pipeline.jobs.room_arguments import ROOM, SEARCHED
-from pipeline.jobs.run import JobKind, JobRun
-from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge_words import history_words
 from streams.db.consistent_read import read_only_snapshot
+from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run
+from streams.jobs.run import JobKind, JobRun
+from streams.jobs.throttle import throttled
 from streams.runtime.text import safe_text
 
 __all__ = ["PurgeHistoryKind", "PurgeOrphansKind", "PurgeRetentionKind", "purge_groups", "table_lines"]

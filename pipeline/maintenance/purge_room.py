@@ -13,15 +13,15 @@ from typing import Any
 from events.errors import PurgeRefused
 from events.maintenance.purge_history import purge_lock
 from events.maintenance.purge_room import RoomPurge, is_purging
+from events.operations.room_arguments import ROOM
 from pipeline.archive.kind import ARCHIVE, archive_facts, check_archive
 from pipeline.archive.write import ArchiveRequest, archive_room
-from pipeline.jobs.arguments import JSON, YES, Argument, OneOf, Type, dry_run
-from pipeline.jobs.room_arguments import ROOM
-from pipeline.jobs.run import JobKind, JobRun
-from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge import table_lines
 from pipeline.maintenance.purge_words import room_words
 from pipeline.models import Job
+from streams.jobs.arguments import JSON, YES, Argument, OneOf, Type, dry_run
+from streams.jobs.run import JobKind, JobRun
+from streams.jobs.throttle import throttled
 from streams.runtime.text import safe_text
 
 __all__ = ["PurgeRoomKind"]

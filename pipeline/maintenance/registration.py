@@ -10,14 +10,14 @@ from pipeline.archive.kind import ArchiveKind
 from pipeline.archive.restore import RestoreKind
 from pipeline.export.kind import ExportKind
 from pipeline.importing.kind import ImportKind
-from pipeline.jobs import run
-from pipeline.jobs.kinds import CensorKind, CheckStreamsKind
 from pipeline.maintenance import subjects
 from pipeline.maintenance.compress import CompressStateKind
+from pipeline.maintenance.kinds import CensorKind, CheckStreamsKind
 from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.maintenance.purge_room import PurgeRoomKind
 from pipeline.maintenance.remove_archive import RemoveArchiveKind
 from pipeline.maintenance.resync import ResyncKind
+from streams.jobs import run
 
 __all__ = ["register_kinds", "register_subjects"]
 

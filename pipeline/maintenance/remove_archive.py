@@ -17,13 +17,13 @@ from events.models import Room
 from pipeline.archive import format as archives
 from pipeline.errors import ArchiveInUse
 from pipeline.export import folder as exports
-from pipeline.jobs.arguments import JSON, YES, Argument, Type, dry_run
-from pipeline.jobs.rows import hold_lock
-from pipeline.jobs.run import JobKind, JobRun
 from pipeline.maintenance.purge_words import folder_words
 from pipeline.maintenance.written_folders import WrittenFolder, find_folder
 from pipeline.private_files import fsync_folder, remove_folder
 from streams.db import driver
+from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run
+from streams.jobs.rows import hold_lock
+from streams.jobs.run import JobKind, JobRun
 from streams.runtime.amounts import byte_size
 from streams.runtime.moments import moment_text
 from streams.runtime.text import safe_text

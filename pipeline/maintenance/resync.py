@@ -22,18 +22,19 @@ from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, SUBJECTS, includes_subject
 from events.integrity.repair import all_rooms
 from events.models import CurrentState, Room
+from events.operations.room_arguments import ALL_ROOMS, ROOMS
 from events.persist.room_cache import clear_caches
 from events.room_lock_sql import LOCK_ROOM
-from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.jobs.arguments import JSON, Argument, Type, dry_run
-from pipeline.jobs.room_arguments import ALL_ROOMS, ROOMS
-from pipeline.jobs.run import JobKind, JobRun
+from pipeline.errors import PipelineError
 from pipeline.maintenance.many_rooms import ManyRooms
 from pipeline.maintenance.resync_executor import RoomAnswer
 from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import MASTER
 from streams.caches import invalidate_room_state
 from streams.db import driver
+from streams.jobs.arguments import JSON, Argument, Type, dry_run
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.run import JobKind, JobRun
 from streams.maintenance import check as inspection
 from streams.maintenance.table_sequences import inspect_tables, repair_tables
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipeline.errors import JavaMissing, SparkFailed
-from pipeline.jobs.run import JobRun
-from pipeline.jobs.spark_arguments import master
-from pipeline.jobs.spark_steps import job_group
+from pipeline.spark.arguments import master
+from pipeline.spark.job_steps import job_group
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
+from streams.jobs.run import JobRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,16 +14,16 @@ from django.core.management.base import BaseCommand, CommandError
 
 from events.errors import EventsError
 from events.maintenance.purge_room import unblock_room
+from events.operations.room_arguments import ALL_ROOMS
 from events.sync.sync import resync_user
-from pipeline.jobs.arguments import JSON, Argument
-from pipeline.jobs.command import JobSubject
-from pipeline.jobs.room_arguments import ALL_ROOMS
 from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.maintenance.purge_room import PurgeRoomKind
 from pipeline.maintenance.remove_archive import RemoveArchiveKind
 from pipeline.maintenance.resync import OF_ROOMS, WHAT, ResyncKind
 from pipeline.maintenance.room_tasks import MASTER
 from streams.conf import stream_settings
+from streams.jobs.arguments import JSON, Argument
+from streams.jobs.command import JobSubject
 from streams.maintenance.subjects import register
 
 __all__ = ["register_subjects"]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error as DjangoError
 from django.db import connections
 
-from pipeline.errors import JobError, PipelineError
+from pipeline.errors import PipelineError
+from streams.jobs.errors import JobError
 from streams.runtime.logs import get_logger
 
 if TYPE_CHECKING:

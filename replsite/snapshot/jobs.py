@@ -26,8 +26,8 @@ MOST_OVER_JOBS = 10
 _MOST_NAMED = 3
 
 if rooms.has("pipeline"):
-    from pipeline.jobs.rate import rate_of
-    from pipeline.jobs.sql import KILLED_JOBS
+    from streams.jobs.rate import rate_of
+    from streams.jobs.sql import KILLED_JOBS
 else:
     KILLED_JOBS = ""
 

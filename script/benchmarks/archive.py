@@ -22,14 +22,14 @@ from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
 from pipeline.archive.restore import RestoreKind
 from pipeline.export.kind import run_export
-from pipeline.jobs import throttle
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
 from pipeline.maintenance.purge_room import PurgeRoomKind
 from pipeline.spark.site_session import site_session
 from script.benchmarks.filled_room import fill_room
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
+from streams.jobs import throttle
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 from streams.writing.name import use_instance
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 200_000)

@@ -19,13 +19,13 @@ from typing import Any
 
 from django.db import connection
 
-from pipeline.jobs.run import run_job
 from pipeline.maintenance.resync import ResyncKind
 from pipeline.models import Job
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
+from streams.jobs.run import run_job
 from streams.writing.name import use_instance
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 1_000_000)

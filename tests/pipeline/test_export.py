@@ -21,12 +21,13 @@ from django.core.management import CommandError, call_command
 
 from events.format.client_format import pruned_json
 from events.models import CurrentState, Event, EventJson, Room
-from pipeline.errors import DiskFull, ExportDiffers, JobCancelled, SparkFailed, UnusableArguments
+from pipeline.errors import DiskFull, ExportDiffers, SparkFailed
 from pipeline.export import export, kind
 from pipeline.export.kind import ExportKind, run_export
 from pipeline.export.tables import FIRST_DAY, TABLES, room_bucket
-from pipeline.jobs.run import JobRun, job_kinds, queue_job
 from pipeline.models import Job, JobState
+from streams.jobs.errors import JobCancelled, UnusableArguments
+from streams.jobs.run import JobRun, job_kinds, queue_job
 from tests.oracle.answers import parsed
 from tests.support.session import PROJECT
 from tests.support.stored_rooms import store_room

@@ -15,10 +15,12 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.models import JSONField, Value
 
-from pipeline.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
-from pipeline.jobs import run as job_runs
-from pipeline.jobs.queue import MOST_ATTEMPTS, JobServer, requeue_killed
-from pipeline.jobs.rows import (
+from pipeline.models import Job, JobState
+from streams.db.driver import DatabaseError, direct_connection
+from streams.jobs import run as job_runs
+from streams.jobs.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
+from streams.jobs.queue import MOST_ATTEMPTS, JobServer, requeue_killed
+from streams.jobs.rows import (
     CancelOutcome,
     begin_job,
     cancel_job,
@@ -27,10 +29,8 @@ from pipeline.jobs.rows import (
     hold_lock,
     killed_jobs,
 )
-from pipeline.jobs.run import JobKind, queue_job, run_job
-from pipeline.jobs.view import job_views
-from pipeline.models import Job, JobState
-from streams.db.driver import DatabaseError, direct_connection
+from streams.jobs.run import JobKind, queue_job, run_job
+from streams.jobs.view import job_views
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import cut, server_process, terminate
 
@@ -552,8 +552,8 @@ _KILLED_AT_WORK = textwrap.dedent("""
     import io, sys
     import django
     django.setup()
-    from pipeline.jobs import run as job_runs
-    from pipeline.jobs.queue import JobServer
+    from streams.jobs import run as job_runs
+    from streams.jobs.queue import JobServer
 
     class Sleep(job_runs.JobKind):
         name, arguments = "sleep", None

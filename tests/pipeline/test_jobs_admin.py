@@ -16,11 +16,11 @@ from django.test import Client
 
 from events.admin.links import room_url
 from events.models import RoomSummary
-from pipeline.jobs import admin
-from pipeline.jobs import run as job_runs
-from pipeline.jobs.rows import hold_lock
-from pipeline.jobs.run import queue_job
 from pipeline.models import Job, JobState
+from streams.jobs import admin
+from streams.jobs import run as job_runs
+from streams.jobs.rows import hold_lock
+from streams.jobs.run import queue_job
 from tests.integration.events.test_purging import talked_room
 
 pytestmark = pytest.mark.django_db

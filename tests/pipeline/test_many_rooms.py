@@ -13,8 +13,7 @@ from django.utils import timezone
 
 from events.integrity.repair import check_room
 from events.persist.room_cache import clear_caches
-from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
-from pipeline.jobs.run import run_job
+from pipeline.errors import JavaMissing
 from pipeline.maintenance import many_rooms, room_progress, room_tasks
 from pipeline.maintenance.many_rooms import announce_repaired
 from pipeline.maintenance.resync import ResyncKind
@@ -23,6 +22,8 @@ from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, pack
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
 from streams.catalog.models import CacheInvalidation
+from streams.jobs.errors import JobCancelled, UnusableArguments
+from streams.jobs.run import run_job
 from tests.integration.events import test_room_repair as damage
 from tests.integration.events.test_live_is_bulk import generated
 from tests.support.persisted_rooms import persist_all
@@ -102,7 +103,7 @@ def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark,
     for room_id in rooms:
         plant(damage.lost_extremity, room_id)
     monkeypatch.setattr(room_tasks, "_ROOMS_PER_TASK", 1)
-    monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("streams.jobs.run._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(many_rooms, "announce_repaired", lambda using: Job.objects.update(cancel_asked_by="ann"))
     with pytest.raises(JobCancelled):
         run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())
@@ -197,7 +198,7 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
 DIES = """
 from pipeline.maintenance import many_rooms
 from pipeline.maintenance import room_progress
-from pipeline.jobs.run import run_job
+from streams.jobs.run import run_job
 
 work = many_rooms.resync_room
 def until(room_id, *rest, **more):

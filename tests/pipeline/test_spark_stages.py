@@ -6,12 +6,12 @@ import io
 
 import pytest
 
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
-from pipeline.jobs.spark_steps import spark_steps, spark_words
 from pipeline.models import Job
+from pipeline.spark.job_steps import spark_steps, spark_words
 from pipeline.spark.run_tasks import run_tasks
 from pipeline.spark.stages import FinishedTasks
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("spark")

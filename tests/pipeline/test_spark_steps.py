@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from pipeline.errors import JobCancelled, SparkFailed
+from pipeline.errors import SparkFailed
 from pipeline.spark import cancellation as module
 from pipeline.spark.cancellation import cancelled_steps
 from pipeline.spark.run_tasks import run_tasks
+from streams.jobs.errors import JobCancelled
 
 
 @pytest.fixture(autouse=True)

@@ -46,9 +46,9 @@ def main() -> None:
     """Run the job."""
     django.setup()
     from events.maintenance import group_compaction, group_gc, purge_history, purge_room
-    from pipeline.jobs import throttle
-    from pipeline.jobs.run import run_job
     from pipeline.maintenance import many_rooms, room_progress
+    from streams.jobs import throttle
+    from streams.jobs.run import run_job
 
     purge_history._EVENTS_PER_TRANSACTION = 8
     group_gc._GROUPS_PER_TRANSACTION = 5

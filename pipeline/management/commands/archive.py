@@ -6,7 +6,7 @@ Exit status 0: the archive is written; 1: no archive was written; 2: unusable ar
 from __future__ import annotations
 
 from pipeline.archive.kind import ArchiveKind
-from pipeline.jobs.command import JobCommand, JobSubject
+from streams.jobs.command import JobCommand, JobSubject
 
 __all__ = ["Command"]
 

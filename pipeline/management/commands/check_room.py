@@ -15,12 +15,12 @@ from django.core.management.base import CommandError, CommandParser
 from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, RoomReport
 from events.integrity.repair import check_room
-from pipeline.jobs.command import as_command_errors
-from pipeline.jobs.run import run_job
 from pipeline.maintenance.resync import ResyncKind, compare_rooms
 from pipeline.maintenance.resync_executor import RoomAnswer
 from pipeline.maintenance.room_tasks import MASTER
 from streams.conf import stream_settings
+from streams.jobs.command import as_command_errors
+from streams.jobs.run import run_job
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]

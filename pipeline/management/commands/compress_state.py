@@ -6,8 +6,8 @@ be reached; 2: unusable arguments, or a room that does not exist.
 
 from __future__ import annotations
 
-from pipeline.jobs.command import JobCommand, JobSubject
 from pipeline.maintenance.compress import CompressStateKind
+from streams.jobs.command import JobCommand, JobSubject
 
 __all__ = ["Command"]
 

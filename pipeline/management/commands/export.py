@@ -6,7 +6,7 @@ Exit status 0: all is written; 1: the export failed, and the folder is as it was
 from __future__ import annotations
 
 from pipeline.export.kind import ExportKind, ExportSubject
-from pipeline.jobs.command import JobCommand
+from streams.jobs.command import JobCommand
 
 __all__ = ["Command"]
 

@@ -15,10 +15,10 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
 from pipeline.importing.kind import ImportKind
-from pipeline.jobs.arguments import add_options
-from pipeline.jobs.command import as_command
 from pipeline.models import QuarantinedLine
 from streams.conf import stream_settings
+from streams.jobs.arguments import add_options
+from streams.jobs.command import as_command
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]

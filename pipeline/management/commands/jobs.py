@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.command import as_command_errors
-from pipeline.jobs.rows import CancelOutcome, cancel_job
-from pipeline.jobs.run import job_kinds, queue_job, resume_job
-from pipeline.jobs.spark_steps import spark_words
-from pipeline.jobs.view import JobView, job_view, job_views
+from pipeline.spark.job_steps import spark_words
 from streams.conf import stream_settings
+from streams.jobs.command import as_command_errors
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.rows import CancelOutcome, cancel_job
+from streams.jobs.run import job_kinds, queue_job, resume_job
+from streams.jobs.view import JobView, job_view, job_views
 from streams.maintenance.subjects import asked_by
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import safe_text

@@ -12,8 +12,9 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pipeline.errors import PipelineError, UnusableArguments
+from pipeline.errors import PipelineError
 from pipeline.spark.masters import master_argument
+from streams.jobs.errors import UnusableArguments
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]

@@ -6,7 +6,7 @@ Exit status 0: restored; 1: the archive is damaged, or does not fit this databas
 from __future__ import annotations
 
 from pipeline.archive.restore import RestoreKind
-from pipeline.jobs.command import JobCommand, JobSubject
+from streams.jobs.command import JobCommand, JobSubject
 
 __all__ = ["Command"]
 

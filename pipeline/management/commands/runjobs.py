@@ -17,10 +17,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from pipeline.conf import pipeline_settings
-from pipeline.jobs.command import as_command_errors
-from pipeline.jobs.history import Kept
-from pipeline.jobs.queue import JobServer
 from streams.conf import stream_settings
+from streams.jobs.command import as_command_errors
+from streams.jobs.history import Kept
+from streams.jobs.queue import JobServer
 from streams.runtime.command_line import SiteCommand
 from streams.writing.name import written_by
 

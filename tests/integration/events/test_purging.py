@@ -44,14 +44,14 @@ from events.reading.timeline import timeline
 from events.reading.user_timeline import timeline_of
 from events.visibility.explain import explain_visibility
 from events.visibility.rebuild import rebuild_visibility
-from pipeline.jobs import throttle
-from pipeline.jobs.run import queue_job
 from pipeline.maintenance import purge as purge_job
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from state.store import StateDigest, full_states
 from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
+from streams.jobs import throttle
+from streams.jobs.run import queue_job
 from tests.oracle.answers import parsed
 from tests.oracles.purge_plan import PurgedEvent, purge_plan
 from tests.support.effort import examples

@@ -9,11 +9,11 @@ from django.core.management import CommandError, call_command
 from events.maintenance.group_compaction import RoomCompaction, group_rows
 from events.maintenance.purge_history import purge_lock
 from events.models import Event
-from pipeline.errors import JobCancelled
-from pipeline.jobs.run import JobRun, queue_job, run_job
 from pipeline.maintenance.compress import CompressStateKind
 from pipeline.models import Job, JobState
 from state.models import StateGroup
+from streams.jobs.errors import JobCancelled
+from streams.jobs.run import JobRun, queue_job, run_job
 from tests.oracle.answers import parsed
 from tests.support.foreign_groups import store_as
 from tests.support.stored_rooms import store_room

@@ -11,10 +11,10 @@ from django.db import connection
 from django.utils import timezone
 
 from pipeline.conf import pipeline_settings
-from pipeline.jobs import history
-from pipeline.jobs.history import Kept, remove_old_jobs
-from pipeline.jobs.rows import claim_resumable_job, hold_lock
 from pipeline.models import ImportedRoom, ImportSource, Job, JobState, QuarantinedLine
+from streams.jobs import history
+from streams.jobs.history import Kept, remove_old_jobs
+from streams.jobs.rows import claim_resumable_job, hold_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OVER = [JobState.DONE, JobState.FAILED, JobState.CANCELLED]

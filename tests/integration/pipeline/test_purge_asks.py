@@ -13,9 +13,9 @@ import time
 import pytest
 
 from events.models import Event, Room
-from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job
 from streams.catalog.models import CacheInvalidation
+from streams.jobs.run import queue_job, run_job
 from streams.maintenance.subjects import subjects
 from tests.integration.events.test_purging import middle, talked_room
 from tests.support.waiting import DEADLINE_SECONDS, wait_until

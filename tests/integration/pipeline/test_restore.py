@@ -31,8 +31,6 @@ from events.reading.timeline import timeline
 from pipeline.archive import restore as restore_kind
 from pipeline.archive import write
 from pipeline.archive.format import read_manifest, write_manifest
-from pipeline.jobs import throttle
-from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup
 from state.rules.room_versions import room_version
@@ -40,6 +38,8 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.db.sequences import move_forward
+from streams.jobs import throttle
+from streams.jobs.rows import killed_jobs
 from tests.integration.events.test_purging import (
     assert_it_is_well,
     check_groups,
@@ -387,8 +387,8 @@ import os, signal, sys
 import django
 django.setup()
 from pipeline.archive import parts as archive_parts, restore as restore_kind
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 kind, room_id, folder = sys.argv[1:]
 plain, done = (archive_parts._write, []) if kind == "archive" else (restore_kind.restore_events, [])
 def dies(*arguments, **more):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import UnusableArguments
 from pipeline.importing.kind import ImportKind, _opened
+from streams.jobs.errors import UnusableArguments
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.jobs.spark_steps import spark_words
+from pipeline.spark.job_steps import spark_words
 
 
 def test_stages_of_spark_are_told_in_words():

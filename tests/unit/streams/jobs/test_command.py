@@ -7,10 +7,10 @@ from django.core.management import CommandError
 from django.db import OperationalError
 
 from events.errors import UnknownRoom
-from pipeline.errors import QueueFull, UnknownKind, UnusableArguments
-from pipeline.jobs.command import as_command, as_command_errors
-from pipeline.jobs.folders import is_any_folder
 from streams.errors import UnknownStream
+from streams.jobs.command import as_command, as_command_errors
+from streams.jobs.errors import QueueFull, UnknownKind, UnusableArguments
+from streams.jobs.folders import is_any_folder
 
 
 @pytest.mark.parametrize("block", [as_command_errors, as_command])

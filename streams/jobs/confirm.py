@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from pipeline.jobs.arguments import DRY_RUN
-from pipeline.jobs.run import job_kinds
-from pipeline.models import Job, JobState
 from streams.conf import stream_settings
 from streams.db.clock import database_now
+from streams.jobs.arguments import DRY_RUN
+from streams.jobs.models import Job, JobState
+from streams.jobs.run import job_kinds
 
 __all__ = [
     "CANCEL",

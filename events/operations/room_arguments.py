@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.jobs.arguments import Argument, Type
+from streams.jobs.arguments import Argument, Type
 
 __all__ = ["ALL_ROOMS", "ROOM", "ROOMS", "SEARCHED"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.arguments import Argument, Type
-from pipeline.jobs.forms import ARGUMENTS, job_form
-from pipeline.jobs.run import job_kinds
+from streams.jobs.arguments import Argument, Type
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.forms import ARGUMENTS, job_form
+from streams.jobs.run import job_kinds
 
 
 def known(kind: str) -> set[str]:
@@ -75,7 +75,7 @@ def test_a_reason_stands_beside_the_field_that_it_names():
 
 
 def test_a_kind_may_bring_fields_of_its_own_or_none(monkeypatch):
-    from pipeline.jobs import run
+    from streams.jobs import run
 
     class Own(run.JobKind):
         name, help = "own", "Mine."

@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 from events.maintenance.censor import Censored, censor, due
-from pipeline.jobs.arguments import Argument, Type, dry_run
-from pipeline.jobs.run import JobKind, JobRun
 from streams.conf import stream_settings
 from streams.db import driver
+from streams.jobs.arguments import Argument, Type, dry_run
+from streams.jobs.run import JobKind, JobRun
 from streams.maintenance.check import inspect_streams
 from streams.maintenance.table_sequences import inspect_tables
 

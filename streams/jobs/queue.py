@@ -3,9 +3,9 @@
 Any number of processes may serve the queue. Each process runs one job after another. No two processes run the same job
 at the same time. A job whose process was killed is queued again. After ``MOST_ATTEMPTS`` attempts the job is marked as
 failed instead. When a process is asked to stop, its job ends at the next step and is queued again. While the database
-cannot be reached, the process waits. Each process also removes old jobs (``pipeline.jobs.history``).
+cannot be reached, the process waits. Each process also removes old jobs (``streams.jobs.history``).
 
-Assumes that the work of a job can be repeated (``pipeline.jobs.run``).
+Assumes that the work of a job can be repeated (``streams.jobs.run``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from django.db import Error as DjangoError
 from django.db import connections
 from django.db.models.functions import Now
 
-from pipeline.errors import JobCancelled, JobInterrupted
-from pipeline.jobs.history import Kept, remove_old_jobs
-from pipeline.jobs.rows import JobLock, hold_lock, killed_jobs
-from pipeline.jobs.run import QUEUE_CHANNEL, ProcessLink, carry_out, claim_queued_job, job_kinds
-from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError
+from streams.jobs.errors import JobCancelled, JobInterrupted
+from streams.jobs.history import Kept, remove_old_jobs
+from streams.jobs.models import Job, JobState
+from streams.jobs.rows import JobLock, hold_lock, killed_jobs
+from streams.jobs.run import QUEUE_CHANNEL, ProcessLink, carry_out, claim_queued_job, job_kinds
 from streams.reading.notify import NotifyListener
 from streams.runtime.amounts import duration
 from streams.runtime.logs import Condition, get_logger

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from itertools import groupby
 from typing import Any
 
-from pipeline.errors import UnusableArguments
+from streams.jobs.errors import UnusableArguments
 from streams.maintenance.confirm import YES_HELP
 from streams.runtime.moments import FORMS, moment_ms
 

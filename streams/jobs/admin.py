@@ -22,17 +22,17 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 
-from pipeline import models
-from pipeline.jobs.arguments import DRY_RUN, Type
-from pipeline.jobs.confirm import CANCEL, CARRY_OUT, QUEUE, confirmed_by, is_dry, privileged, why_not
-from pipeline.jobs.forms import JobForm, job_form
-from pipeline.jobs.rows import CancelOutcome, cancel_job, is_resumable, killed_jobs
-from pipeline.jobs.run import check_arguments, job_kinds, queue_job, resume_job
-from pipeline.jobs.view import JobView, view_of
 from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.db.clock import database_now
 from streams.errors import SiteError
+from streams.jobs import models
+from streams.jobs.arguments import DRY_RUN, Type
+from streams.jobs.confirm import CANCEL, CARRY_OUT, QUEUE, confirmed_by, is_dry, privileged, why_not
+from streams.jobs.forms import JobForm, job_form
+from streams.jobs.rows import CancelOutcome, cancel_job, is_resumable, killed_jobs
+from streams.jobs.run import check_arguments, job_kinds, queue_job, resume_job
+from streams.jobs.view import JobView, view_of
 from streams.runtime.moments import moment_text
 from streams.runtime.text import safe_text
 

@@ -21,7 +21,11 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, connections
 from django.db.models import F
 from django.db.models.functions import Now
 
-from pipeline.errors import (
+from streams.conf import stream_settings
+from streams.db.driver import channel, past_pooler
+from streams.jobs.arguments import DRY_RUN, Argument
+from streams.jobs.counts import count_rows
+from streams.jobs.errors import (
     CarriedOut,
     JobCancelled,
     JobInterrupted,
@@ -32,10 +36,9 @@ from pipeline.errors import (
     UnknownKind,
     UnusableArguments,
 )
-from pipeline.jobs.arguments import DRY_RUN, Argument
-from pipeline.jobs.counts import count_rows
-from pipeline.jobs.progress import Progress
-from pipeline.jobs.rows import (
+from streams.jobs.models import Job, JobState
+from streams.jobs.progress import Progress
+from streams.jobs.rows import (
     JobLock,
     at_work_here,
     begin_job,
@@ -47,9 +50,6 @@ from pipeline.jobs.rows import (
     show_progress,
     storable_arguments,
 )
-from pipeline.models import Job, JobState
-from streams.conf import stream_settings
-from streams.db.driver import channel, past_pooler
 from streams.runtime.logs import get_logger
 from streams.runtime.masking import masked
 from streams.runtime.when_asked import WhenAsked
@@ -446,7 +446,7 @@ def carry_out(
 
 
 def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
-    """Marks a job as done. In the same transaction, adds the job's changes of tables to the sums of ``pipeline.jobs.counts``.
+    """Marks a job as done. In the same transaction, adds the job's changes of tables to the sums of ``streams.jobs.counts``.
 
     Raises ``JobLost`` if another run has taken the job over.
     """

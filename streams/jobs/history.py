@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from django.db import connections
 from django.db.models.functions import Now
 
-from pipeline.jobs.rows import JobLock, close_killed
-from pipeline.jobs.run import job_kinds
-from pipeline.models import Job
+from streams.jobs.models import Job
+from streams.jobs.rows import JobLock, close_killed
+from streams.jobs.run import job_kinds
 
 __all__ = ["Kept", "remove_old_jobs"]
 

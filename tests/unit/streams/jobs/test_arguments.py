@@ -7,11 +7,11 @@ import argparse
 import pytest
 from django.core.management import get_commands, load_command_class
 
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.arguments import DRY_RUN, JSON, Argument, OneOf, Type, add_options, dry_run
-from pipeline.jobs.command import JobCommand, JobSubject
-from pipeline.jobs.forms import job_form
-from pipeline.jobs.run import JobKind, JobRun, job_kinds, register
+from streams.jobs.arguments import DRY_RUN, JSON, Argument, OneOf, Type, add_options, dry_run
+from streams.jobs.command import JobCommand, JobSubject
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.forms import job_form
+from streams.jobs.run import JobKind, JobRun, job_kinds, register
 from streams.maintenance.subjects import subjects
 
 _PLACE = OneOf(required=True)
@@ -97,7 +97,7 @@ def test_checked_arguments_are_checked_to_the_same_again():
 
 
 def test_the_form_has_what_the_job_stores_but_the_dry_run(monkeypatch):
-    monkeypatch.setattr("pipeline.jobs.run._kinds", {})
+    monkeypatch.setattr("streams.jobs.run._kinds", {})
     register(Dig())
     form = job_form("dig")({"where": "here", "names": "a\nb", "depth": "0", "deep": "false", "tool": "hand"})
     assert list(form.fields) == ["where", "before", "after", "names", "depth", "holes", "deep", "tool"]

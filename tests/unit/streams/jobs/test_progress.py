@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pipeline.jobs.progress import Progress, describe
+from streams.jobs.progress import Progress, describe
 from tests.support.waiting import wait_until
 
 
@@ -28,7 +28,7 @@ def test_a_stage_ends_with_its_figures_on_the_stream_and_in_the_store():
 
 
 def test_a_report_that_fails_does_not_end_the_work(monkeypatch):
-    monkeypatch.setattr("pipeline.jobs.progress._PLAIN_SECONDS", 0.001)
+    monkeypatch.setattr("streams.jobs.progress._PLAIN_SECONDS", 0.001)
     asked = []
 
     def fails():
@@ -46,7 +46,7 @@ class Terminal(io.StringIO):
 
 
 def test_in_a_terminal_one_line_is_written_over_with_rate_and_time_left(monkeypatch):
-    monkeypatch.setattr("pipeline.jobs.progress._TERMINAL_SECONDS", 0.001)
+    monkeypatch.setattr("streams.jobs.progress._TERMINAL_SECONDS", 0.001)
     terminal, stored = Terminal(), []
     with Progress(terminal, lambda *values: stored.append(values)).stage("read", 100, "lines", lambda: 25):
         wait_until(lambda: len(stored) > 2)
@@ -68,7 +68,7 @@ def test_where_there_is_nothing_to_do_no_total_is_told():
 
 
 def test_a_stage_that_fails_ends_its_report(monkeypatch):
-    monkeypatch.setattr("pipeline.jobs.progress._PLAIN_SECONDS", 0.001)
+    monkeypatch.setattr("streams.jobs.progress._PLAIN_SECONDS", 0.001)
     stored = []
     progress = Progress(io.StringIO(), lambda *values: stored.append(values))
     with pytest.raises(ValueError, match="the work"), progress.stage("load", 7, "events", lambda: 3):

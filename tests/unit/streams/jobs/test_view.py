@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.jobs.view import Figure, figures_of
+from streams.jobs.view import Figure, figures_of
 
 
 def test_numbers_tell_their_change():

@@ -14,8 +14,8 @@ from typing import Any
 
 from django import forms
 
-from pipeline.jobs.arguments import DRY_RUN, Argument, Type
-from pipeline.jobs.run import job_kinds
+from streams.jobs.arguments import DRY_RUN, Argument, Type
+from streams.jobs.run import job_kinds
 
 __all__ = ["ARGUMENTS", "JobForm", "job_form"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.errors import UnknownJob
-from pipeline.jobs.rate import rate_of
-from pipeline.jobs.rows import killed_jobs
-from pipeline.models import Job, JobState
 from streams.db.clock import database_now
+from streams.jobs.errors import UnknownJob
+from streams.jobs.models import Job, JobState
+from streams.jobs.rate import rate_of
+from streams.jobs.rows import killed_jobs
 from streams.runtime.amounts import done_of, duration
 from streams.runtime.text import safe_text
 

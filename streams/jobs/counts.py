@@ -12,8 +12,8 @@ from typing import Any
 
 from django.db import connections
 
-from pipeline.jobs.arguments import DRY_RUN
-from pipeline.models import Job
+from streams.jobs.arguments import DRY_RUN
+from streams.jobs.models import Job
 from streams.replication.common.worker_sql import add_counts
 
 __all__ = ["changed_rows", "count_rows"]

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
-from pipeline.errors import UnknownKind, UnusableArguments
-from pipeline.jobs.arguments import DRY_RUN, YES, Argument, add_options
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import JobKind, run_job
 from streams.db import driver
 from streams.errors import SiteError
+from streams.jobs.arguments import DRY_RUN, YES, Argument, add_options
+from streams.jobs.errors import UnknownKind, UnusableArguments
+from streams.jobs.folders import any_folder
+from streams.jobs.run import JobKind, run_job
 from streams.maintenance.confirm import confirm_deletion
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import safe_text

@@ -17,11 +17,11 @@ from django.db import DataError, connections, transaction
 from django.db.models import Case, F, TextField, Value, When
 from django.db.models.functions import Now
 
-from pipeline.errors import UnknownJob, UnusableArguments
-from pipeline.jobs.sql import KILLED_JOBS
-from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError, direct_connection
 from streams.db.schema_mark import marked_lock
+from streams.jobs.errors import UnknownJob, UnusableArguments
+from streams.jobs.models import Job, JobState
+from streams.jobs.sql import KILLED_JOBS
 from streams.maintenance.subjects import asked_by
 
 __all__ = [

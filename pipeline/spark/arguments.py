@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.arguments import Argument, Type
 from pipeline.spark.masters import check_master, master_argument
+from streams.jobs.arguments import Argument, Type
+from streams.jobs.errors import UnusableArguments
 
 __all__ = ["master"]
 

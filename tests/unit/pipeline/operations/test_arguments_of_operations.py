@@ -7,14 +7,14 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from pipeline.archive.kind import ArchiveKind
-from pipeline.errors import UnusableArguments
 from pipeline.export.kind import ExportKind
-from pipeline.jobs.arguments import Argument, Type
-from pipeline.jobs.kinds import CensorKind, CheckStreamsKind
 from pipeline.maintenance.compress import CompressStateKind
+from pipeline.maintenance.kinds import CensorKind, CheckStreamsKind
 from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.maintenance.purge_room import PurgeRoomKind
 from pipeline.maintenance.resync import ResyncKind
+from streams.jobs.arguments import Argument, Type
+from streams.jobs.errors import UnusableArguments
 
 ROOM = {"room": "!r:a.test"}
 CUT = {**ROOM, "before": "$e"}

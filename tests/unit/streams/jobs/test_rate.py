@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from pipeline.jobs.rate import rate_of
+from streams.jobs.rate import rate_of
 
 BEGAN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
