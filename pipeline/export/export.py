@@ -36,7 +36,7 @@ from pipeline.spark.site_session import site_session
 from streams.core.queries import STORED_POSITIONS
 from streams.db import driver
 from streams.jobs.errors import UnusableArguments
-from streams.jobs.run import JobRun
+from streams.jobs.job_run import JobRun
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -67,8 +67,9 @@ from streams.db.driver import dsn
 from streams.jobs.checkpoints import watched_checkpoints
 from streams.jobs.errors import JobCancelled
 from streams.jobs.folders import any_folder
+from streams.jobs.job_run import JobRun
 from streams.jobs.rows import claim_abandoned_jobs, hold_lock
-from streams.jobs.run import JobRun, run_job
+from streams.jobs.run import run_job
 from streams.writing.name import written_by
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.stages import FinishedTasks
 from streams.jobs.checkpoints import watched_checkpoints
-from streams.jobs.run import JobRun
+from streams.jobs.job_run import JobRun
 from streams.writing.name import writer_name
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, ask_rooms, session_if_worth_it
 from streams.caches import invalidate_room_state
 from streams.db.driver import dsn
-from streams.jobs.run import JobRun
+from streams.jobs.job_run import JobRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

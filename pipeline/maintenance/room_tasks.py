@@ -21,7 +21,7 @@ from pipeline.spark.arguments import master
 from pipeline.spark.job_steps import job_group
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
-from streams.jobs.run import JobRun
+from streams.jobs.job_run import JobRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.spark.cancellation import cancelled_steps
 from pipeline.spark.stages import StageFigures, StagesSince, added_up
-from streams.jobs.run import JobRun
+from streams.jobs.job_run import JobRun
 from streams.jobs.view import MOST_FIGURES, figure_text, is_number
 from streams.runtime.amounts import byte_size, counted
 from streams.runtime.logs import get_logger

@@ -13,8 +13,8 @@ from streams.db import driver
 from streams.errors import StreamError, UnknownReader
 from streams.follow import forget_reader
 from streams.follow.handlers import effects_database_of, load_handlers
-from streams.maintenance.subjects import asked_by
 from streams.models import StoredCursor
+from streams.runtime.command_line import asked_by
 
 __all__ = ["forget"]
 

@@ -30,8 +30,9 @@ from streams.jobs import models
 from streams.jobs.arguments import DRY_RUN, Type
 from streams.jobs.confirm import CANCEL, CARRY_OUT, QUEUE, confirmed_by, is_dry, privileged, why_not
 from streams.jobs.forms import JobForm, job_form
+from streams.jobs.operation import operations
 from streams.jobs.rows import CancelOutcome, cancel_job, is_resumable, killed_jobs
-from streams.jobs.run import check_arguments, job_kinds, queue_job, resume_job
+from streams.jobs.run import check_arguments, queue_job, resume_job
 from streams.jobs.view import JobView, view_of
 from streams.runtime.moments import moment_text
 from streams.runtime.text import safe_text
@@ -117,7 +118,7 @@ class JobAdmin(ReadOnlyAdmin):
         """
         if not request.user.has_perm(QUEUE):
             raise PermissionDenied(QUEUE)
-        kinds, name = job_kinds(), request.GET.get("kind", "")
+        kinds, name = operations(), request.GET.get("kind", "")
         if not name:
             listed = [{"name": kind, "help": found.help} for kind, found in kinds.items()]
             return self._page(request, "jobs/kinds.html", title="Queue a job", kinds=listed)
@@ -137,7 +138,7 @@ class JobAdmin(ReadOnlyAdmin):
     def _checked(request: HttpRequest, name: str, form: JobForm) -> dict[str, Any] | None:
         try:
             arguments = dict(check_arguments(name, form.job_arguments(), stream_settings().database))
-        except (SiteError, ValueError) as error:
+        except SiteError as error:
             form.refuse(str(error))
             return None
         if (named := privileged(name, arguments)) is not None and not request.user.has_perm(CARRY_OUT):
@@ -158,7 +159,7 @@ class JobAdmin(ReadOnlyAdmin):
             (key, value) for key in request.POST for value in request.POST.getlist(key) if key != "csrfmiddlewaretoken"
         ]
         sentences = [
-            job_kinds()[name].help,
+            operations()[name].help,
             "It cannot be tried first: it begins as soon as manage.py runjobs takes it.",
         ]
         return self._confirm(request, name, f"Queue {name}?", sentences, arguments, hidden=hidden, button="Queue it")
@@ -194,7 +195,7 @@ class JobAdmin(ReadOnlyAdmin):
         title = f"Carry out {dry.kind}?"
         if (reason := why_not(dry)) is not None:
             shown = dry.arguments if isinstance(dry.arguments, dict) else {"arguments": dry.arguments}
-            again = _queue_address(dry.kind, shown) if dry.kind in job_kinds() and request.user.has_perm(QUEUE) else ""
+            again = _queue_address(dry.kind, shown) if dry.kind in operations() and request.user.has_perm(QUEUE) else ""
             return self._confirm(request, dry.kind, title, [reason], shown, dry=dry, again=again)
         arguments = {**dry.arguments, DRY_RUN: False}
         if request.method == "POST":
@@ -272,7 +273,7 @@ class JobAdmin(ReadOnlyAdmin):
         **more: Any,
     ) -> HttpResponse:
         dry = more.pop("dry", None)
-        known = job_kinds()[kind].arguments or () if kind in job_kinds() else ()
+        known = operations()[kind].arguments if kind in operations() else ()
         moments = {one.name for one in known if one.type is Type.MOMENT}
         told = [
             (

@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import Any
 
 from streams.jobs.errors import UnusableArguments
-from streams.maintenance.confirm import YES_HELP
 from streams.runtime.moments import FORMS, moment_ms
 
 __all__ = [
@@ -111,7 +110,7 @@ class Argument:
             value = self.default()
         elif value is None and not self.required:
             return False if self.type is Type.FLAG else self.default
-        return self.check(self.name, value) if self.check is not None else _CHECKS[self.type](self, value)
+        return self.check(self.name, value) if self.check is not None else _CHECKS.get(self.type, _checked)(self, value)
 
     def refusal(self, value: Any, must: str) -> UnusableArguments:
         """Returns the error for an unusable value. The error's text says what the value must be."""
@@ -154,42 +153,32 @@ _OPTIONS: Mapping[Type, Mapping[str, Any]] = {
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _text(one: Argument, value: Any) -> str:
-    if isinstance(value, str) and (value or not one.required):
-        return value
-    raise one.refusal(value, "text")
+def _checked(one: Argument, value: Any) -> Any:
+    """Returns the value, if it fits the argument's type. Raises ``UnusableArguments``."""
+    match one.type:
+        case Type.TEXT:
+            fits, must = isinstance(value, str) and bool(value or not one.required), "text"
+        case Type.LINES:
+            fits, must = _are_texts(value) and bool(value or not one.required), "a list of texts"
+        case Type.NUMBER | Type.WHOLE:
+            least, most = one.bounds
+            kinds = int if one.type is Type.WHOLE else int | float
+            fits = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
+            must = f"a number from {least:,} to {most:,}"
+        case Type.CHOICE:
+            fits, must = isinstance(value, str) and value in one.choices, f"one of {', '.join(one.choices)}"
+        case Type.CHOICES:
+            fits = _are_texts(value) and bool(value) and set(value) <= set(one.choices)
+            must = f"some of {', '.join(one.choices)}"
+        case _:  # FLAG and WHETHER: the text "false" is refused, because it would count as true
+            fits, must = isinstance(value, bool), "true or false"
+    if not fits:
+        raise one.refusal(value, must)
+    return list(dict.fromkeys(value)) if one.type is Type.CHOICES else value
 
 
-def _lines(one: Argument, value: Any) -> list[str]:
-    if isinstance(value, list) and all(isinstance(line, str) for line in value) and (value or not one.required):
-        return value
-    raise one.refusal(value, "a list of texts")
-
-
-def _number(one: Argument, value: Any) -> float:
-    least, most = one.bounds
-    kinds = int if one.type is Type.WHOLE else int | float
-    if isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most:
-        return value
-    raise one.refusal(value, f"a number from {least:,} to {most:,}")
-
-
-def _flag(one: Argument, value: Any) -> bool:
-    if isinstance(value, bool):  # the text "false" is refused, because it would count as true
-        return value
-    raise one.refusal(value, "true or false")
-
-
-def _choice(one: Argument, value: Any) -> str:
-    if isinstance(value, str) and value in one.choices:
-        return value
-    raise one.refusal(value, f"one of {', '.join(one.choices)}")
-
-
-def _choices(one: Argument, value: Any) -> list[str]:
-    if isinstance(value, list) and value and all(isinstance(each, str) and each in one.choices for each in value):
-        return list(dict.fromkeys(value))
-    raise one.refusal(value, f"some of {', '.join(one.choices)}")
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _moment(one: Argument, value: Any) -> int:
@@ -220,23 +209,12 @@ def _day(one: Argument, value: Any) -> str:
     return found.date().isoformat()
 
 
-_CHECKS: Mapping[Type, Callable[[Argument, Any], Any]] = {
-    Type.TEXT: _text,
-    Type.LINES: _lines,
-    Type.NUMBER: _number,
-    Type.WHOLE: _number,
-    Type.FLAG: _flag,
-    Type.CHOICE: _choice,
-    Type.CHOICES: _choices,
-    Type.MOMENT: _moment,
-    Type.DAY: _day,
-    Type.WHETHER: _flag,
-}
+_CHECKS: Mapping[Type, Callable[[Argument, Any], Any]] = {Type.MOMENT: _moment, Type.DAY: _day}
 
 
 # --- what several jobs have -------------------------------------------------------------------------------------------
 
-YES = Argument("yes", Type.FLAG, YES_HELP, stored=False)
+YES = Argument("yes", Type.FLAG, "do not ask before it deletes; at a terminal it does", stored=False)
 JSON = Argument("json", Type.FLAG, "the outcome as one JSON object", stored=False)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 
 if TYPE_CHECKING:
-    from streams.jobs.run import JobRun
+    from streams.jobs.job_run import JobRun
 
 __all__ = ["checkpoint_words", "watched_checkpoints"]
 

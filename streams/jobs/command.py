@@ -1,15 +1,17 @@
-"""Runs jobs from the command line. A kind of job is a command, or a subject of the commands ``purge`` and ``resync``.
+"""The command line of operations: commands whose further words name what is done, such as ``purge history``.
 
-The options of the command are the arguments of the kind.
+The options are the arguments of the operation. Before it deletes, a command with the option ``--yes`` says at a terminal
+what would be deleted, and asks. Without a terminal it goes on, and says so, because a script could not answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
@@ -19,12 +21,22 @@ from streams.errors import SiteError
 from streams.jobs.arguments import DRY_RUN, YES, Argument, add_options
 from streams.jobs.errors import UnknownKind, UnusableArguments
 from streams.jobs.folders import any_folder
-from streams.jobs.run import JobKind, run_job
-from streams.maintenance.confirm import confirm_deletion
-from streams.runtime.command_line import SiteCommand
+from streams.jobs.operation import Operation, Words, discover, operations
+from streams.jobs.run import run_job
+from streams.runtime.command_line import EXIT_STATUS, HelpFormatter, SiteCommand
 from streams.runtime.text import safe_text
 
-__all__ = ["JobCommand", "JobSubject", "as_command", "as_command_errors"]
+__all__ = [
+    "CommandLine",
+    "FormerName",
+    "JobLine",
+    "VerbCommand",
+    "as_command",
+    "as_command_errors",
+    "command_line",
+    "command_lines",
+    "confirm_deletion",
+]
 
 
 @contextmanager
@@ -57,39 +69,77 @@ def as_command() -> Iterator[None]:
             raise CommandError(str(error), returncode=1) from error
 
 
-class JobSubject:
-    """The command-line form of a kind of job. It declares the options, runs the job and prints the job's summary.
+def confirm_deletion(command: BaseCommand, foresee: Callable[[], Iterable[str]], *, is_sure: bool) -> None:
+    """Returns if the data may be deleted. ``foresee`` does the dry run, and returns its lines; ``is_sure`` is ``--yes``.
 
-    If the kind of job has the option ``--yes``, the command asks for confirmation before the job deletes anything.
+    Raises ``CommandError`` if the answer is not yes.
     """
+    if is_sure:
+        return
+    if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
+        command.stderr.write(
+            "Deleting without a question, because standard input is no terminal; --yes omits this line."
+        )
+        return
+    for line in foresee():
+        command.stderr.write(line)
+    command.stderr.write("It cannot be taken back. Delete it? [y/N] ", ending="")
+    command.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError("Nothing was deleted.", returncode=1)
 
-    def __init__(self, kind: JobKind, help: str = "") -> None:
-        self.kind = kind
-        self.help = help
 
-    @property
-    def arguments(self) -> Sequence[Argument]:
-        """The arguments that the command takes."""
-        return self.kind.arguments or ()
+# --- what words of the command line stand for -------------------------------------------------------------------------
+
+
+class CommandLine:
+    """What some words of the command line do, such as ``purge stream``. Those of operations are ``JobLine``."""
+
+    words = ""
+    about = ""
+    """The help, in sentences."""
+    example = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the options."""
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """Does it. Writes the outcome to the command's stdout and progress to its stderr. Raises ``CommandError``."""
+
+
+class JobLine(CommandLine):
+    """Runs the job of an operation in this process, and prints its summary."""
+
+    def __init__(self, operation: Operation, declared: Words) -> None:
+        self.operation = operation
+        self.words, self.about, self.example = declared.words, declared.about, declared.example
+        self._declared = declared
+
+    @property
+    def arguments(self) -> Sequence[Argument]:
+        """The arguments that these words take."""
+        return [one for one in self.operation.arguments if one.name not in self._declared.without]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_options(parser, self.arguments)
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Runs the job and prints its summary, as JSON if asked. Raises ``CommandError``."""
-        given = self.given(options)
         with as_command():
-            checked = self.kind.check(given)
+            done = self.operation.at_once(options)
+        if done is not None:
+            command.stdout.write(done)
+            return
+        with as_command():
+            checked = self.operation.check(self.given(options))
             if YES in self.arguments and not checked[DRY_RUN]:
                 confirm_deletion(command, lambda: self._foresee(command, checked), is_sure=options["yes"])
-            summary = self.perform(command, checked, options)
+            summary = self._perform(command, checked, options)
         figures = {name: value for name, value in summary.items() if name != "words"}  # the sentence is for people only
-        lines = [json.dumps(figures, ensure_ascii=False)] if options["json"] else self.kind.lines(summary)
+        lines = [json.dumps(figures, ensure_ascii=False)] if options["json"] else self.operation.lines(summary)
         for line in lines:
             command.stdout.write(line)
         with as_command():
-            self.kind.judge(checked, summary)
+            self.operation.judge(checked, summary)
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of the job from the command's options. Raises ``CommandError``."""
@@ -97,32 +147,91 @@ class JobSubject:
             if one.instead_of and bool(options[one.instead_of]) == options[one.name]:
                 raise CommandError(f"Name {one.instead_of}, or give --{one.name}.", returncode=2)
         names = [one.name for one in self.arguments if one.stored and one.typed is not None]
-        return {name: None if options[name] == [] else options[name] for name in names}
+        return {**self._declared.given, **{name: None if options[name] == [] else options[name] for name in names}}
 
-    def perform(
+    def _perform(
         self, command: BaseCommand, checked: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Runs the job in this process and returns its summary."""
         stream: Any = command.stderr  # Django's wrapper of a file; it has all that is used
-        return run_job(self.kind.name, checked, stream=stream, resume=options.get("resume", False))
+        work, resume = self.operation.work_for(options), options.get("resume", False)
+        return run_job(self.operation.name, checked, stream=stream, resume=resume, work=work)
 
     def _foresee(self, command: BaseCommand, checked: Mapping[str, Any]) -> Iterable[str]:
-        """Does the dry run. Returns lines that say what would be deleted."""
-        foreseen = self.perform(command, {**checked, DRY_RUN: True}, {})
+        foreseen = self._perform(command, {**checked, DRY_RUN: True}, {})
         if "words" not in foreseen:
-            return self.kind.lines(foreseen)
+            return self.operation.lines(foreseen)
         about = foreseen["folder"] if "folder" in foreseen else foreseen["room_id"]
         return [f"{safe_text(about, None)}: {foreseen['words']}"]
 
 
-class JobCommand(SiteCommand):
-    """A command that runs the job of its ``subject``."""
+_others: dict[str, CommandLine] = {}
+_Class = TypeVar("_Class", bound=type[CommandLine])
 
-    subject: ClassVar[JobSubject]
+
+def command_line(declared: _Class) -> _Class:
+    """Makes known what is no operation but has words of its own: a decorator of its class, in a package ``operations``."""
+    _others[declared.words] = declared()
+    return declared
+
+
+def command_lines(verb: str = "") -> dict[str, CommandLine]:
+    """Returns ``{words: what they do}``, sorted; with ``verb`` only those that begin with this word, which is left out."""
+    discover()
+    lines = [JobLine(one, declared) for one in operations().values() for declared in one.commands]
+    found = _others | {one.words: one for one in lines}
+    start = f"{verb} " if verb else ""
+    return {words.removeprefix(start): found[words] for words in sorted(found) if words.startswith(start)}
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+class VerbCommand(SiteCommand):
+    """A command whose second word names what is done: ``purge``, ``resync`` and ``room``."""
+
+    verb: ClassVar[str]
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declares the options of the subject."""
-        self.subject.add_arguments(parser)
+        choices = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+        for what, line in command_lines(self.verb).items():
+            chosen = choices.add_parser(
+                what,
+                help=line.about,
+                description=line.about,
+                epilog=f"example: manage.py {line.example}\n\n{EXIT_STATUS}",
+                formatter_class=HelpFormatter,
+            )
+            line.add_arguments(chosen)
+
+    def help_examples(self) -> Sequence[tuple[str, str]]:
+        """Returns a pair (example, first sentence of the help) for each line."""
+        lines = command_lines(self.verb).values()
+        return [(line.example, line.about.partition(". ")[0].rstrip(".")) for line in lines]
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.subject.run(self, options)
+        with as_command_errors():
+            command_lines(self.verb)[options["what"]].run(self, options)
+
+
+class FormerName(SiteCommand):
+    """A command that has another name now: ``words``. The former name works for one version, and says so."""
+
+    words: ClassVar[str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.former = type(self).__module__.rpartition(".")[2]
+        self.help = f"The former name of manage.py {self.words}, which goes with the next version."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        command_lines()[self.words].add_arguments(parser)
+
+    def help_examples(self) -> Sequence[tuple[str, str]]:
+        return [(self.former + command_lines()[self.words].example.removeprefix(self.words), f"as {self.words} does")]
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.stderr.write(
+            f"manage.py {self.former} is manage.py {self.words} now; the former name goes with the next version."
+        )
+        with as_command_errors():
+            command_lines()[self.words].run(self, options)

@@ -13,7 +13,7 @@ from streams.conf import stream_settings
 from streams.db.clock import database_now
 from streams.jobs.arguments import DRY_RUN
 from streams.jobs.models import Job, JobState
-from streams.jobs.run import job_kinds
+from streams.jobs.operation import operations
 
 __all__ = [
     "CANCEL",
@@ -37,13 +37,13 @@ def permissions(kind: str, arguments: Mapping[str, Any]) -> list[str]:
 
     A job that changes something needs the permission ``CARRY_OUT``. So does a job with a privileged argument.
     """
-    changes = not job_kinds()[kind].changes_nothing and not arguments.get(DRY_RUN)
+    changes = not operations()[kind].changes_nothing and not arguments.get(DRY_RUN)
     return [QUEUE, CARRY_OUT] if changes or privileged(kind, arguments) else [QUEUE]
 
 
 def privileged(kind: str, arguments: Mapping[str, Any]) -> str | None:
     """Returns the name of an argument that has a value, and whose value only a user may give who may carry out jobs."""
-    declared = job_kinds()[kind].arguments or ()
+    declared = operations()[kind].arguments
     return next((one.name for one in declared if one.is_privileged and arguments.get(one.name) is not None), None)
 
 
@@ -62,7 +62,7 @@ def why_not(dry: Job) -> str | None:
     """Returns the reason why a dry run cannot be carried out. Returns null if it can be carried out."""
     if not isinstance(dry.arguments, dict):
         return f"The arguments of job {dry.pk} are no JSON object, so no kind of job can use them. Queue another one."
-    if not is_dry(dry) or dry.kind not in job_kinds():
+    if not is_dry(dry) or dry.kind not in operations():
         return f"Job {dry.pk} is no dry run of a kind of job that there is."
     if dry.state != JobState.DONE or dry.finished_at is None:
         return f"Dry run {dry.pk} is {dry.state}: only the figures of one that is done can be confirmed."

@@ -1,26 +1,22 @@
 """Forms for the arguments of jobs, one for each kind, so that a user of the admin need not write JSON.
 
 Empty fields are left out of the job's arguments. The check of the kind fills in defaults and refuses unusable values.
-If the ``arguments`` of a kind are null, the form has a single field, which takes JSON. There is no field for
-``dry_run``, because the page that queues the job sets this argument.
+There is no field for ``dry_run``, because the page that queues the job sets this argument.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
 
 from streams.jobs.arguments import DRY_RUN, Argument, Type
-from streams.jobs.run import job_kinds
+from streams.jobs.operation import operations
 
-__all__ = ["ARGUMENTS", "JobForm", "job_form"]
+__all__ = ["JobForm", "job_form"]
 
-#: The one field of a kind that takes JSON.
-ARGUMENTS = "arguments"
 _MOST_OF_TEXT = 10_000
 _LONGEST_NAME = 1_000
 
@@ -28,41 +24,24 @@ _LONGEST_NAME = 1_000
 class JobForm(forms.Form):
     """The form for the arguments of one kind of job."""
 
-    job_fields: list[Argument] | None = None
+    job_fields: Sequence[Argument] = ()
 
     def job_arguments(self) -> dict[str, Any]:
-        """Returns the entered values as the arguments of a job: name -> value.
-
-        Raises ``ValueError`` if the JSON field holds no JSON object.
-        """
-        if self.job_fields is None:
-            return _object(self.cleaned_data[ARGUMENTS])
+        """Returns the entered values as the arguments of a job: name -> value."""
         entered = [(one, self.cleaned_data[one.name]) for one in self.job_fields]
         found = [(one, _VALUES[one.type](value) if one.type in _VALUES else value) for one, value in entered]
         return {one.name: value for one, value in found if not _is_empty(one, value)}
 
     def refuse(self, reason: str) -> None:
-        """Shows the error ``reason`` beside the field whose name is the first word of ``reason``.
-
-        If no field has this name, shows the error beside the JSON field or above the form.
-        """
+        """Shows the error ``reason`` beside the field whose name is its first word, else above the form."""
         name = reason.partition(" ")[0]
-        self.add_error(name if name in self.fields else ARGUMENTS if ARGUMENTS in self.fields else None, reason)
+        self.add_error(name if name in self.fields else None, reason)
 
 
 def job_form(kind: str) -> type[JobForm]:
     """Returns the form class of a kind of job. Raises ``KeyError`` if there is no such kind."""
-    arguments = job_kinds()[kind].arguments
-    if arguments is None:
-        fields = None
-        area = forms.Textarea(attrs={"rows": 4, "spellcheck": "false"})
-        text = 'as JSON, such as {"dry_run": true}; empty: the defaults'
-        made: dict[str, forms.Field] = {
-            ARGUMENTS: forms.CharField(required=False, max_length=_MOST_OF_TEXT, widget=area, help_text=text)
-        }
-    else:
-        fields = [one for one in arguments if one.stored and one.name != DRY_RUN]
-        made = {one.name: _FIELDS.get(one.type, _text)(one) for one in fields}
+    fields = [one for one in operations()[kind].arguments if one.stored and one.name != DRY_RUN]
+    made = {one.name: _FIELDS.get(one.type, _text)(one) for one in fields}
     return type("FormOfJob", (JobForm,), {**made, "job_fields": fields})
 
 
@@ -132,15 +111,3 @@ _VALUES: Mapping[Type, Callable[[Any], Any]] = {
     Type.MOMENT: _milliseconds,
     Type.DAY: lambda day: None if day is None else day.isoformat(),
 }
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except RecursionError as error:
-        raise ValueError("This is no JSON: too deep.") from error
-    except ValueError as error:
-        raise ValueError(f"This is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError("This must be an object, in braces.")
-    return found

@@ -19,8 +19,8 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from streams.jobs.models import Job
+from streams.jobs.operation import operations
 from streams.jobs.rows import JobLock, close_killed
-from streams.jobs.run import job_kinds
 
 __all__ = ["Kept", "remove_old_jobs"]
 
@@ -75,7 +75,7 @@ def remove_old_jobs(lock: JobLock, using: str, kept: Kept, stopping: Callable[[]
 
 
 def _due(cursor: Any, kept: Kept) -> Iterator[int]:
-    prefixes = [kind.staging_prefix for kind in job_kinds().values() if kind.staging_prefix]
+    prefixes = [kind.staging_prefix for kind in operations().values() if kind.staging_prefix]
     after = 0
     while True:
         cursor.execute(_DUE, {"after": after, "days": kept.days, "count": kept.jobs, "prefixes": prefixes})

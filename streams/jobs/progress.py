@@ -10,27 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from django.db import connections
 
 from streams.runtime.amounts import done_of, duration
 from streams.runtime.logs import get_logger
 
-__all__ = ["Progress", "Stage", "describe"]
+__all__ = ["Progress", "describe"]
 
 log = get_logger(__name__)
 #: Seconds between two reports: for plain lines, and for a terminal, where one line is overwritten.
 _PLAIN_SECONDS = 2.0
 _TERMINAL_SECONDS = 0.2
 Store = Callable[[str, int, "int | None", "float | None"], None]
-
-
-class Stage(Protocol):
-    """A function that returns how much of a stage is done. The reporting thread calls it."""
-
-    def __call__(self) -> int:
-        """Returns the amount done so far, in the stage's unit."""
 
 
 class Progress:
@@ -40,10 +33,9 @@ class Progress:
     null.
     """
 
-    def __init__(self, stream: TextIO, store: Store, *, quiet: bool = False) -> None:
+    def __init__(self, stream: TextIO, store: Store) -> None:
         self._stream = stream
         self._store = store
-        self._quiet = quiet
         self._terminal = stream.isatty()
 
     def say(self, text: str) -> None:
@@ -52,7 +44,7 @@ class Progress:
         self._stream.flush()
 
     @contextmanager
-    def stage(self, name: str, total: int | None, unit: str, done: Stage) -> Iterator[None]:
+    def stage(self, name: str, total: int | None, unit: str, done: Callable[[], int]) -> Iterator[None]:
         """Reports on a stage while the block runs. Reports once more at the end of the block, except after an error.
 
         ``done`` is called from another thread. ``total`` is null if the total is not known.
@@ -72,7 +64,7 @@ class Progress:
         self._store(name, reached, total, reached / seconds if seconds else None)
         self._show(describe(name, reached, total, unit, seconds), last=True)
 
-    def _report(self, name: str, total: int | None, unit: str, done: Stage, ended: threading.Event) -> None:
+    def _report(self, name: str, total: int | None, unit: str, done: Callable[[], int], ended: threading.Event) -> None:
         begun = time.monotonic()
         while not ended.wait(_TERMINAL_SECONDS if self._terminal else _PLAIN_SECONDS):
             try:

@@ -22,9 +22,11 @@ from django.db.models.functions import Now
 from streams.db.driver import DatabaseError
 from streams.jobs.errors import JobCancelled, JobInterrupted
 from streams.jobs.history import Kept, remove_old_jobs
+from streams.jobs.job_run import ProcessLink
 from streams.jobs.models import Job, JobState
+from streams.jobs.operation import operations
 from streams.jobs.rows import JobLock, hold_lock, killed_jobs
-from streams.jobs.run import QUEUE_CHANNEL, ProcessLink, carry_out, claim_queued_job, job_kinds
+from streams.jobs.run import QUEUE_CHANNEL, carry_out, claim_queued_job
 from streams.reading.notify import NotifyListener
 from streams.runtime.amounts import duration
 from streams.runtime.logs import Condition, get_logger
@@ -165,7 +167,9 @@ class JobServer:
 
         A job whose kind this version of the program does not know stays in the queue, for a newer version.
         """
-        queued = Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(job_kinds())).order_by("pk")
+        queued = (
+            Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(operations())).order_by("pk")
+        )
         for number in list(queued.values_list("pk", flat=True)[:100]):
             job = claim_queued_job(lock, number, self._using)
             if job is not None:

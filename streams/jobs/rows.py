@@ -22,7 +22,7 @@ from streams.db.schema_mark import marked_lock
 from streams.jobs.errors import UnknownJob, UnusableArguments
 from streams.jobs.models import Job, JobState
 from streams.jobs.sql import KILLED_JOBS
-from streams.maintenance.subjects import asked_by
+from streams.runtime.command_line import asked_by
 
 __all__ = [
     "CancelOutcome",

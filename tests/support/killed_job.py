@@ -45,7 +45,8 @@ class _Killer:
 def main() -> None:
     """Run the job."""
     django.setup()
-    from events.maintenance import group_compaction, group_gc, purge_history, purge_room
+    from events.maintenance import group_compaction, group_gc
+    from events.operations import purge_history, purge_room
     from pipeline.maintenance import many_rooms, room_progress
     from streams.jobs import throttle
     from streams.jobs.run import run_job

@@ -19,11 +19,11 @@ from pipeline.spark.job_steps import spark_words
 from streams.conf import stream_settings
 from streams.jobs.command import as_command_errors
 from streams.jobs.errors import UnusableArguments
+from streams.jobs.operation import operations
 from streams.jobs.rows import CancelOutcome, cancel_job
-from streams.jobs.run import job_kinds, queue_job, resume_job
+from streams.jobs.run import queue_job, resume_job
 from streams.jobs.view import JobView, job_view, job_views
-from streams.maintenance.subjects import asked_by
-from streams.runtime.command_line import SiteCommand
+from streams.runtime.command_line import SiteCommand, asked_by
 from streams.runtime.text import safe_text
 
 __all__ = ["Command"]
@@ -80,7 +80,7 @@ class Command(SiteCommand):
                     job = queue_job(options["kind"], _object(options["arguments"]), asked_by(), using)
                     self.stdout.write(f"job {job.pk} is queued; manage.py runjobs carries it out")
                 case "kinds":
-                    for name, kind in job_kinds().items():
+                    for name, kind in operations().items():
                         self.stdout.write(f"{name}: {kind.help}")
                 case _:
                     self._list(options["limit"], options["json"], using)

@@ -12,13 +12,13 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.models import Event, EventJson, ForwardExtremity
+from events.operations import purge_history as purge_kind
 from pipeline.archive import parts, write
 from pipeline.archive.format import MANIFEST, PARTIAL, TABLES, digest_of, read_manifest
 from pipeline.archive.parts import ArchivePart, read_batches, write_part
 from pipeline.archive.read_parts import open_archive
 from pipeline.archive.write import partial_archives
 from pipeline.errors import ArchiveDamaged, ArchiveTooLarge
-from pipeline.maintenance import purge as purge_kind
 from pipeline.models import Job
 from pipeline.source.shared_snapshot import in_snapshot
 from state.models import StateGroup

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from events.errors import PurgeRefused
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from pipeline.errors import ExportRunning
 from pipeline.export.export import _snapshot
 from pipeline.models import Job, JobState

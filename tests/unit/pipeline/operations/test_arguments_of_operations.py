@@ -6,15 +6,18 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from pipeline.archive.kind import ArchiveKind
-from pipeline.export.kind import ExportKind
-from pipeline.maintenance.compress import CompressStateKind
-from pipeline.maintenance.kinds import CensorKind, CheckStreamsKind
-from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
-from pipeline.maintenance.purge_room import PurgeRoomKind
-from pipeline.maintenance.resync import ResyncKind
+from events.operations.censor import Censor
+from events.operations.purge_history import PurgeHistory
+from events.operations.purge_orphans import PurgeOrphans
+from events.operations.purge_retention import PurgeRetention
+from events.operations.purge_room import PurgeRoom
+from pipeline.operations.archive import Archive
+from pipeline.operations.compress_state import CompressState
+from pipeline.operations.export import Export
+from pipeline.operations.resync import Resync
 from streams.jobs.arguments import Argument, Type
 from streams.jobs.errors import UnusableArguments
+from streams.operations.check_streams import CheckStreams
 
 ROOM = {"room": "!r:a.test"}
 CUT = {**ROOM, "before": "$e"}
@@ -28,14 +31,14 @@ def folder(tmp_path, settings):
 @pytest.mark.parametrize(
     ("kind", "needed", "flags"),
     [
-        (ArchiveKind(), {**ROOM, "folder": "."}, ["delete_local"]),
-        (CensorKind(), {}, ["dry_run"]),
-        (CompressStateKind(), {}, ["dry_run"]),
-        (PurgeHistoryKind(), CUT, ["delete_local", "dry_run"]),
-        (PurgeOrphansKind(), {}, ["dry_run"]),
-        (PurgeRetentionKind(), {}, ["dry_run"]),
-        (PurgeRoomKind(), ROOM, ["force", "block", "dry_run"]),
-        (ResyncKind(), {"what": "state"}, ["dry_run"]),
+        (Archive(), {**ROOM, "folder": "."}, ["delete_local"]),
+        (Censor(), {}, ["dry_run"]),
+        (CompressState(), {}, ["dry_run"]),
+        (PurgeHistory(), CUT, ["delete_local", "dry_run"]),
+        (PurgeOrphans(), {}, ["dry_run"]),
+        (PurgeRetention(), {}, ["dry_run"]),
+        (PurgeRoom(), ROOM, ["force", "block", "dry_run"]),
+        (Resync(), {"what": "state"}, ["dry_run"]),
     ],
 )
 def test_what_is_true_or_false_is_never_taken_from_a_word(kind, needed, flags):
@@ -55,30 +58,30 @@ def test_what_is_not_said_is_false():
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
-        (CheckStreamsKind(), {"all": True}, r"Unknown arguments: all\. There are: none"),
-        (CensorKind(), {"days": float("nan")}, "days must be a number from 0 to 36,500"),
-        (CensorKind(), {"days": True}, "days must be a number"),
-        (CompressStateKind(), {"rooms": "!r"}, "rooms must be a list"),
-        (CompressStateKind(), {"least_saving": float("inf")}, "least_saving must be a number from 0 to 100"),
-        (PurgeHistoryKind(), ROOM, "Give one of before, before_time, before_token"),
-        (PurgeHistoryKind(), {**CUT, "before_time": 5}, "Give one of before"),
-        (PurgeHistoryKind(), {**ROOM, "before_time": 2**63}, "before_time must be a date .*milliseconds since 1970"),
+        (CheckStreams(), {"all": True}, r"Unknown arguments: all\. There are: none"),
+        (Censor(), {"days": float("nan")}, "days must be a number from 0 to 36,500"),
+        (Censor(), {"days": True}, "days must be a number"),
+        (CompressState(), {"rooms": "!r"}, "rooms must be a list"),
+        (CompressState(), {"least_saving": float("inf")}, "least_saving must be a number from 0 to 100"),
+        (PurgeHistory(), ROOM, "Give one of before, before_time, before_token"),
+        (PurgeHistory(), {**CUT, "before_time": 5}, "Give one of before"),
+        (PurgeHistory(), {**ROOM, "before_time": 2**63}, "before_time must be a date .*milliseconds since 1970"),
         (
-            PurgeHistoryKind(),
+            PurgeHistory(),
             {**ROOM, "before_time": "yesterday"},
             "before_time must be a date .*milliseconds since 1970",
         ),
-        (PurgeHistoryKind(), {**ROOM, "before_token": "t"}, "token"),
-        (PurgeHistoryKind(), {"room": "", "before": "$e"}, "room must be the ID of a room"),
-        (PurgeHistoryKind(), {**CUT, "spark": True}, "spark and master are for the archive"),
-        (PurgeHistoryKind(), {**CUT, "archive": "../elsewhere"}, "is not below"),
-        (PurgeOrphansKind(), {"room": 5}, "room must be the ID of a room"),
-        (PurgeRoomKind(), {"room": None}, "room must be the ID of a room"),
-        (PurgeRoomKind(), {**ROOM, "sure": True}, "Unknown arguments: sure"),
-        (ResyncKind(), {"what": "everything"}, "what must be one of state, "),
-        (ResyncKind(), {"what": "positions", "rooms": ["!r"]}, "Positions are of streams"),
-        (ResyncKind(), {"what": "caches", "master": "local[2]"}, "asks the database alone"),
-        (ResyncKind(), {"what": "state", "rooms": ["!a\0b"]}, "is no room ID"),
+        (PurgeHistory(), {**ROOM, "before_token": "t"}, "token"),
+        (PurgeHistory(), {"room": "", "before": "$e"}, "room must be the ID of a room"),
+        (PurgeHistory(), {**CUT, "spark": True}, "spark and master are for the archive"),
+        (PurgeHistory(), {**CUT, "archive": "../elsewhere"}, "is not below"),
+        (PurgeOrphans(), {"room": 5}, "room must be the ID of a room"),
+        (PurgeRoom(), {"room": None}, "room must be the ID of a room"),
+        (PurgeRoom(), {**ROOM, "sure": True}, "Unknown arguments: sure"),
+        (Resync(), {"what": "everything"}, "what must be one of state, "),
+        (Resync(), {"what": "positions", "rooms": ["!r"]}, "Positions are of streams"),
+        (Resync(), {"what": "caches", "master": "local[2]"}, "asks the database alone"),
+        (Resync(), {"what": "state", "rooms": ["!a\0b"]}, "is no room ID"),
     ],
 )
 def test_what_cannot_be_used_is_said_with_its_name(kind, arguments, words):
@@ -91,15 +94,15 @@ def test_what_cannot_be_used_is_said_with_its_name(kind, arguments, words):
     [("2026-01-31", "2026-01-31"), ("1769860801000", "2026-01-31"), (None, None)],
 )
 def test_days_of_an_export(text, day):
-    assert ExportKind().check({"to": "x", "since": text})["since"] == day
+    assert Export().check({"to": "x", "since": text})["since"] == day
 
 
 def test_an_age_of_an_export_is_a_day():
-    found = date.fromisoformat(ExportKind().check({"to": "x", "until": "30d"})["until"])
+    found = date.fromisoformat(Export().check({"to": "x", "until": "30d"})["until"])
     assert timedelta(days=29) <= datetime.now(UTC).date() - found <= timedelta(days=31)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "2026-01-31T12:00", 20260131, ""])
 def test_what_is_no_day_is_refused(text):
     with pytest.raises(UnusableArguments, match="since must be a day such as 2026-01-31, or an age such as 30d"):
-        ExportKind().check({"to": "x", "since": text})
+        Export().check({"to": "x", "since": text})

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from django.core.management import get_commands, load_command_class
 
 from streams.jobs.arguments import DRY_RUN, JSON, Argument, OneOf, Type, add_options, dry_run
-from streams.jobs.command import JobCommand, JobSubject
+from streams.jobs.command import JobLine, command_lines
 from streams.jobs.errors import UnusableArguments
 from streams.jobs.forms import job_form
-from streams.jobs.run import JobKind, JobRun, job_kinds, register
-from streams.maintenance.subjects import subjects
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import Operation, Words, operations, register
 
 _PLACE = OneOf(required=True)
 
 
-class Dig(JobKind):
+class Dig(Operation):
     """Takes one of everything."""
 
     name, help = "dig", "Dig."
@@ -42,22 +41,23 @@ def typed(*words: str) -> dict:
     return vars(parser.parse_args(words))
 
 
-def subject_of(kind: str) -> JobSubject:
-    """What runs the job from the command line: of ``purge``, of ``resync``, or of a command of its own."""
-    found = [one for what in ("purge", "resync") for one in subjects(what).values() if isinstance(one, JobSubject)]
-    for name, app in get_commands().items():
-        if app == "pipeline" and isinstance(command := load_command_class(app, name), JobCommand):
-            found.append(command.subject)
-    return next(one for one in found if one.kind.name == kind)
+#: What is typed for it.
+DIG = JobLine(Dig(), Words("dig", "Dig.", "dig here"))
+
+
+def line_of(name: str) -> JobLine:
+    """What runs the job from the command line."""
+    found = [one for one in command_lines().values() if isinstance(one, JobLine)]
+    return next(one for one in found if one.operation.name == name)
 
 
 def test_what_is_typed_is_what_the_job_gets():
     options = typed("here", "--before", "x", "--name", "a", "--name", "b", "--holes", "3", "--no-deep", "--dry-run")
-    assert JobSubject(Dig()).given(options) == {
+    assert DIG.given(options) == {
         "where": "here", "before": "x", "after": None, "names": ["a", "b"], "depth": 2.5, "holes": 3, "deep": False,
         "dry_run": True,
     }  # fmt: skip
-    assert Dig().check(JobSubject(Dig()).given(options)) == {
+    assert Dig().check(DIG.given(options)) == {
         "where": "here", "before": "x", "names": ["a", "b"], "depth": 2.5, "holes": 3, "deep": False, "tool": "spade",
         "dry_run": True,
     }  # fmt: skip
@@ -97,7 +97,7 @@ def test_checked_arguments_are_checked_to_the_same_again():
 
 
 def test_the_form_has_what_the_job_stores_but_the_dry_run(monkeypatch):
-    monkeypatch.setattr("streams.jobs.run._kinds", {})
+    monkeypatch.setattr("streams.jobs.operation._operations", {})
     register(Dig())
     form = job_form("dig")({"where": "here", "names": "a\nb", "depth": "0", "deep": "false", "tool": "hand"})
     assert list(form.fields) == ["where", "before", "after", "names", "depth", "holes", "deep", "tool"]
@@ -106,20 +106,19 @@ def test_the_form_has_what_the_job_stores_but_the_dry_run(monkeypatch):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", sorted({*job_kinds()} - {"censor", "check streams", "import_events"}))
+@pytest.mark.parametrize("kind", sorted({*operations()} - {"censor", "check streams", "import_events"}))
 def test_every_job_is_run_by_a_command_whose_options_are_its_arguments(kind):
-    subject = subject_of(kind)
     parser = argparse.ArgumentParser()
-    subject.add_arguments(parser)
-    stored = {one.name for one in job_kinds()[kind].arguments if one.stored and one.typed is not None}
+    line_of(kind).add_arguments(parser)
+    stored = {one.name for one in operations()[kind].arguments if one.stored and one.typed is not None}
     assert stored - {action.dest for action in parser._actions} <= {"rooms", "master"}  # `resync` of some subjects
 
 
-@pytest.mark.parametrize("kind", sorted(job_kinds()))
+@pytest.mark.parametrize("kind", sorted(operations()))
 def test_a_job_that_takes_a_dry_run_plans_it(kind):
-    found = job_kinds()[kind]
+    found = operations()[kind]
     can_be_run_dry = any(one.name == DRY_RUN for one in found.arguments)
-    assert can_be_run_dry is (type(found).plan is not JobKind.plan)
+    assert can_be_run_dry is (type(found).plan is not Operation.plan)
 
 
 def test_a_dry_run_of_a_job_that_has_none_does_nothing():

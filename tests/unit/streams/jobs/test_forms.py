@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from streams.jobs import operation as declared
 from streams.jobs.arguments import Argument, Type
 from streams.jobs.errors import UnusableArguments
-from streams.jobs.forms import ARGUMENTS, job_form
-from streams.jobs.run import job_kinds
+from streams.jobs.forms import job_form
+from streams.jobs.operation import Operation, operations
 
 
 def known(kind: str) -> set[str]:
     """The names that the kind says it knows."""
     with pytest.raises(UnusableArguments) as refused:
-        job_kinds()[kind].check({"no such argument": 1})
+        operations()[kind].check({"no such argument": 1})
     names = str(refused.value).partition("There are: ")[2].rstrip(".")
     return set(names.split(", ")) - {"none"}
 
 
-def test_every_kind_has_a_form():
-    assert all(kind.arguments is not None for kind in job_kinds().values())
-
-
-@pytest.mark.parametrize("kind", sorted(job_kinds()))
+@pytest.mark.parametrize("kind", sorted(operations()))
 def test_every_argument_of_a_kind_has_a_field_and_there_are_no_others(kind):
     fields = job_form(kind)().fields
     assert set(fields) == known(kind) - {"dry_run"}
@@ -74,18 +71,10 @@ def test_a_reason_stands_beside_the_field_that_it_names():
     assert form.non_field_errors() == ["Give one of them."]
 
 
-def test_a_kind_may_bring_fields_of_its_own_or_none(monkeypatch):
-    from streams.jobs import run
-
-    class Own(run.JobKind):
+def test_an_operation_may_bring_fields_of_its_own(monkeypatch):
+    class Own(Operation):
         name, help = "own", "Mine."
         arguments = (Argument("size", Type.NUMBER, "how large", bounds=(0, 9)),)
 
-    class Bare(run.JobKind):
-        name, arguments = "bare", None
-
-    monkeypatch.setitem(run._kinds, "own", Own())
-    monkeypatch.setitem(run._kinds, "bare", Bare())
+    monkeypatch.setitem(declared._operations, "own", Own())
     assert entered("own", size="1.5") == {"size": 1.5}
-    assert list(job_form("bare")().fields) == [ARGUMENTS]
-    assert entered("bare", arguments='{"a": 1}') == {"a": 1}

@@ -1,4 +1,4 @@
-"""Censors redacted events: some time after the redaction, the stored JSON is replaced by its pruned form.
+"""``censor``: some time after the redaction, the stored JSON of a redacted event is replaced by its pruned form.
 
 From the moment of the redaction, everything that serves events obeys the flag ``redacted_by``. Censoring only removes
 the content from disk. Hashes and signatures stay, so event ID and signatures still verify.
@@ -6,11 +6,13 @@ the content from disk. Hashes and signatures stay, so event ID and signatures st
 Each transaction is small, concerns one room, and locks the room's row first, as every write to a room does. Censored
 events are marked (``Event.censored_at``), so a run that was killed is simply started again. Other processes are notified
 in the same transaction, by the room's ``content_generation`` and on the stream ``caches``.
+
+The command ``censor`` does this without a job, and takes an age and a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
@@ -27,8 +29,12 @@ from events.format.strict_json import decode_event
 from events.room_lock_sql import CHANGE_ROOM
 from state.rules.room_versions import room_version
 from streams.caches import invalidate
+from streams.conf import stream_settings
+from streams.jobs.arguments import Argument, Type, dry_run
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import Operation, operation
 
-__all__ = ["Censored", "censor", "censored_json", "due"]
+__all__ = ["Censor", "Censored", "censor", "censored_json", "due"]
 
 _EVENTS_PER_TRANSACTION = 100
 _LONGEST = timedelta(days=36_500)
@@ -54,6 +60,43 @@ FROM unnest(%s::text[], %s::bytea[]) AS pruned (event_id, json) WHERE j.event_id
 """
 #: Columns that hold redacted content are emptied, too. The target of a redaction stays, because it still takes effect.
 _MARK = "UPDATE events_event SET censored_at = clock_timestamp(), relates_to = NULL WHERE event_id = ANY(%s)"
+
+
+@operation
+class Censor(Operation):
+    """Replaces the stored JSON of redacted events by their pruned form, some days after the redaction."""
+
+    name = "censor"
+    help = "Replace the stored JSON of events that were redacted long enough ago by their pruned form."
+    arguments = (
+        Argument(
+            "days", Type.NUMBER, "redacted for at least so many days; none: as the site is set", bounds=(0, 36_500),
+            default=lambda: stream_settings().censor_after_days,
+        ),
+        dry_run("only say how many would be censored"),
+    )  # fmt: skip
+
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """Counts the events that are due for censoring. Returns the summary of a dry run."""
+        found = {"due": due(timedelta(days=run.arguments["days"]), run.using)}
+        run.note_before(found)
+        run.note_after(found)
+        return {"censored": 0, "rooms": 0, "failed": []}
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """Censors the events that are due for censoring, room by room. Returns the summary, which names at most 100 failures."""
+        age = timedelta(days=run.arguments["days"])
+        before = due(age, run.using)
+        run.note_before({"due": before})
+        done = Censored()
+        with run.stage("censor", before, "events") as count:
+            for done in censor(age, run.using):
+                count.add(done.events - count())
+        run.note_after({"due": due(age, run.using)})
+        return {"censored": done.events, "rooms": done.rooms, "failed": list(done.failed[:100])}
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Imports as queued jobs: the check of their arguments, and the run by ``manage.py runjobs``.
+"""``import_events``: the arguments of imports, and their work as queued jobs.
 
 A user who may queue a job need not be allowed to read every file of the machine, or to reach every database from it. So
 a queued import reads only files of one folder (setting ``REPLSITE_IMPORT_FOLDER``), and their names are relative to
@@ -19,10 +19,11 @@ from pipeline.spark.arguments import master
 from streams.jobs.arguments import Argument, OneOf, Type
 from streams.jobs.errors import UnusableArguments
 from streams.jobs.folders import is_any_folder
-from streams.jobs.run import JobKind, JobRun
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import Operation, operation
 from streams.runtime.masking import masked
 
-__all__ = ["ImportKind"]
+__all__ = ["ImportEvents"]
 
 _MOST_SOURCES = 10_000
 _SIGNATURES = OneOf()
@@ -49,8 +50,9 @@ def _keys(_: str, name: Any) -> str:
     return _checked(name)
 
 
-class ImportKind(JobKind):
-    """The kind of job that imports room histories. A repeated run continues where the last run ended."""
+@operation
+class ImportEvents(Operation):
+    """Imports room histories. A repeated run continues where the last run ended."""
 
     name = "import_events"
     help = (

@@ -1,4 +1,4 @@
-"""Implements the job ``compress_state``, which rewrites the state groups of rooms so that they take fewer rows.
+"""``room compress``: rewrites the state groups of rooms so that they take fewer rows.
 
 First the job plans the new state groups of each room, on Spark if there are many state groups. A room is not changed if
 too few rows would be saved. ``events.maintenance.group_compaction`` rewrites the other rooms, one at a time. After each
@@ -17,7 +17,7 @@ from events.arguments import can_be_stored
 from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
 from events.maintenance.group_compaction import RoomCompaction, group_rows, plan_here
 from events.maintenance.group_plan import PlannedRoom
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from events.operations.room_arguments import ALL_ROOMS, ROOMS
 from pipeline.errors import PipelineError
 from pipeline.maintenance.compress_executor import plan_rooms
@@ -26,10 +26,11 @@ from state.groups.compaction import WrittenRows
 from streams.db.driver import dsn
 from streams.jobs.arguments import JSON, Argument, Type, dry_run
 from streams.jobs.errors import JobCancelled, UnusableArguments
-from streams.jobs.run import Count, JobKind, JobRun
+from streams.jobs.job_run import Count, JobRun
+from streams.jobs.operation import Operation, Words, operation
 from streams.jobs.throttle import throttled
 
-__all__ = ["GROUPS_IN_PROCESS", "CompressStateKind"]
+__all__ = ["GROUPS_IN_PROCESS", "CompressState"]
 
 GROUPS_IN_PROCESS = 150_000
 """The largest number of state groups that are planned without Spark. To start Spark takes as long as to plan so many."""
@@ -44,8 +45,9 @@ GROUP BY room_id ORDER BY room_id
 """
 
 
-class CompressStateKind(JobKind):
-    """The kind of job that rewrites state groups so that they take fewer rows."""
+@operation
+class CompressState(Operation):
+    """Rewrites state groups so that they take fewer rows."""
 
     name = "compress state"
     help = (
@@ -63,10 +65,14 @@ class CompressStateKind(JobKind):
         dry_run("only say how much would be saved"),
         JSON,
     )  # fmt: skip
-
-    def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Does the dry run. Returns the same summary as ``run``, with the figures that are expected."""
-        return _Rooms(run).compress()
+    commands = (
+        Words(
+            "room compress",
+            "Rewrite the state groups of rooms to as few rows as they need. Safe beside writers and readers; may be interrupted "
+            "and repeated; rooms that would not shrink stay as they are.",
+            "room compress --all --dry-run",
+        ),
+    )
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Rewrites the state groups, room by room.
@@ -75,6 +81,8 @@ class CompressStateKind(JobKind):
         state groups before the job and after it.
         """
         return _Rooms(run).compress()
+
+    plan = run
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
         verb = "would shrink" if summary["dry_run"] else "shrank"

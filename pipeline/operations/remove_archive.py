@@ -1,4 +1,4 @@
-"""Implements the job ``remove archive``, which deletes an archive or an export from the site's folders.
+"""``purge archive``: removes an archive or an export from the site's folders.
 
 The job deletes files, but no rows. The folder must be below the site's folder of archives or of exports. This also
 holds for the command: files elsewhere belong to the account that made them.
@@ -12,23 +12,23 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from events.models import Room
 from pipeline.archive import format as archives
 from pipeline.errors import ArchiveInUse
 from pipeline.export import folder as exports
-from pipeline.maintenance.purge_words import folder_words
 from pipeline.maintenance.written_folders import WrittenFolder, find_folder
 from pipeline.private_files import fsync_folder, remove_folder
 from streams.db import driver
 from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import Operation, Words, operation
 from streams.jobs.rows import hold_lock
-from streams.jobs.run import JobKind, JobRun
 from streams.runtime.amounts import byte_size
 from streams.runtime.moments import moment_text
 from streams.runtime.text import safe_text
 
-__all__ = ["RemoveArchiveKind"]
+__all__ = ["RemoveArchive", "folder_words"]
 
 #: The number at the end of an unfinished archive's name: the job that writes it.
 _JOB = re.compile(rf"-([0-9]{{1,18}})(?:{re.escape(archives.PARTIAL)})?\Z")
@@ -38,8 +38,9 @@ def _folder(_: str, value: Any) -> str:
     return str(find_folder(value).path)
 
 
-class RemoveArchiveKind(JobKind):
-    """The kind of job that removes an archive or an export."""
+@operation
+class RemoveArchive(Operation):
+    """Removes an archive or an export."""
 
     name = "remove archive"
     help = (
@@ -54,6 +55,14 @@ class RemoveArchiveKind(JobKind):
         YES,
         JSON,
     )  # fmt: skip
+    commands = (
+        Words(
+            "purge archive",
+            "Remove an archive or an export from the site's folders, which frees its disk space. Messages that were purged after "
+            "they were archived are gone with it.",
+            "purge archive room-example-org-5aed758959a6-12 --dry-run",
+        ),
+    )
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
         """Does the dry run. Returns the summary, which describes the folder that would be removed."""
@@ -94,6 +103,25 @@ class RemoveArchiveKind(JobKind):
         run.note_after({"files": "0", "size": byte_size(0)})
         run.say(f"{safe_text(str(found.path), None)}: {words}")
         return {**told, "words": words}
+
+
+def folder_words(told: Mapping[str, Any], *, is_room_here: bool) -> str:
+    """Returns the sentence that describes the removal of an archive or export. ``told`` is the job's summary.
+
+    For example ``archive of !a:b, made 22 Nov 2026 02:00 UTC, 6.0 GB in 14 files: removed; messages that were purged
+    meanwhile are gone with it``. ``is_room_here`` is true if the room of the archive is in the database.
+    """
+    of_room = f" of {safe_text(told['room_id'], None)}" if told["room_id"] else ""
+    made = "made" if told["what"] in ("archive", "export") else "last changed"
+    size = f"{byte_size(told['bytes'])} in {told['files']:,} file{'' if told['files'] == 1 else 's'}"
+    done = "would be removed" if told["dry_run"] else "removed"
+    what = f"{told['what']}{of_room}, {made} {told['made_at']}, {size}: {done}"
+    if told["what"] != "archive":
+        return what
+    lost = (
+        "messages that were purged meanwhile are gone with it" if is_room_here else "the room is in no other place here"
+    )
+    return f"{what}; {lost}"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.importing.kind import ImportKind, _opened
+from pipeline.operations.import_events import ImportEvents, _opened
 from streams.jobs.errors import UnusableArguments
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path, settings):
     "name", ["a.jsonl", "rooms/b.parquet", "postgresql:///?service=old-site", "postgres://?service=x"]
 )
 def test_names_in_the_folder_and_services_are_taken(name):
-    assert ImportKind().check({"sources": [name]}) == {"sources": [name], "as_history": False}
+    assert ImportEvents().check({"sources": [name]}) == {"sources": [name], "as_history": False}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_names_in_the_folder_and_services_are_taken(name):
 )  # fmt: skip
 def test_other_places_are_not(name):
     with pytest.raises(UnusableArguments, match="cannot be queued"):
-        ImportKind().check({"sources": [name]})
+        ImportEvents().check({"sources": [name]})
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_other_places_are_not(name):
 )
 def test_other_arguments_are_refused(arguments, words):
     with pytest.raises(UnusableArguments, match=words):
-        ImportKind().check(arguments)
+        ImportEvents().check(arguments)
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused_when_it_is_opened(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Implements the job ``restore``, which restores an archive. Every file is checked before anything is written.
+"""``room restore``: puts an archive of a room back. Every file is checked before anything is written.
 
 If the room still exists, its events are restored in small transactions, with a pause after each. Events that are stored
 already are not changed. A killed job can be run again. A table maps the ID of each archived state group to the ID of
@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from events.errors import PurgeRefused
-from events.maintenance.purge_history import purge_lock
-from events.maintenance.purge_room import is_purging
+from events.maintenance.purge_lock import purge_lock
 from events.maintenance.restore import (
     TEMPORARY,
     EventsRestored,
@@ -33,6 +32,7 @@ from events.maintenance.restore import (
     restore_visibility,
 )
 from events.models import CurrentState, Room
+from events.operations.purge_room import is_purging
 from events.room_lock import room_transaction
 from pipeline.archive.folders import folder_of_archive
 from pipeline.archive.format import MANIFEST, ArchivedFile, Manifest
@@ -44,13 +44,14 @@ from streams.caches import invalidate_room_state
 from streams.db import driver
 from streams.db.consistent_read import long_transaction
 from streams.jobs.arguments import JSON, Argument, Type
-from streams.jobs.run import Count, JobKind, JobRun
+from streams.jobs.job_run import Count, JobRun
+from streams.jobs.operation import Operation, Words, operation
 from streams.jobs.throttle import throttled
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RestoreKind"]
+__all__ = ["Restore"]
 
 EVENTS_PER_TRANSACTION = 2_000
 _IDS_PER_QUERY = 10_000
@@ -62,8 +63,9 @@ def _folder(_: str, value: Any) -> str:
     return str(folder_of_archive(value))
 
 
-class RestoreKind(JobKind):
-    """The kind of job that restores an archive."""
+@operation
+class Restore(Operation):
+    """Restores an archive."""
 
     name = "restore"
     help = "Put an archive of a room back: its events, their states and who sees them. What is here stays as it is."
@@ -74,6 +76,13 @@ class RestoreKind(JobKind):
         ),
         JSON,
     )  # fmt: skip
+    commands = (
+        Words(
+            "room restore",
+            "Put an archive of a room back, byte for byte, with states and visibility. Safe beside writers; may be repeated.",
+            "room restore /backup/room-1a2b --json",
+        ),
+    )
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Checks all files of the archive, then restores their rows. Returns the summary."""

@@ -1,4 +1,4 @@
-"""Deletes a whole room. After the first transaction nobody can read or write the room. Then its rows are deleted in parts.
+"""``purge room``: deletes a whole room. After the first transaction nobody can read or write it. Then its rows go in parts.
 
 The first transaction deletes the room's own row, its current state, extremities, gaps and ranges. This transaction also
 records the room in ``PurgedRoom`` and notifies other processes. From then on the room does not exist. A room with the
@@ -8,31 +8,41 @@ The other rows are deleted some thousand at a time, each time in one transaction
 state groups, and the rows of every other table with a room ID. The purge may be stopped after any transaction and run
 again.
 
-Assumes that the caller is within ``events.maintenance.purge_history.purge_lock``.
+If the arguments name a folder, the room is archived before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.apps import apps
+from django.core.management.base import CommandError
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from events.arguments import can_be_stored
 from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused, UnknownRoom
-from events.maintenance.purge_history import room_figures
+from events.maintenance.purge_lock import purge_lock
 from events.models.purged_rooms import PurgedRoom
+from events.operations.archiving import archive_words, archiver
+from events.operations.purge_history import gone, room_figures, table_lines
+from events.operations.room_arguments import ROOM
 from events.room_lock_sql import LOCK_ROOM
 from streams.caches import invalidate, invalidate_room_state
 from streams.conf import stream_settings
 from streams.db.consistent_read import read_only_snapshot
 from streams.holds.hold import CHANGE_FACTS
+from streams.jobs.arguments import JSON, YES, Argument, OneOf, Type, dry_run
+from streams.jobs.job_run import JobRun
+from streams.jobs.models import Job
+from streams.jobs.operation import Operation, Words, operation
+from streams.jobs.throttle import throttled
+from streams.runtime.text import safe_text
 
-__all__ = ["RoomPurge", "RoomPurged", "is_purging", "unblock_room"]
+__all__ = ["PurgeRoom", "RoomPurge", "RoomPurged", "is_purging", "room_words", "unblock_room"]
 
 _EVENTS_PER_TRANSACTION = 2_000
 _GROUPS_PER_TRANSACTION = 1_000
@@ -94,6 +104,106 @@ SELECT (SELECT count(*) FROM next), (SELECT max(id) FROM next), (SELECT count(*)
 """
 _OTHER = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE room_id = %s LIMIT %s))"
 _COUNT_OTHER = "SELECT count(*) FROM {table} WHERE room_id = %s"
+
+_BLOCKING = OneOf()
+
+
+@operation
+class PurgeRoom(Operation):
+    """Deletes a whole room."""
+
+    name = "purge room"
+    help = "Delete a room whole, from every table; refused while users of this server are joined, unless by force."
+    arguments = (
+        ROOM,
+        Argument("force", Type.FLAG, "even while users of this server are joined"),
+        Argument(
+            "block", Type.FLAG, "the room is not made again when its events arrive", one_of=_BLOCKING,
+            in_form="the room is not made again",
+        ),
+        Argument(
+            "unblock", Type.FLAG, "delete nothing; let a blocked room be made again", one_of=_BLOCKING, stored=False
+        ),
+        *archiver().arguments,
+        dry_run("only say what would be deleted"),
+        YES,
+        JSON,
+    )  # fmt: skip
+    commands = (
+        Words(
+            "purge room",
+            "Delete a room whole, from every table; refused while users of this server are joined, unless --force is given. It "
+            "is gone for everybody at once, then its rows go; may be interrupted and repeated.",
+            "purge room '!r:site' --dry-run",
+        ),
+    )
+
+    def check_together(self, checked: dict[str, Any]) -> None:
+        """Raises ``UnusableArguments`` if ``spark`` or ``master`` is given without a folder for an archive."""
+        archiver().check(checked)
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """Writes an archive if the arguments name a folder for it. Then deletes the room. Returns the summary."""
+        told, using, facts = run.arguments, run.using, dict[str, Any]()
+        with purge_lock(told["room"], using):
+            purge = RoomPurge(told["room"], using)
+            before = purge.figures()
+            run.note_before(before)
+            purge.check(force=told["force"])
+            after = dict.fromkeys(before, 0)
+            if not told["dry_run"]:
+                facts = self._carry_out(run, purge)
+                after |= purge.figures()
+            run.note_after(after)
+        words = room_words(told, before["events_event"], facts.get("archive", {}).get("folder"))
+        run.say(f"{safe_text(told['room'], None)}: {words}")
+        return {
+            "room_id": told["room"],
+            "words": words,
+            "dry_run": told["dry_run"],
+            "blocked": told["block"],
+            "tables": {table: [count, after.get(table, 0)] for table, count in before.items()},
+            **facts,
+        }
+
+    plan = run
+
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        return table_lines(summary)
+
+    def _carry_out(self, run: JobRun, purge: RoomPurge) -> dict[str, Any]:
+        told, facts, positions = run.arguments, dict[str, Any](), None
+        if told["archive"] is not None:
+            if is_purging(purge.room_id, run.using):
+                raise PurgeRefused(
+                    f"A purge of {purge.room_id} was interrupted, so it cannot be archived any more. Go on without an archive; "
+                    "the first run has written one if it was asked to."
+                )
+            written = archiver().write(run, told["room"])
+            facts, positions = {"archive": written.figures}, written.positions
+        by = Job.objects.using(run.using).get(pk=run.id).asked_by
+        purge.begin(by, block=told["block"], force=told["force"], positions=positions)
+        with run.stage("rows", sum(purge.figures().values()), "rows") as count:
+            for done in throttled(purge.carry_out()):
+                count.add(sum(asdict(done).values()) - count())
+        return facts
+
+    def at_once(self, options: Mapping[str, Any]) -> str | None:
+        """Unblocks the room, if ``--unblock`` is given."""
+        if not options.get("unblock"):
+            return None
+        if not unblock_room(options["room"], stream_settings().database):
+            raise CommandError(f"{options['room']} is not blocked.", returncode=1)
+        return f"{options['room']} may be made again"
+
+
+def room_words(told: Mapping[str, Any], events: int, folder: str | None = None) -> str:
+    """Returns the sentence that describes a purge of a whole room."""
+    blocked = ", and not made again" if told["block"] else ""
+    return f"the whole room with {events:,} events: {gone(told)}{blocked}; {archive_words(told, folder)}"
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Implements the job ``resync WHAT``, which compares stored values with recomputed values, and repairs differences.
+"""``resync WHAT`` and ``room mend``: compares stored values with recomputed values, and repairs differences.
 
 The job may run while other processes write.
 
@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from events.arguments import can_be_stored
-from events.integrity.compare import EVERYTHING, SUBJECTS, includes_subject
+from events.integrity.compare import EVERYTHING, SUBJECTS, RoomReport, includes_subject
 from events.integrity.repair import all_rooms
 from events.models import CurrentState, Room
 from events.operations.room_arguments import ALL_ROOMS, ROOMS
@@ -34,15 +34,24 @@ from streams.caches import invalidate_room_state
 from streams.db import driver
 from streams.jobs.arguments import JSON, Argument, Type, dry_run
 from streams.jobs.errors import UnusableArguments
-from streams.jobs.run import JobKind, JobRun
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import Operation, Words, operation
 from streams.maintenance import check as inspection
 from streams.maintenance.table_sequences import inspect_tables, repair_tables
 
-__all__ = ["OF_ROOMS", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
+__all__ = ["OF_ROOMS", "WHAT", "Resync", "compare_rooms", "resync_caches"]
 
 WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches")
 OF_ROOMS = (*SUBJECTS, EVERYTHING)
 """The subjects that are compared room by room. If there are many events, Spark compares the rooms."""
+_MENDS = {
+    "state": "events' columns and verdicts, edges, auth events, states, current state, redactions and flags",
+    "extremities": "the forward extremities and gaps of the graph",
+    "visibility": "who sees what",
+    "rooms": "state, extremities and visibility in one pass",
+    "positions": "sequences of streams and tables that are behind, or not as they must be",
+    "caches": "what processes keep of rooms: it is dropped everywhere",
+}
 _MOST_LISTED = 100
 
 
@@ -53,8 +62,23 @@ def _room_ids(_: str, value: Any) -> list[str]:
     return rooms
 
 
-class ResyncKind(JobKind):
-    """The kind of job that compares and repairs the values of one subject, such as state, in some rooms or in all rooms."""
+def _words(words: str, what: str) -> Words:
+    without = set() if what in OF_ROOMS else {MASTER.name, "resume"}
+    if what == "positions":
+        without |= {ROOMS.name, ALL_ROOMS.name}
+    return Words(
+        words,
+        f"Compare and mend {_MENDS[what]}. Each room is a transaction of its own, beside writers; what cannot be known is told "
+        "and left. Exit status 1 when something is wrong at the end.",
+        f"{words} --dry-run" + ("" if what == "positions" else " --all"),
+        given={"what": what},
+        without=without,
+    )
+
+
+@operation
+class Resync(Operation):
+    """Compares and repairs the values of one subject, such as state, in some rooms or in all rooms."""
 
     name = "resync"
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
@@ -69,6 +93,7 @@ class ResyncKind(JobKind):
         dry_run("only compare"),
         JSON,
     )
+    commands = (*(_words(f"resync {what}", what) for what in WHAT), _words("room mend", EVERYTHING))
 
     def check_together(self, checked: dict[str, Any]) -> None:
         """Raises ``UnusableArguments`` if a given argument does not apply to the subject.
@@ -81,10 +106,6 @@ class ResyncKind(JobKind):
         if checked["master"] is not None and what not in OF_ROOMS:
             raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
 
-    def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Does the dry run, which repairs nothing. Calls ``run``, because ``run`` repairs nothing if ``dry_run`` is true."""
-        return self.run(run)
-
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Compares the stored values and repairs differences, except in a dry run. Returns the summary.
 
@@ -95,6 +116,8 @@ class ResyncKind(JobKind):
             return compare_rooms(run)
         work = {"positions": _positions, "caches": _caches}[what]
         return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
+
+    plan = run
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
         for found in summary.get("differences", ()):
@@ -117,10 +140,13 @@ class ResyncKind(JobKind):
             raise PipelineError(f"resync {summary['what']}: {summary['left']} differences are left.")
 
 
-def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _answer: None) -> Mapping[str, Any]:
+Tell = Callable[[str, RoomReport | None], object]
+
+
+def compare_rooms(run: JobRun, tell: Tell = lambda _room_id, _report: None) -> Mapping[str, Any]:
     """Compares the rooms that the job's arguments name. Repairs differences, except in a dry run. Returns the summary.
 
-    ``tell`` is called with the ``RoomAnswer`` of each room.
+    ``tell`` is called with the ID of each room and the report from before its repair, or null if there is no such room.
     """
     return _Rooms(run, tell).mend()
 
@@ -128,7 +154,7 @@ def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _an
 class _Rooms:
     """One run of the job over its rooms. Counts the rooms, their events and the differences."""
 
-    def __init__(self, run: JobRun, tell: Callable[[RoomAnswer], object]) -> None:
+    def __init__(self, run: JobRun, tell: Tell) -> None:
         self._run = run
         self._tell = tell
         self._before: Counter[str] = Counter()
@@ -145,7 +171,7 @@ class _Rooms:
         self._go_on(many.progress)
         for answer in many.answers(f"resync {told['what']}", told["rooms"]):
             self._note(answer)
-            self._tell(answer)
+            self._tell(answer.room_id, answer.before)
             many.progress.add(answer.room_id)  # last, because it may store the counts, which must include this room
         many.progress.forget()
         self._run.note_before(dict(self._before))

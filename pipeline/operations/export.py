@@ -1,19 +1,17 @@
-"""Implements the job ``export``: its arguments and its summary.
+"""``room export``: writes rooms, events, state and memberships to Parquet files (``pipeline.export``).
 
 A user who may queue jobs need not have the right to write everywhere. So a queued export is written to a folder below
-``exports`` in the pipeline's own folder. Its argument ``folder`` is relative to ``exports``. The command ``export``
+``exports`` in the pipeline's own folder. Its argument ``folder`` is relative to ``exports``. The command ``room export``
 runs with the rights of its user, so it may write to any folder.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any, TextIO
-
-from django.core.management.base import BaseCommand
+from typing import Any
 
 from events.arguments import can_be_stored
 from events.operations.room_arguments import ROOMS, SEARCHED
@@ -21,12 +19,12 @@ from pipeline.export.folder import exports_folder
 from pipeline.export.tables import MOST_BUCKETS, TABLES
 from pipeline.spark.arguments import master as spark_master
 from streams.jobs.arguments import JSON, Argument, Type
-from streams.jobs.command import JobSubject
 from streams.jobs.errors import UnusableArguments
-from streams.jobs.folders import any_folder, is_any_folder
-from streams.jobs.run import JobKind, JobRun, run_job
+from streams.jobs.folders import is_any_folder
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import Operation, Words, operation
 
-__all__ = ["ExportKind", "ExportSubject", "run_export"]
+__all__ = ["Export"]
 
 _MOST_ROOMS = 10_000
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -55,8 +53,9 @@ def _room_ids(_: str, value: Any) -> list[str]:
     return rooms
 
 
-class ExportKind(JobKind):
-    """The job that writes tables to Parquet."""
+@operation
+class Export(Operation):
+    """Writes tables to Parquet."""
 
     name = "export"
     help = "Write rooms, events, state and memberships to Parquet files, all of one moment, in a folder below exports."
@@ -89,6 +88,14 @@ class ExportKind(JobKind):
         spark_master("Spark master, e.g. local[4] or spark://host:7077", stored=False),
         JSON,
     )  # fmt: skip
+    commands = (
+        Words(
+            "room export",
+            "Write rooms, events, state and memberships to Parquet files, by rooms and days, all of one moment; of redacted "
+            "events what the redaction left.",
+            "room export /data/export events --room '!room:example.org' --since 2026-01-01",
+        ),
+    )
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Exports to a folder below ``exports``. Refuses a folder that is a symbolic link."""
@@ -97,21 +104,14 @@ class ExportKind(JobKind):
             raise UnusableArguments(f"{folder} is a link. Name a folder.")
         return _export(run, folder, None)
 
+    def work_for(self, options: Mapping[str, Any]) -> Callable[[JobRun], Mapping[str, Any]]:
+        """The command writes to any folder, with any Spark master."""
+        return lambda run: _export(run, Path(run.arguments["to"]), options["master"])
+
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
         for name, table in summary["tables"].items():
             yield f"{name}: {table['rows']:,} rows in {table['files']:,} files, {table['bytes']:,} bytes"
         yield f"written to {summary['folder']}"
-
-
-class ExportSubject(JobSubject):
-    """The command ``export``, which writes to any folder, with any Spark master."""
-
-    def perform(
-        self, command: BaseCommand, checked: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """Runs the job and returns its summary."""
-        stream: Any = command.stderr  # like a file in everything that is used here
-        return run_export(checked["to"], checked, options["master"], stream)
 
 
 def _day(text: str | None) -> int | None:
@@ -119,18 +119,6 @@ def _day(text: str | None) -> int | None:
     # Users' texts go through `streams.runtime.moments` where the argument is checked (`Type.DAY`). What is read here is
     # the result, as it is stored with the job: always an ISO date, and the day of an age is settled.
     return None if text is None else date.fromisoformat(text).toordinal() - _EPOCH
-
-
-def run_export(
-    folder: Path | str, arguments: Mapping[str, Any], master: str | None = None, stream: TextIO | None = None
-) -> Mapping[str, Any]:
-    """Exports to any folder, as a job of this process. Returns the job's summary. Raises the errors of ``export_tables``."""
-
-    def work(run: JobRun) -> Mapping[str, Any]:
-        return _export(run, Path(run.arguments["to"]), master)
-
-    with any_folder():
-        return run_job(ExportKind.name, {**arguments, "to": str(folder)}, stream=stream, work=work)
 
 
 def _export(run: JobRun, folder: Path, master: str | None) -> Mapping[str, Any]:

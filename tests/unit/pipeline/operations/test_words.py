@@ -2,7 +2,9 @@
 
 import pytest
 
-from pipeline.maintenance.purge_words import folder_words, history_words, room_words
+from events.operations.purge_history import history_words
+from events.operations.purge_room import room_words
+from pipeline.operations.remove_archive import folder_words
 
 TOLD = {"before_time": 1_795_312_800_000, "delete_local": False, "dry_run": False, "archive": None}
 
