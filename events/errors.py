@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from streams.errors import SiteError
 
-class EventsError(Exception):
+
+class EventsError(SiteError):
     """The base class of all errors of this app."""
 
 

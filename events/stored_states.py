@@ -83,7 +83,7 @@ def _from_columns(row: Sequence[Any]) -> ParsedEvent:
 def _unreadable(event_id: str, room_id: str) -> EventUnreadable:
     return EventUnreadable(
         f"The stored JSON of {event_id} is damaged or missing, and its content decides who may do or see what in the room. "
-        f"manage.py check_room {room_id} lists what is damaged: restore it from a backup."
+        f"manage.py room check {room_id} lists what is damaged: restore it from a backup."
     )
 
 

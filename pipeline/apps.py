@@ -19,7 +19,7 @@ class PipelineConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the kinds of job, the subjects of maintenance commands, and the command that runs the live pipeline.
+        """Says that this app writes archives before purges, and which command runs the live pipeline.
 
         Raises ``ImproperlyConfigured`` if psycopg2 is missing. Spark's tasks need psycopg2, even if Django uses another
         driver for PostgreSQL.
@@ -29,12 +29,10 @@ class PipelineConfig(AppConfig):
                 "The app pipeline needs psycopg2, with which Spark's tasks connect, also where Django uses psycopg 3: "
                 "pip install psycopg2-binary, or remove pipeline from INSTALLED_APPS."
             )
+        from events.operations.archiving import archive_with  # noqa: PLC0415 - models are loaded now
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
-        from pipeline.jobs import run  # noqa: PLC0415 - models are loaded now
         from pipeline.live.statistics_table import READER  # noqa: PLC0415
-        from streams.maintenance import subjects  # noqa: PLC0415
         from streams.reading.reader_commands import run_by  # noqa: PLC0415
 
         run_by(READER, "manage.py pipeline run")
-        run.register_when_asked("pipeline.maintenance.registration.register_kinds")
-        subjects.register_when_asked("pipeline.maintenance.registration.register_subjects")
+        archive_with("pipeline.archive.before_purge.ParquetArchiver")

@@ -14,8 +14,8 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, register
 
 from pipeline.conf import pipeline_settings
-from pipeline.errors import UnusableArguments
 from pipeline.spark.masters import check_master
+from streams.jobs.errors import UnusableArguments
 from streams.runtime.command_line import SITE_CHECKS
 from streams.setting import out_of_bounds
 

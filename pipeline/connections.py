@@ -12,8 +12,8 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from pipeline.errors import UnusableArguments
 from streams.db.session_settings import with_relied_on
+from streams.jobs.errors import UnusableArguments
 
 __all__ = ["connect", "connect_arrow"]
 

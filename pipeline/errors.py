@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from streams.errors import SiteError
+from streams.jobs.errors import UnusableArguments
 
-class PipelineError(Exception):
-    """Base class of all errors of this package."""
+
+class PipelineError(SiteError):
+    """Base class of the other errors of this package."""
 
 
 class JavaMissing(PipelineError):
@@ -15,27 +18,8 @@ class SparkNotStarted(PipelineError):
     """Spark's JVM did not start, or PySpark has no Spark of its own."""
 
 
-class UnusableArguments(PipelineError):
-    """A path or an option that cannot be used."""
-
-
 class UnusableSource(UnusableArguments):
     """A file or a database from which an import cannot read events."""
-
-
-class JobCancelled(PipelineError):
-    """A job that a user has cancelled. Its work so far stays."""
-
-
-class JobInterrupted(PipelineError):
-    """A queued job whose process is asked to stop. Its work so far stays, and the job is queued again."""
-
-
-class JobLost(PipelineError):
-    """A job that has lost its lock, because the lock's connection ended.
-
-    Another process may have begun the job, so this process stops working on it.
-    """
 
 
 class ClusterUnfit(PipelineError):
@@ -44,26 +28,6 @@ class ClusterUnfit(PipelineError):
 
 class MasterAway(PipelineError):
     """Nothing answers at the address of the Spark master."""
-
-
-class QueueFull(PipelineError):
-    """The queue holds as many waiting jobs as it may hold."""
-
-
-class CarriedOut(PipelineError):
-    """A dry run is to be carried out a second time. Only one job may carry out a dry run."""
-
-
-class NotResumable(PipelineError):
-    """A job that waits, is at work or is done cannot be resumed. Only failed, cancelled or killed jobs can be."""
-
-
-class UnknownJob(PipelineError):
-    """There is no job with the given number."""
-
-
-class UnknownKind(UnknownJob):
-    """There is no kind of job with the given name."""
 
 
 class SourceChanged(PipelineError):

@@ -81,8 +81,8 @@ def _wrong_periods(periods: Any) -> Iterator[str]:
     if not _are_periods(periods):
         yield 'REPLSITE_JOB_PERIODS must give kinds of job their seconds, above 0: {"censor": 86400}.'
     elif periods and rooms.has("pipeline"):
-        from pipeline.jobs.run import job_kinds  # noqa: PLC0415 - a site may have no pipeline
+        from streams.jobs.operation import operations  # noqa: PLC0415 - a site may have no pipeline
 
-        if unknown := sorted(periods.keys() - job_kinds().keys()):
+        if unknown := sorted(periods.keys() - operations().keys()):
             text = f"REPLSITE_JOB_PERIODS names {', '.join(unknown)}, no kind of job: it would be overdue for ever."
-            yield f"{text} There are: {', '.join(job_kinds())}."
+            yield f"{text} There are: {', '.join(operations())}."

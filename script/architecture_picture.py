@@ -27,7 +27,7 @@ _BOX_GAP, _LETTER = 8, 7.8
 _WIDTHS = {"replsite": 186, "pipeline": 250, "events": 232, "state": 150, "streams": 250}
 _SAYS = {
     "replsite": "the site",
-    "pipeline": "Spark and jobs",
+    "pipeline": "Spark",
     "events": "Matrix events",
     "state": "state of rooms",
     "streams": "the log engine",

@@ -18,6 +18,7 @@ PAGE = PROJECT / "docs" / "reference" / "errors.md"
 MODULES = (
     "streams.errors",
     "streams.replication.errors",
+    "streams.jobs.errors",
     "state.errors",
     "events.errors",
     "pipeline.errors",

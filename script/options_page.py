@@ -33,7 +33,10 @@ def page() -> str:
     """Returns the text of the page."""
     parts = [HEAD]
     for name, command in own_commands().items():
-        parts += [f"\n## {name}\n\n{_paragraph(command.help)}\n", _tables(name, own_parser(command))]
+        parts.append(f"\n## {name}\n\n{_paragraph(command.help)}\n")
+        if hasattr(command, "former"):  # its options are those of its present name
+            continue
+        parts.append(_tables(name, own_parser(command)))
         shown = "\n".join(f"manage.py {typed}\n{_wrapped(does, '    ')}" for typed, does in command.help_examples())
         parts.append(f"\n```text\n{shown}\n```\n")
     return "".join(parts)

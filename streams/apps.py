@@ -18,16 +18,14 @@ class StreamsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the system checks, the subjects of the commands ``purge`` and ``resync``, and two hooks.
+        """Registers the system checks and two hooks.
 
         One hook stops background work at an orderly exit. The other one sets keepalives, and what our statements rely on, on
         new database connections.
         """
         from streams import checks, row_checks  # noqa: F401, PLC0415 - importing registers the checks
-        from streams.maintenance import subjects  # noqa: PLC0415 - models can be imported only from here on
         from streams.runtime.leaving import stop_background_work  # noqa: PLC0415
 
-        subjects.register_when_asked("streams.maintenance.trim_command.register_subjects")
         atexit.register(stop_background_work)
         connection_created.connect(_watch_host, dispatch_uid="streams.watch_host")
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 
-class StreamError(Exception):
+class SiteError(Exception):
+    """Base class of the errors of this program whose message is for the person who asked: what is wrong, and what to do."""
+
+
+class StreamError(SiteError):
     """Base of all errors of the stream engine."""
 
 

@@ -29,7 +29,7 @@ EVENTS_EXAMINED = 2_000
 """The most events that are read for one page with a filter."""
 _LONGEST = 255
 _DAMAGED = (
-    "The stored JSON of an event here is no text. manage.py check_room names it, and resync puts right what can be."
+    "The stored JSON of an event here is no text. manage.py room check names it, and resync puts right what can be."
 )
 
 

@@ -1,1 +1,1 @@
-"""Purges history and whole rooms, applies retention, censors redacted events, restores archives, and compacts state groups."""
+"""What operations on rooms are made of: batches of purges, their lock, state groups, and restores."""

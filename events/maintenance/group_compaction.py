@@ -8,7 +8,7 @@ writers meanwhile built on old groups. At the end the old groups are deleted, li
 
 The work may be stopped after any transaction, because every event always has a group with its state. A later run makes
 a new plan from what is stored then. Assumes that no purge of the room runs meanwhile
-(``events.maintenance.purge_history.purge_lock``). Memory grows with the number of new groups.
+(``events.maintenance.purge_lock``). Memory grows with the number of new groups.
 """
 
 from __future__ import annotations
@@ -280,13 +280,13 @@ class RoomCompaction:
             found = full_states({group for pair in wanted for group in pair if group is not None}, self._using)
         except StateError as error:
             raise CompressionWentWrong(
-                f"{self.room_id}: {error} Nothing was changed. Run manage.py check_room."
+                f"{self.room_id}: {error} Nothing was changed. Run manage.py room check."
             ) from error
         for one, other in wanted:
             if one is None or other is None or found[one] != found[other]:
                 raise CompressionWentWrong(
                     f"{self.room_id}: state group {one} would read differently as {other}; no event was changed. "
-                    "Run manage.py check_room on the room."
+                    "Run manage.py room check on the room."
                 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from django.db import connections, transaction
@@ -115,6 +115,9 @@ class GroupsPurged:
     moved: int = 0
     left: int = 0
     """Groups that were planned, and stayed because they are needed now."""
+
+    def __add__(self, other: GroupsPurged) -> GroupsPurged:
+        return GroupsPurged(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def rooms_with_groups(using: str) -> list[str]:
@@ -233,7 +236,7 @@ class GroupPurge:
         if state_digest(run.witness, self._using) != before:
             raise PurgeWentWrong(
                 f"{self.room_id}: state group {run.witness} would read differently after groups {low} to {high} were merged; "
-                "this was taken back. Run manage.py check_room on the room."
+                "this was taken back. Run manage.py room check on the room."
             )
         self.done.rows += dropped
         self.done.moved += moved

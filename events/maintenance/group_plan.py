@@ -101,7 +101,7 @@ class GroupPlan:
             except (KeyError, StateError) as error:
                 why = f"it is built on {prev}, which is not stored" if isinstance(error, KeyError) else str(error)
                 raise CompressionRefused(
-                    f"{self.room_id}: state group {group} cannot be rewritten: {why}. Run manage.py check_room on the room."
+                    f"{self.room_id}: state group {group} cannot be rewritten: {why}. Run manage.py room check on the room."
                 ) from error
         return count
 

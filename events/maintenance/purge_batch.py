@@ -2,7 +2,7 @@
 
 One statement finds the next events by depth and deletes all rows that belong to these events. So event IDs do not
 travel between the database and this process. All parts of the statement see the room as it was under the lock, before
-anything was deleted. ``events.maintenance.purge_history`` has the rules.
+anything was deleted. ``events.operations.purge_history`` has the rules.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ every transaction the room looks like a room whose history begins a little lower
 
 State groups are stored first, under new IDs. An archive has all groups on which the groups of its events build, so no
 stored group is changed. Assumes that the caller opens a transaction for each call, and that no purge of the room runs
-meanwhile (``events.maintenance.purge_history.purge_lock``).
+meanwhile (``events.maintenance.purge_lock``).
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ def _redact_misfits(cursor: Any) -> None:
         except EventRefused as refused:
             if refused.reason in _OF_ANOTHER_EVENT:
                 cursor.execute("UPDATE restored_event SET json = NULL WHERE event_id = %s", [event_id])
-            continue  # other text is stored as archived, and ``check_room`` reports it
+            continue  # other text is stored as archived, and ``room check`` reports it
         except ValueError:
             continue
         if kept.json:

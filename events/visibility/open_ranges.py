@@ -40,7 +40,7 @@ def check_open_ranges(cursor: Any, room_id: str, rows: Iterable[VisibilityRow]) 
         )
         raise RangesDisagree(
             f"{room_id}: who sees what would not fit the current state ({shown}), so nothing was written. "
-            f"See manage.py check_room '{room_id}'; manage.py resync rooms '{room_id}' mends both together."
+            f"See manage.py room check '{room_id}'; manage.py resync rooms '{room_id}' mends both together."
         )
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pipeline.archive.format import MANIFEST
 from pipeline.conf import pipeline_settings
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.folders import is_any_folder
 from pipeline.private_files import make_folder
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.folders import is_any_folder
 
 __all__ = ["folder_of_archive", "folder_of_archives", "is_path"]
 

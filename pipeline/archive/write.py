@@ -4,7 +4,7 @@ The room is read in one snapshot. If there are many events, Spark's executors wr
 writes the files, with the same code. While an archive is being written, the name of its folder ends in ``.partial``. A
 killed or failed job may leave such a folder. The next job that archives the room deletes it.
 
-The caller must hold ``events.maintenance.purge_history.purge_lock``. So no other job purges or restores the room
+The caller must hold ``events.maintenance.purge_lock``. So no other job purges or restores the room
 meanwhile.
 
 Runs in the job's process, which is Spark's driver if executors write the files. Needs Django.
@@ -23,6 +23,7 @@ from typing import Any
 
 from events.errors import UnknownRoom
 from events.maintenance.purge_batch import PURGED, PurgeRequest
+from events.operations.archiving import Archived
 from pipeline.archive.format import (
     MOST_FILES,
     ONE_FILE,
@@ -35,13 +36,14 @@ from pipeline.archive.format import (
 from pipeline.archive.parts import ArchivePart, write_part
 from pipeline.disk_full import disk_full
 from pipeline.errors import ArchiveTooLarge, DiskFull
-from pipeline.jobs.run import JobRun
 from pipeline.private_files import fsync_folder, make_folder, remove_folder
 from pipeline.source.shared_snapshot import SHARE_SNAPSHOT, in_snapshot
+from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.run_tasks import run_tasks
 from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
 from streams.db import driver
+from streams.jobs.job_run import JobRun
 
 __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 
@@ -143,8 +145,8 @@ class ArchiveRequest:
     master: str | None = None
 
 
-def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
-    """Writes and checks an archive. Returns its folder and manifest.
+def archive_room(run: JobRun, request: ArchiveRequest) -> Archived:
+    """Writes and checks an archive.
 
     Raises ``UnknownRoom``, ``ArchiveDamaged``, ``ArchiveTooLarge``, ``DiskFull``, and errors of Spark and the database.
     An archive that failed with an error is not left under its final name.
@@ -168,7 +170,14 @@ def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
                 f"The disk of {request.folder} is full: no archive was written and nothing was deleted. Free space, run it again."
             ) from error
         raise
-    return final, manifest
+    figures = {
+        "folder": str(final),
+        "events": manifest.rows("event"),
+        "state_groups": manifest.rows("group"),
+        "files": len(manifest.files),
+        "bytes": manifest.size,
+    }
+    return Archived(figures, manifest.positions)
 
 
 def partial_archives(folder: Path, room_id: str) -> list[Path]:
@@ -312,6 +321,6 @@ class _Archive:
         with (
             site_session("archive", self._request.master) as spark,
             self._run.watch("archive", len(parts), "files", written),
-            self._run.spark_steps(spark),
+            spark_steps(self._run, spark),
         ):
             return [ArchivedFile(**json.loads(answer)) for answer in run_tasks(spark, len(parts), work)]

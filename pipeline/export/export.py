@@ -24,17 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.disk_full import disk_full
-from pipeline.errors import DiskFull, ExportDiffers, SparkFailed, UnusableArguments
+from pipeline.errors import DiskFull, ExportDiffers, SparkFailed
 from pipeline.export.executor import Exporting, ExportPiece, arrow_schema, read_export
 from pipeline.export.folder import MANIFEST, OLD, PARTIAL, export_lock
 from pipeline.export.tables import TABLES, ExportedTable, buckets_for
-from pipeline.jobs.run import JobRun
 from pipeline.private_files import make_folder, open_new, remove_folder
 from pipeline.source.shared_snapshot import SHARE_SNAPSHOT
+from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
 from streams.core.queries import STORED_POSITIONS
 from streams.db import driver
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.job_run import JobRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -194,7 +196,7 @@ class _Export:
             table,
         )
         done = spark.sparkContext.accumulator(0)
-        with run.watch(table.name, rows, "rows", lambda: min(done.value, rows)), run.spark_steps(spark):
+        with run.watch(table.name, rows, "rows", lambda: min(done.value, rows)), spark_steps(run, spark):
             _write(spark, work, pieces, target, done)
         return _checked(target, 0 if table.day is None else days)
 

@@ -1,6 +1,6 @@
 """Checks stored rooms in Spark tasks, and returns their damage as a frame. Needs no Django.
 
-A task checks its rooms one after the other, with the functions of ``events.integrity`` that ``manage.py check_room``
+A task checks its rooms one after the other, with the functions of ``events.integrity`` that ``manage.py room check``
 uses.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["DAMAGE", "damage_of_rooms"]
 
 DAMAGE = FrameSchema(
     "damage",
-    "Stored values that are not what follows from the stored events: a row for each difference that `check_room` finds.",
+    "Stored values that are not what follows from the stored events: a row for each difference that `room check` finds.",
     {
         "room_id": Column("string", False, "the room"),
         "subject": Column("string", False, "the subject of `resync` that repairs it"),

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
-from pipeline.errors import UnusableArguments
 from pipeline.frames.task_rows import BatchFunction, TaskRows
 from pipeline.private_files import make_folder
+from streams.jobs.errors import UnusableArguments
 
 if TYPE_CHECKING:
     import pyarrow as pa

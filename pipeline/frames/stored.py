@@ -119,7 +119,7 @@ class StoredRooms(RoomFrames):
     An event whose JSON is missing or unreadable is made from its columns, and its ``json`` is empty. Events of rooms
     without a row are left out."""
     damage: DataFrame
-    """The differences between the stored rows and the rows computed from the stored events, as ``check_room`` finds them
+    """The differences between the stored rows and the rows computed from the stored events, as ``room check`` finds them
     (``DAMAGE``). A task holds one room in memory."""
     _open: ExitStack = field(default_factory=ExitStack)
 

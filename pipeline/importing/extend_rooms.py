@@ -23,8 +23,8 @@ from events.persist.batch import Incoming, PersistOutcome, persist
 from events.persist.gap_filling import resolve_room
 from events.room_lock import room_transaction
 from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
-from pipeline.jobs.run import JobRun
 from streams.conf import stream_settings
+from streams.jobs.job_run import JobRun
 
 __all__ = ["EVENTS_PER_BATCH", "extend_rooms"]
 

@@ -26,7 +26,7 @@ from django.db import connections, transaction
 
 from pipeline.conf import pipeline_settings
 from pipeline.disk_full import disk_full
-from pipeline.errors import JobCancelled, LoaderFailed, SourceChanged
+from pipeline.errors import LoaderFailed, SourceChanged
 from pipeline.frames.parse_lines import LineRules, PartScan
 from pipeline.frames.read_events import PART_BYTES, scan_parts
 from pipeline.frames.sources.inputs import (
@@ -57,16 +57,19 @@ from pipeline.importing.plan import (
 from pipeline.importing.spark_tasks import pack_rooms, stage_parts, stage_rooms
 from pipeline.importing.staging_tables import STEPS, WORKING, table_name
 from pipeline.importing.work_out_rooms import RoomWork
-from pipeline.jobs.checkpoints import watched_checkpoints
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.rows import claim_abandoned_jobs, hold_lock
-from pipeline.jobs.run import JobRun, run_job
 from pipeline.models import ImportedRoom, ImportSource
+from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.site_session import site_session
 from pipeline.spark.stages import FinishedTasks
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
 from streams.db.driver import dsn
+from streams.jobs.checkpoints import watched_checkpoints
+from streams.jobs.errors import JobCancelled
+from streams.jobs.folders import any_folder
+from streams.jobs.job_run import JobRun
+from streams.jobs.rows import claim_abandoned_jobs, hold_lock
+from streams.jobs.run import run_job
 from streams.writing.name import written_by
 
 if TYPE_CHECKING:
@@ -229,7 +232,7 @@ class _Import:
         """Yields a Spark session. If the job is to end or a loader has failed, the session's tasks are cancelled."""
         with (
             site_session("import", self._options.master, light=True) as spark,
-            self._run.spark_steps(spark, loading.look),
+            spark_steps(self._run, spark, loading.look),
         ):
             yield spark
 

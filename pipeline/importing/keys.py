@@ -8,7 +8,7 @@ from pathlib import Path
 
 from events.errors import UnusableKeys
 from events.room.verification import KeyRing
-from pipeline.errors import UnusableArguments
+from streams.jobs.errors import UnusableArguments
 
 __all__ = ["TRUSTED", "VERIFIED", "Signatures", "read_keys"]
 

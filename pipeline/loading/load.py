@@ -20,11 +20,12 @@ from django.db import connections
 from pipeline.errors import RoomsKnown, SparkFailed
 from pipeline.frames.task_rows import BatchFunction
 from pipeline.frames.work_out_rooms import WorkedOutRooms
-from pipeline.jobs.checkpoints import watched_checkpoints
-from pipeline.jobs.run import JobRun
 from pipeline.loading.load_pack import LOADED, LoadWork, load_packs
+from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.stages import FinishedTasks
+from streams.jobs.checkpoints import watched_checkpoints
+from streams.jobs.job_run import JobRun
 from streams.writing.name import writer_name
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def load(worked_out: WorkedOutRooms, dsn: str, job: JobRun) -> Loaded:
     spark = worked_out.bundles.sparkSession
     work = LoadWork(dsn, job.id, writer_name())
     with (
-        job.spark_steps(spark),
+        spark_steps(job, spark),
         _spark_errors(),
         _kept(worked_out) as map_bundles,
     ):

@@ -14,12 +14,12 @@ from django.db import connections, transaction
 from events.integrity.repair import resync_room
 from events.maintenance.restore import invalidate_cached_events
 from events.persist.room_cache import clear_caches
-from pipeline.jobs.room_progress import RoomProgress
-from pipeline.jobs.run import JobRun
 from pipeline.maintenance.resync_executor import RoomAnswer, RoomsWork, resync_rooms
+from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, ask_rooms, session_if_worth_it
 from streams.caches import invalidate_room_state
 from streams.db.driver import dsn
+from streams.jobs.job_run import JobRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

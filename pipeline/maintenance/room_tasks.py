@@ -17,20 +17,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipeline.errors import JavaMissing, SparkFailed
-from pipeline.jobs.arguments import Argument, Type
-from pipeline.jobs.run import JobRun
+from pipeline.spark.arguments import master
+from pipeline.spark.job_steps import job_group
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
+from streams.jobs.job_run import JobRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["MASTER", "SizedRoom", "ask_rooms", "pack", "session_if_worth_it"]
 
-MASTER = Argument(
-    "master", Type.MASTER, "work on Spark, at this master (only when there is much to do, at the site's)",
-    typed="--master URL", in_form="URL of a Spark master; none: the database alone", must="the URL of a Spark master",
-)  # fmt: skip
+MASTER = master(
+    "work on Spark, at this master (only when there is much to do, at the site's)",
+    in_form="URL of a Spark master; none: the database alone",
+)
 _ROOMS_PER_TASK = 500
 _MOST_TASKS = 64
 _LOOK_SECONDS = 1.0
@@ -97,7 +98,7 @@ def ask_rooms(
 
     A pack of several rooms has at most the size ``most``. Raises ``SparkFailed`` and the errors of ``run.step``.
     """
-    tasks = _Tasks(spark, (run.spark_group, run.spark_description), work, pack(rooms, most))
+    tasks = _Tasks(spark, job_group(run), work, pack(rooms, most))
     try:
         while tasks.begin():
             yield from tasks.ended()

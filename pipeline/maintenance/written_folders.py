@@ -17,10 +17,11 @@ from pathlib import Path
 from pipeline.archive import format as archives
 from pipeline.archive.folders import is_path
 from pipeline.conf import pipeline_settings
-from pipeline.errors import ArchiveDamaged, UnusableArguments
+from pipeline.errors import ArchiveDamaged
 from pipeline.export import folder as exports
 from pipeline.export import tables as export_tables
 from pipeline.export.folder import exports_folder
+from streams.jobs.errors import UnusableArguments
 
 __all__ = ["FOLDERS_READ", "WrittenFolder", "find_folder", "find_folders", "with_contents"]
 

@@ -16,12 +16,13 @@ from django.db import Error as DjangoError
 from django.db import connections
 
 from pipeline.errors import PipelineError
+from streams.jobs.errors import JobError
 from streams.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_steps"]
+__all__ = ["cancelled_steps"]
 
 log = get_logger(__name__)
 _LOOK_SECONDS = 1.0
@@ -30,12 +31,12 @@ _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.in
 
 
 @contextmanager
-def spark_steps(step: Callable[[], None], spark: SparkSession, group: str, description: str = "") -> Iterator[None]:
+def cancelled_steps(step: Callable[[], None], spark: SparkSession, group: str, description: str = "") -> Iterator[None]:
     """Calls ``step`` about once a second, in another thread, while the block runs Spark jobs.
 
-    If ``step`` raises a ``PipelineError``, the block's Spark jobs are cancelled and the block ends with that error. The
-    Spark jobs that the block starts have the job group ``group``. Other Spark jobs are not cancelled. ``description``
-    describes the Spark jobs on Spark's page, until the block sets another description.
+    If ``step`` raises a ``JobError`` or a ``PipelineError``, the block's Spark jobs are cancelled and the block ends with
+    that error. The Spark jobs that the block starts have the job group ``group``. Other Spark jobs are not cancelled.
+    ``description`` describes the Spark jobs on Spark's page, until the block sets another description.
     """
     context = spark.sparkContext
     context.setJobGroup(group, description or group, interruptOnCancel=True)
@@ -61,7 +62,7 @@ class _Watcher(threading.Thread):
         super().__init__(name="spark steps", daemon=True)
         self._step, self._context, self._group = step, context, group
         self._over = threading.Event()
-        self.reason: PipelineError | None = None
+        self.reason: JobError | PipelineError | None = None
 
     def stop(self) -> None:
         """Ends this thread and waits for its end."""
@@ -72,7 +73,7 @@ class _Watcher(threading.Thread):
         while self.reason is None and not self._over.wait(_LOOK_SECONDS):
             try:
                 self._step()
-            except PipelineError as error:
+            except (JobError, PipelineError) as error:
                 self.reason = error
             except DjangoError as error:  # the work itself will fail too, if the database stays away
                 log.warning("job.not_looked", error=str(error))

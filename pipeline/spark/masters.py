@@ -13,7 +13,8 @@ import re
 import socket
 from contextlib import suppress
 
-from pipeline.errors import MasterAway, UnusableArguments
+from pipeline.errors import MasterAway
+from streams.jobs.errors import UnusableArguments
 
 __all__ = [
     "addresses_of",

@@ -156,9 +156,11 @@ if rooms.has("events"):
     _on(TooManyWaiters, 503, "M_LIMIT_EXCEEDED")
     api.add_router("", client_sync.router)
     if rooms.has("pipeline"):
-        from pipeline.errors import PipelineError, QueueFull, UnknownJob, UnknownKind, UnusableArguments
+        from pipeline.errors import PipelineError
         from replsite.api import jobs
+        from streams.jobs.errors import JobError, QueueFull, UnknownJob, UnknownKind, UnusableArguments
 
+        _on(JobError, 409, "M_UNKNOWN")
         _on(PipelineError, 409, "M_UNKNOWN")
         _on(UnusableArguments, 400, "M_INVALID_PARAM")
         _on(UnknownKind, 400, "M_INVALID_PARAM")

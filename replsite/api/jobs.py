@@ -11,17 +11,18 @@ from ninja import Path, Query, Router, Status
 from pydantic import Field
 
 from pipeline import models
-from pipeline.errors import CarriedOut
-from pipeline.jobs.arguments import DRY_RUN
-from pipeline.jobs.confirm import CANCEL, CARRY_OUT, QUEUE, permissions, why_not
-from pipeline.jobs.rows import CancelOutcome, cancel_job, killed_jobs
-from pipeline.jobs.run import check_arguments, job_kinds, queue_job, resume_job
-from pipeline.jobs.view import job_view, view_of
 from replsite.api import schemas
 from replsite.api.access import log_change, needs, require
 from replsite.api.schemas import answers
 from streams.conf import stream_settings
 from streams.db.clock import database_now
+from streams.jobs.arguments import DRY_RUN
+from streams.jobs.confirm import CANCEL, CARRY_OUT, QUEUE, permissions, why_not
+from streams.jobs.errors import CarriedOut
+from streams.jobs.operation import operations
+from streams.jobs.rows import CancelOutcome, cancel_job, killed_jobs
+from streams.jobs.run import check_arguments, queue_job, resume_job
+from streams.jobs.view import job_view, view_of
 
 __all__ = ["router"]
 
@@ -47,11 +48,9 @@ def list_kinds(request: Any) -> list[dict[str, Any]]:
             "kind": name,
             "help": kind.help,
             "changes_nothing": kind.changes_nothing,
-            "arguments": None
-            if kind.arguments is None
-            else {one.name: one.help for one in kind.arguments if one.stored},
+            "arguments": {one.name: one.help for one in kind.arguments if one.stored},
         }
-        for name, kind in job_kinds().items()
+        for name, kind in operations().items()
     ]
 
 

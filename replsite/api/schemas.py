@@ -227,7 +227,7 @@ class JobKind(Schema):
     kind: str
     help: str
     changes_nothing: bool
-    arguments: dict[str, str] | None
+    arguments: dict[str, str]
 
 
 class Job(Schema):

@@ -20,8 +20,8 @@ from django.views.decorators.http import require_safe
 from events.admin.links import room_url
 from events.admin.room_names import room_names
 from events.models import Room
-from pipeline.maintenance.remove_archive import RemoveArchiveKind
 from pipeline.maintenance.written_folders import WrittenFolder, find_folders, with_contents
+from pipeline.operations.remove_archive import RemoveArchive
 from replsite.disk import disk_free, disk_reserve
 from streams.conf import stream_settings
 from streams.runtime.amounts import byte_size, count, counted
@@ -69,7 +69,7 @@ def _rows(listed: Sequence[WrittenFolder], *, may_view_rooms: bool) -> list[dict
     for one in listed:
         is_here = one.room_id in here
         # A folder whose name is no valid text is listed, too. No job accepts it: the form says that there is no such folder.
-        asked = urlencode({"kind": RemoveArchiveKind.name, "folder": str(one.path)}, errors="replace")
+        asked = urlencode({"kind": RemoveArchive.name, "folder": str(one.path)}, errors="replace")
         rows.append({
             "name": safe_text(one.path.name, None),
             "above": safe_text(str(one.path.parent), None),

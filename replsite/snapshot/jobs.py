@@ -12,8 +12,6 @@ from datetime import datetime
 from shlex import quote
 from typing import Any
 
-from pipeline.jobs.rate import rate_of
-from pipeline.jobs.sql import KILLED_JOBS
 from replsite.snapshot.table import (
     HIDDEN,
     NOTHING,
@@ -27,6 +25,8 @@ from replsite.snapshot.table import (
     text_cell,
 )
 from replsite.status.words import Verdict
+from streams.jobs.rate import rate_of
+from streams.jobs.sql import KILLED_JOBS
 from streams.runtime.amounts import count, counted, done_of, duration
 from streams.runtime.text import safe_text
 

@@ -17,19 +17,19 @@ from typing import Any
 
 from django.db import connection
 
-from pipeline.archive.kind import ArchiveKind
+from events.operations.purge_room import PurgeRoom
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
-from pipeline.archive.restore import RestoreKind
-from pipeline.export.kind import run_export
-from pipeline.jobs import throttle
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
-from pipeline.maintenance.purge_room import PurgeRoomKind
+from pipeline.operations.archive import Archive
+from pipeline.operations.export import Export
+from pipeline.operations.restore import Restore
 from pipeline.spark.site_session import site_session
 from script.benchmarks.filled_room import fill_room
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
+from streams.jobs import throttle
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 from streams.writing.name import use_instance
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 200_000)
@@ -96,7 +96,7 @@ def main() -> None:
         out, back = watch.time(lambda: copy_out(folder)), watch.time(lambda: copy_in(folder))
 
         def archive(**told: Any) -> Any:
-            return run_job(ArchiveKind.name, {"room": room_id, "folder": name, **told}, stream=StringIO())
+            return run_job(Archive.name, {"room": room_id, "folder": name, **told}, stream=StringIO())
 
         made = add("archive, in process", lambda: archive(spark=False), out, lambda found: f"{found['bytes']:,} bytes")
         add(
@@ -105,11 +105,16 @@ def main() -> None:
             back,
             lambda found: f"{found:,} rows, part of restore",
         )
-        run_job(PurgeRoomKind.name, {"room": room_id, "force": True}, stream=StringIO())
-        add("restore", lambda: run_job(RestoreKind.name, {"archive": made["folder"]}, stream=StringIO()), back,
+        run_job(PurgeRoom.name, {"room": room_id, "force": True}, stream=StringIO())
+        add("restore", lambda: run_job(Restore.name, {"archive": made["folder"]}, stream=StringIO()), back,
             lambda found: f"{found['restored']:,} restored")  # fmt: skip
         with site_session("bench", "local[2]"):
+
+            def export() -> Any:
+                work = Export().work_for({"master": None})
+                return run_job(Export.name, {"to": str(folder / "export")}, stream=StringIO(), work=work)
+
             add("archive, on Spark", lambda: archive(spark=True), out, lambda found: f"{found['files']} files")
-            add("export", lambda: run_export(folder / "export", {}, stream=StringIO()), out,
+            add("export", export, out,
                 lambda found: f"{sum(one['files'] for one in found['tables'].values())} files")  # fmt: skip
     report.finish()

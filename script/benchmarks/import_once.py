@@ -120,8 +120,8 @@ def run(paths: list[Path], cores: int) -> dict[str, Any]:
     from django.db import connection  # noqa: PLC0415 - after Django is set up
 
     from pipeline.importing.job import ImportOptions, import_history  # noqa: PLC0415
-    from pipeline.jobs import run as job_runs  # noqa: PLC0415
-    from pipeline.jobs.progress import Progress  # noqa: PLC0415
+    from streams.jobs import job_run  # noqa: PLC0415
+    from streams.jobs.progress import Progress  # noqa: PLC0415
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
@@ -139,7 +139,7 @@ def run(paths: list[Path], cores: int) -> dict[str, Any]:
         bind_to_one_core(meter)
     try:
         with meter:
-            job_runs.Progress = Measured  # type: ignore[misc]
+            job_run.Progress = Measured  # type: ignore[misc]
             with meter.step("all"):
                 outcome = import_history(ImportOptions(paths, master=f"local[{cores}]"), io.StringIO())
             meter.steps["all"]["wall"] -= outcome.spark_seconds

@@ -19,10 +19,10 @@ def run(paths: list[Path], folder: Path, cores: int, *, kept: bool) -> dict[str,
     from django.db import connection  # noqa: PLC0415 - after Django is set up
 
     from pipeline import load, read_events, work_out_rooms  # noqa: PLC0415
-    from pipeline.jobs.folders import any_folder  # noqa: PLC0415
-    from pipeline.jobs.run import JobRun, run_job  # noqa: PLC0415
     from pipeline.spark.session import LIGHT_DRIVER, spark_session  # noqa: PLC0415
     from streams.db.driver import dsn  # noqa: PLC0415
+    from streams.jobs.folders import any_folder  # noqa: PLC0415
+    from streams.jobs.run import JobRun, run_job  # noqa: PLC0415
     from streams.writing.name import use_instance  # noqa: PLC0415
 
     with connection.cursor() as cursor:

@@ -19,13 +19,13 @@ from typing import Any
 
 from django.db import connection
 
-from pipeline.jobs.run import run_job
-from pipeline.maintenance.resync import ResyncKind
 from pipeline.models import Job
+from pipeline.operations.resync import Resync
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
+from streams.jobs.run import run_job
 from streams.writing.name import use_instance
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 1_000_000)
@@ -88,7 +88,7 @@ def resync(name: str, wrong: int, **arguments: Any) -> dict[str, Any]:
         meter = Meter(int(cursor.fetchone()[0]))
     with meter:
         begun, before = time.monotonic(), meter.cpu()
-        summary: Mapping[str, Any] = run_job(ResyncKind.name, {"what": "rooms", **arguments}, stream=StringIO())
+        summary: Mapping[str, Any] = run_job(Resync.name, {"what": "rooms", **arguments}, stream=StringIO())
         seconds, after = time.monotonic() - begun, meter.cpu()
     if (summary["rooms_wrong"], summary["left"], summary["unknown"]) != (wrong, 0, []):
         raise RuntimeError(f"{name}: {wrong} rooms were damaged, but: {summary}")

@@ -1,1 +1,1 @@
-"""Trims streams, checks streams, and registers the subjects of the commands ``purge`` and ``resync``."""
+"""Trims streams, and checks their sequences and those of tables."""

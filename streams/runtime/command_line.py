@@ -6,8 +6,11 @@ parser. Other tests check that all commands follow the same rules (``tests/unit/
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterable, Mapping, Sequence
+import getpass
+import os
+import socket
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, ClassVar, cast
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
@@ -17,7 +20,7 @@ from streams.runtime import systemd
 from streams.runtime.output import output_written
 from streams.runtime.text import safe_text
 
-__all__ = ["EXIT_STATUS", "SITE_CHECKS", "HelpFormatter", "SiteCommand", "service_begins"]
+__all__ = ["EXIT_STATUS", "SITE_CHECKS", "HelpFormatter", "SiteCommand", "asked_by", "option_of", "service_begins"]
 
 #: The last line of every command's help.
 EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
@@ -121,6 +124,27 @@ class SiteCommand(BaseCommand):
             table.add_row(*(Text(safe_text(_cell(value), None)) for value in row))
         width = None if self.stdout.isatty() else _WIDE
         Console(file=cast("IO[str]", self.stdout), width=width).print(table)
+
+
+def asked_by() -> str:
+    """Returns the user and host that run this command. The text is stored in records of the command's changes."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user} on {socket.gethostname()}"
+
+
+def option_of(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns ``read`` as argparse needs it, which alone would hide the text of a ``ValueError``."""
+
+    def check(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return check
 
 
 def _cell(value: object) -> str:

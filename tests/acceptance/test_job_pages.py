@@ -14,8 +14,8 @@ from django.contrib.admin.models import LogEntry
 
 from events.sending.send import create_room
 from pipeline.archive.format import read_manifest, write_manifest
-from pipeline.jobs.run import run_job
 from pipeline.models import Job, JobState
+from streams.jobs.run import run_job
 from tests.support.accessibility import serious_findings
 from tests.support.browsing import BROWSER, keep, log_in, luminance
 

@@ -21,10 +21,10 @@ from django.utils import timezone
 
 from events.integrity.repair import check_room
 from events.models import CurrentState, Event, Room
-from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job, JobState
 from streams.catalog.models import CacheInvalidation
 from streams.follow import Handler, OnFailure
+from streams.jobs.run import queue_job, run_job
 from streams.models import ParkedFact, StoredCursor
 from streams.runtime.amounts import byte_size
 from tests.support.browsing import BROWSER, keep, log_in

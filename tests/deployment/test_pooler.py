@@ -16,7 +16,7 @@ import psycopg2
 import pytest
 
 from pipeline.connections import connect
-from pipeline.errors import UnusableArguments
+from streams.jobs.errors import UnusableArguments
 from tests.conftest import end_processes
 from tests.deployment.conftest import PASSWORD, Production
 from tests.deployment.followed import Followed

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pipeline.jobs.view import KILLED
 from pipeline.models import Job, JobState
+from streams.jobs.view import KILLED
 from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "run-jobs.md").read_text()

@@ -13,11 +13,11 @@ from pipeline.frames.bundles import bundled
 from pipeline.frames.event_columns import event_arrays
 from pipeline.frames.room_events import rooms_of
 from pipeline.frames.room_rows import room_rows
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
 from pipeline.loading.load_pack import LoadWork
 from pipeline.loading.pack_rows import Pack
 from streams.db.driver import dsn
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 
 
 def run_load(worked_out, *, resume=False, name="rooms"):

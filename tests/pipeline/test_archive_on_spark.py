@@ -9,8 +9,8 @@ from events.models import Event, EventJson
 from pipeline.archive import write
 from pipeline.archive.format import read_manifest
 from pipeline.errors import SparkFailed
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 from tests.integration.events.test_purging import middle
 from tests.integration.pipeline.test_restore import assert_same, everything, restore, stored
 from tests.pipeline.imports import run_import

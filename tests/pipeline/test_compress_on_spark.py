@@ -7,8 +7,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from events.maintenance.group_compaction import group_rows
-from pipeline.maintenance import compress, room_tasks
+from pipeline.maintenance import room_tasks
 from pipeline.models import Job
+from pipeline.operations import compress_state as compress
 from state.models import StateGroup
 from tests.oracle.answers import parsed
 from tests.support.foreign_groups import store_as
@@ -20,7 +21,7 @@ LOCAL = "local[2]"
 
 def run(*arguments):
     out = io.StringIO()
-    call_command("compress_state", *arguments, "--json", stdout=out, stderr=io.StringIO())
+    call_command("room", "compress", *arguments, "--json", stdout=out, stderr=io.StringIO())
     return json.loads(out.getvalue())
 
 
@@ -56,4 +57,4 @@ def test_unknown_and_damaged_rooms_are_told_and_hold_up_no_other(spark, rooms):
     assert raised.value.returncode == 2
     summary = Job.objects.get().summary
     assert (summary["compressed"], summary["skipped"], summary["unknown"]) == (1, 1, ["!no:x"])
-    assert list(summary["failed"]) == [rooms[1]] and "check_room" in summary["failed"][rooms[1]]
+    assert list(summary["failed"]) == [rooms[1]] and "room check" in summary["failed"][rooms[1]]

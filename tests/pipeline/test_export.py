@@ -21,13 +21,18 @@ from django.core.management import CommandError, call_command
 
 from events.format.client_format import pruned_json
 from events.models import CurrentState, Event, EventJson, Room
-from pipeline.errors import DiskFull, ExportDiffers, JobCancelled, SparkFailed, UnusableArguments
-from pipeline.export import export, kind
-from pipeline.export.kind import ExportKind, run_export
+from pipeline.errors import DiskFull, ExportDiffers, SparkFailed
+from pipeline.export import export
 from pipeline.export.tables import FIRST_DAY, TABLES, room_bucket
-from pipeline.jobs.run import JobRun, job_kinds, queue_job
 from pipeline.models import Job, JobState
+from pipeline.operations import export as kind
+from pipeline.operations.export import Export
+from streams.jobs.errors import JobCancelled, UnusableArguments
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import operations
+from streams.jobs.run import queue_job
 from tests.oracle.answers import parsed
+from tests.support.exporting import run_export
 from tests.support.session import PROJECT
 from tests.support.stored_rooms import store_room
 
@@ -197,8 +202,8 @@ def test_the_page_reads_it_and_shows_what_the_command_says(exported):
     names = {}
     exec(example.replace("/data/export", str(folder)).replace("!room:example.org", room_id), names)
     assert names["of_room"].num_rows == Event.objects.filter(room_id=room_id).count()
-    shown = re.search(r"manage\.py export /data/export\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
-    said = [re.sub(r"[\d,]+ ", "", line) for line in ExportKind().lines({**summary, "folder": "/data/export"})]
+    shown = re.search(r"manage\.py room export /data/export\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
+    said = [re.sub(r"[\d,]+ ", "", line) for line in Export().lines({**summary, "folder": "/data/export"})]
     assert [re.sub(r"[\d,]+ ", "", line) for line in shown] == said
     assert {name for name in TABLES if f"| `{name}` |" in PAGE} == set(TABLES)
 
@@ -208,7 +213,7 @@ def test_the_page_reads_it_and_shows_what_the_command_says(exported):
 
 def command(*arguments):
     out = io.StringIO()
-    call_command("export", *map(str, arguments), "--json", stdout=out, stderr=io.StringIO())
+    call_command("room", "export", *map(str, arguments), "--json", stdout=out, stderr=io.StringIO())
     return json.loads(out.getvalue())
 
 
@@ -228,7 +233,7 @@ def test_only_some_rooms_tables_and_days(spark, stored, tmp_path):
 
 def test_it_says_what_it_wrote(spark, stored, tmp_path):
     out = io.StringIO()
-    call_command("export", str(tmp_path / "new"), "rooms", stdout=out, stderr=io.StringIO())
+    call_command("room", "export", str(tmp_path / "new"), "rooms", stdout=out, stderr=io.StringIO())
     assert out.getvalue().startswith("rooms: 3 rows in ")
     assert f"written to {tmp_path / 'new'}" in out.getvalue()
 
@@ -401,7 +406,7 @@ def test_two_exports_to_one_folder_do_not_meet(spark, stored, tmp_path):
 
 def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatch, tmp_path):
     monkeypatch.setattr(kind, "exports_folder", lambda: tmp_path)
-    queued = queue_job(ExportKind.name, {"to": "nightly", "tables": ["rooms"]}, by="a timer")
+    queued = queue_job(Export.name, {"to": "nightly", "tables": ["rooms"]}, by="a timer")
     call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())
     job = Job.objects.get(pk=queued.pk)
     assert (job.state, job.after) == (JobState.DONE, {"rooms": 3})
@@ -411,7 +416,7 @@ def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatc
 @pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/b", "", ".hidden", None, 7, "x" * 101])
 def test_a_queued_export_goes_nowhere_else(name):
     with pytest.raises(UnusableArguments, match="name of a folder"):
-        job_kinds()[ExportKind.name].check({"to": name})
+        operations()[Export.name].check({"to": name})
 
 
 @pytest.mark.parametrize(
@@ -424,7 +429,7 @@ def test_a_queued_export_goes_nowhere_else(name):
 )  # fmt: skip
 def test_unusable_arguments_are_refused(arguments):
     with pytest.raises(UnusableArguments):
-        ExportKind().check({"to": "x", **arguments})
+        Export().check({"to": "x", **arguments})
 
 
 def test_a_folder_that_cannot_be_made_is_told(stored, tmp_path):

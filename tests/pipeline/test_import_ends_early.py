@@ -14,11 +14,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from pipeline.errors import DiskFull, JobCancelled, SourceChanged
-from pipeline.jobs.queue import JobServer
-from pipeline.jobs.rows import cancel_job
-from pipeline.jobs.run import queue_job
+from pipeline.errors import DiskFull, SourceChanged
 from pipeline.models import ImportSource, Job, JobState, QuarantinedLine
+from streams.jobs.errors import JobCancelled
+from streams.jobs.queue import JobServer
+from streams.jobs.rows import cancel_job
+from streams.jobs.run import queue_job
 from tests.pipeline.imports import bare_room, content, run_import, staging_tables, write_lines
 from tests.support.room_data import ROOMS
 from tests.support.synapse_database import sqlite_file
@@ -166,7 +167,7 @@ def test_resuming_a_folder_to_which_a_file_came_is_refused(tmp_path):
 
 
 def test_a_cancelled_import_ends_at_its_next_step_and_leaves_no_staging(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("streams.jobs.job_run._LOOK_SECONDS", 0.0)
     path = write_lines(tmp_path / "in", *bare_room(1, 5))
     with pytest.raises(JobCancelled, match="Cancelled by ann"):
         run_import(path, pause=lambda step: cancel_job(Job.objects.get().pk, "ann", "default"))
@@ -217,7 +218,7 @@ from pathlib import Path
 from django.conf import settings
 settings.REPLSITE_IMPORT_FOLDER = Path(sys.argv[1])
 from pipeline.importing import job as import_history
-from pipeline.jobs.queue import JobServer
+from streams.jobs.queue import JobServer
 from streams.writing.name import use_instance
 
 def die(*_):

@@ -14,10 +14,10 @@ from django.core.management import CommandError, call_command
 from events.integrity.repair import check_room
 from events.models import Event, EventJson
 from events.sending.finish import finish_event
-from pipeline.errors import UnusableArguments
 from pipeline.importing.job import ImportOptions, import_history
-from pipeline.jobs.run import run_job
 from pipeline.models import Job, JobState, QuarantinedLine
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.run import run_job
 from tests.pipeline.imports import run_import, write_lines
 from tests.support.room_data import ROOMS, event_lines, stored_events
 from tests.support.synapse_database import sqlite_file

@@ -10,8 +10,8 @@ from events.integrity.repair import check_room
 from events.models import Event, Room
 from events.persist.room_cache import clear_caches
 from pipeline.importing import extend_rooms
-from pipeline.jobs.run import run_job
 from pipeline.models import QuarantinedLine
+from streams.jobs.run import run_job
 from tests.oracle.answers import parsed
 from tests.pipeline.imports import run_import, staging_tables, write_lines
 from tests.support.persisted_rooms import incoming, persist

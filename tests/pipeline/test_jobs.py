@@ -15,10 +15,15 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.models import JSONField, Value
 
-from pipeline.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
-from pipeline.jobs import run as job_runs
-from pipeline.jobs.queue import MOST_ATTEMPTS, JobServer, requeue_killed
-from pipeline.jobs.rows import (
+from pipeline.models import Job, JobState
+from streams.db.driver import DatabaseError, direct_connection
+from streams.jobs import job_run
+from streams.jobs import operation as declared
+from streams.jobs import run as job_runs
+from streams.jobs.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
+from streams.jobs.operation import Operation
+from streams.jobs.queue import MOST_ATTEMPTS, JobServer, requeue_killed
+from streams.jobs.rows import (
     CancelOutcome,
     begin_job,
     cancel_job,
@@ -27,20 +32,18 @@ from pipeline.jobs.rows import (
     hold_lock,
     killed_jobs,
 )
-from pipeline.jobs.run import JobKind, queue_job, run_job
-from pipeline.jobs.view import job_views
-from pipeline.models import Job, JobState
-from streams.db.driver import DatabaseError, direct_connection
+from streams.jobs.run import queue_job, run_job
+from streams.jobs.view import job_views
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import cut, server_process, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class Steps(JobKind):
+class Steps(Operation):
     """A kind of job that takes ``steps`` steps, and calls ``at`` before each."""
 
-    name, help, arguments = "walk", "Take some steps.", None
+    name, help = "walk", "Take some steps."
 
     def __init__(self, at=lambda step: None) -> None:
         self.at = at
@@ -65,11 +68,11 @@ class Steps(JobKind):
 @pytest.fixture
 def kind(monkeypatch):
     """``kind(at)`` is known as the kind ``walk``."""
-    monkeypatch.setattr(job_runs, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(job_run, "_LOOK_SECONDS", 0.0)
 
     def known(at=lambda step: None) -> Steps:
         steps = Steps(at)
-        monkeypatch.setitem(job_runs._kinds, "walk", steps)
+        monkeypatch.setitem(declared._operations, "walk", steps)
         return steps
 
     return known
@@ -552,16 +555,16 @@ _KILLED_AT_WORK = textwrap.dedent("""
     import io, sys
     import django
     django.setup()
-    from pipeline.jobs import run as job_runs
-    from pipeline.jobs.queue import JobServer
+    from streams.jobs.operation import Operation, register
+    from streams.jobs.queue import JobServer
 
-    class Sleep(job_runs.JobKind):
-        name, arguments = "sleep", None
+    class Sleep(Operation):
+        name = "sleep"
         def check(self, arguments): return arguments
         def run(self, run):
             print("begun", flush=True)
             sys.stdin.read()
-    job_runs.register(Sleep())
+    register(Sleep())
     JobServer("default", io.StringIO(), lambda text: None).run(once=True)
 """)
 
@@ -571,7 +574,7 @@ def test_kill_nine_of_the_process_leaves_a_job_that_the_next_one_does(monkeypatc
     import subprocess
 
     steps = Steps()
-    monkeypatch.setitem(job_runs._kinds, "sleep", steps)
+    monkeypatch.setitem(declared._operations, "sleep", steps)
     queue_job("sleep", {"steps": 1}, "ann")
     process = subprocess.Popen(
         [sys.executable, "-c", _KILLED_AT_WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

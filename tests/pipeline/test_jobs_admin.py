@@ -16,11 +16,10 @@ from django.test import Client
 
 from events.admin.links import room_url
 from events.models import RoomSummary
-from pipeline.jobs import admin
-from pipeline.jobs import run as job_runs
-from pipeline.jobs.rows import hold_lock
-from pipeline.jobs.run import queue_job
 from pipeline.models import Job, JobState
+from streams.jobs import admin
+from streams.jobs.rows import hold_lock
+from streams.jobs.run import queue_job
 from tests.integration.events.test_purging import talked_room
 
 pytestmark = pytest.mark.django_db
@@ -136,33 +135,6 @@ def test_unusable_arguments_are_told_beside_their_field(staff, kind, entered, sa
     page = staff("queue_job").post(f"{QUEUE}?kind={kind}", entered)
     assert (page.status_code, said in page.content.decode()) == (200, True)
     assert not Job.objects.exists()
-
-
-class OwnKind(job_runs.JobKind):
-    """A kind that somebody has registered, which declares no arguments."""
-
-    name, help, arguments = "mine", "Mine.", None
-
-    def check(self, arguments):
-        return {"dry_run": False, **arguments}
-
-    def run(self, run):
-        return {}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("{", "no JSON"), ("[1]", "object"), ("[" * 5_000, "no JSON"), ('{"a": "\\u0000"}', ""), ('{"a": "\\ud800"}', "")],
-)
-def test_a_kind_without_fields_takes_json(staff, monkeypatch, text, said):
-    monkeypatch.setitem(job_runs._kinds, "mine", OwnKind())
-    client = staff("queue_job")
-    page = client.post(f"{QUEUE}?kind=mine", {"arguments": text})
-    assert page.status_code == (200 if said else 302)
-    assert said in page.content.decode()
-    assert not Job.objects.exists()
-    client.post(f"{QUEUE}?kind=mine", {"arguments": '{"a": 1, "dry_run": false}'})
-    assert Job.objects.get().arguments == {"a": 1, "dry_run": True}
 
 
 # --- carried out ------------------------------------------------------------------------------------------------------

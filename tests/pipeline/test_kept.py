@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pipeline import SourceFrames, WorkedOutRooms, read_events, work_out_rooms
-from pipeline.errors import UnusableArguments
 from pipeline.frames.kept import MANIFEST
+from streams.jobs.errors import UnusableArguments
 from tests.pipeline.frames import rows_of
 from tests.pipeline.imports import bare_room, write_lines
 

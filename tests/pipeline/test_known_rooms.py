@@ -8,8 +8,8 @@ import pytest
 
 from events.integrity.repair import check_room
 from pipeline.importing import extend_rooms
-from pipeline.jobs.run import Count
 from pipeline.models import ImportedRoom, QuarantinedLine
+from streams.jobs.job_run import Count
 from tests.integration.events.test_given_states import told
 from tests.pipeline.imports import content, run_import, staging_tables, write_lines
 from tests.support.emptying import empty_tables

@@ -10,10 +10,10 @@ import pytest
 from events.models import Event
 from pipeline.archive import write
 from pipeline.export import export
-from pipeline.export.kind import run_export
 from tests.integration.events.test_purging import middle
 from tests.integration.pipeline.test_restore import stored
 from tests.pipeline.test_archive_on_spark import job
+from tests.support.exporting import run_export
 from tests.support.impatient_server import impatient, wait_for_the_limit
 
 pytestmark = [pytest.mark.django_db(transaction=True)]

@@ -13,17 +13,17 @@ from django.utils import timezone
 
 from events.integrity.repair import check_room
 from events.persist.room_cache import clear_caches
-from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
-from pipeline.jobs import room_progress
-from pipeline.jobs.room_progress import RoomProgress
-from pipeline.jobs.run import run_job
-from pipeline.maintenance import many_rooms, room_tasks
+from pipeline.errors import JavaMissing
+from pipeline.maintenance import many_rooms, room_progress, room_tasks
 from pipeline.maintenance.many_rooms import announce_repaired
-from pipeline.maintenance.resync import ResyncKind
 from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
+from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, pack
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
+from pipeline.operations.resync import Resync
 from streams.catalog.models import CacheInvalidation
+from streams.jobs.errors import JobCancelled, UnusableArguments
+from streams.jobs.run import run_job
 from tests.integration.events import test_room_repair as damage
 from tests.integration.events.test_live_is_bulk import generated
 from tests.support.persisted_rooms import persist_all
@@ -103,7 +103,7 @@ def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark,
     for room_id in rooms:
         plant(damage.lost_extremity, room_id)
     monkeypatch.setattr(room_tasks, "_ROOMS_PER_TASK", 1)
-    monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("streams.jobs.job_run._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(many_rooms, "announce_repaired", lambda using: Job.objects.update(cancel_asked_by="ann"))
     with pytest.raises(JobCancelled):
         run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())
@@ -197,8 +197,8 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
 
 DIES = """
 from pipeline.maintenance import many_rooms
-from pipeline.jobs import room_progress
-from pipeline.jobs.run import run_job
+from pipeline.maintenance import room_progress
+from streams.jobs.run import run_job
 
 work = many_rooms.resync_room
 def until(room_id, *rest, **more):
@@ -294,7 +294,7 @@ def test_rooms_are_written_down_at_most_every_second():
 )
 def test_unusable_arguments(arguments):
     with pytest.raises(UnusableArguments):
-        ResyncKind().check(arguments)
+        Resync().check(arguments)
 
 
 def test_rooms_are_given_out_part_by_part(monkeypatch):
@@ -313,14 +313,14 @@ def test_tasks_are_of_about_equal_size_with_the_largest_first():
     assert list(pack([], 10)) == [] and len(list(pack([SizedRoom("!x", 0)] * 1_001, 10))) == 3
 
 
-# --- check_room -------------------------------------------------------------------------------------------------------
+# --- room check -------------------------------------------------------------------------------------------------------
 
 
 def check(*arguments):
     """The lines printed, and the exit status."""
     out, status = io.StringIO(), 0
     try:
-        call_command("check_room", *arguments, stdout=out, stderr=io.StringIO())
+        call_command("room", "check", *arguments, stdout=out, stderr=io.StringIO())
     except SystemExit as end:
         status = end.code
     except CommandError as error:

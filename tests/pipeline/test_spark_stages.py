@@ -6,13 +6,12 @@ import io
 
 import pytest
 
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
-from pipeline.jobs.view import view_of
 from pipeline.models import Job
+from pipeline.spark.job_steps import spark_steps, spark_words
 from pipeline.spark.run_tasks import run_tasks
 from pipeline.spark.stages import FinishedTasks
-from streams.db.clock import database_now
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -48,7 +47,7 @@ def test_stages_of_a_job_have_its_names_in_spark_and_figures_in_its_summary(spar
     property_of_thread = lambda: spark.sparkContext.getLocalProperty("spark.job.description")  # noqa: E731
 
     def work(run):
-        with run.spark_steps(spark):
+        with spark_steps(run, spark):
             with run.stage("first", None, "tasks"):
                 descriptions.append(property_of_thread())
                 run_tasks(spark, 3, str)
@@ -69,5 +68,5 @@ def test_stages_of_a_job_have_its_names_in_spark_and_figures_in_its_summary(spar
     assert (first["name"], first["stages"], first["tasks"], first["failed"]) == ("first", 1, 3, 0)
     assert second["name"] == "second" and second["stages"] >= 2 and second["tasks"] >= 4
     assert second["records"] >= 1_000 and second["shuffled_bytes"] > 0 and second["spilled_bytes"] == 0
-    words = view_of(job, database_now("default")).spark
+    words = spark_words(job.summary)
     assert words[0].startswith("first: 3 tasks") and "shuffled" in words[1]

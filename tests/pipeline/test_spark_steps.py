@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from pipeline.errors import JobCancelled, SparkFailed
+from pipeline.errors import SparkFailed
 from pipeline.spark import cancellation as module
-from pipeline.spark.cancellation import spark_steps
+from pipeline.spark.cancellation import cancelled_steps
 from pipeline.spark.run_tasks import run_tasks
+from streams.jobs.errors import JobCancelled
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ class Asked:
 
 def test_a_wish_to_end_ends_the_tasks_and_is_raised_in_place_of_sparks_error(spark):
     begun = time.monotonic()
-    with pytest.raises(JobCancelled, match="bob"), spark_steps(Asked(), spark, "replsite job 1"):
+    with pytest.raises(JobCancelled, match="bob"), cancelled_steps(Asked(), spark, "replsite job 1"):
         work(spark, 200.0)
     assert time.monotonic() - begun < 60
     assert work(spark, 0.0) == 1
@@ -52,7 +53,7 @@ def test_a_wish_to_end_ends_the_tasks_and_is_raised_in_place_of_sparks_error(spa
 
 def test_a_job_that_begins_after_the_wish_is_ended_as_well(spark):
     asked = Asked()
-    with pytest.raises(JobCancelled), spark_steps(asked, spark, "replsite job 2"):
+    with pytest.raises(JobCancelled), cancelled_steps(asked, spark, "replsite job 2"):
         while asked.calls < 3:
             time.sleep(0.05)
         work(spark, 200.0)
@@ -60,19 +61,19 @@ def test_a_job_that_begins_after_the_wish_is_ended_as_well(spark):
 
 def test_a_wish_that_comes_at_the_end_is_heard_too(spark):
     asked = Asked()
-    with pytest.raises(JobCancelled), spark_steps(asked, spark, "replsite job 3"):
+    with pytest.raises(JobCancelled), cancelled_steps(asked, spark, "replsite job 3"):
         while asked.calls < 3:
             time.sleep(0.05)
 
 
 def test_work_that_nobody_ends_is_left_alone(spark):
-    with spark_steps(lambda: None, spark, "replsite job 4"):
+    with cancelled_steps(lambda: None, spark, "replsite job 4"):
         assert work(spark, 0.3) == 1
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
 def test_errors_of_the_work_stay_what_they_are(spark):
-    with pytest.raises(ValueError, match="own"), spark_steps(lambda: None, spark, "replsite job 5"):
+    with pytest.raises(ValueError, match="own"), cancelled_steps(lambda: None, spark, "replsite job 5"):
         raise ValueError("own")
 
 

@@ -14,11 +14,11 @@ from django.db import connection
 from events.format.parsing import parse_line
 from events.models import Event, Room
 from pipeline import EVENTS, ROOM_FRAMES, differences, stored_rooms, work_out_rooms
-from pipeline.errors import UnusableArguments
 from pipeline.frames.event_columns import event_arrays
 from pipeline.frames.stored import _lists, _ranges
 from pipeline.frames.stored_sql import RoomPart
 from streams.db.driver import dsn
+from streams.jobs.errors import UnusableArguments
 from tests.integration.events import test_room_repair as damage
 from tests.integration.events.test_live_is_bulk import generated
 from tests.pipeline.frames import in_order, rows_of

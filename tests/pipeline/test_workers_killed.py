@@ -13,9 +13,9 @@ import pytest
 
 from events.integrity.repair import check_room
 from pipeline.importing.staging_tables import STAGED_EVENTS, table_name
-from pipeline.jobs.run import run_job
 from pipeline.models import Job, JobState
 from streams.db.driver import direct_connection
+from streams.jobs.run import run_job
 from tests.integration.events import test_room_repair as damage
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.pipeline.test_many_rooms import LOCAL, made_room, plant

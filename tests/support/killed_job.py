@@ -45,10 +45,11 @@ class _Killer:
 def main() -> None:
     """Run the job."""
     django.setup()
-    from events.maintenance import group_compaction, group_gc, purge_history, purge_room
-    from pipeline.jobs import room_progress, throttle
-    from pipeline.jobs.run import run_job
-    from pipeline.maintenance import many_rooms
+    from events.maintenance import group_compaction, group_gc
+    from events.operations import purge_history, purge_room
+    from pipeline.maintenance import many_rooms, room_progress
+    from streams.jobs import throttle
+    from streams.jobs.run import run_job
 
     purge_history._EVENTS_PER_TRANSACTION = 8
     group_gc._GROUPS_PER_TRANSACTION = 5

@@ -15,12 +15,12 @@ from django.db import DatabaseError, InterfaceError, connection, connections
 from events.integrity.repair import check_room
 from events.models import Event
 from events.persist.room_cache import clear_caches
-from pipeline.jobs.rows import hold_lock
 from pipeline.models import ComparedRooms, Job, MendedRoom
 from streams import registry
 from streams.db.driver import DatabaseError as DriverError
 from streams.db.sequences import move_forward
 from streams.errors import StreamError
+from streams.jobs.rows import hold_lock
 from streams.testing import forget_writers
 from tests.integration.events import test_room_repair as damage
 from tests.integration.events.test_purging import check_groups, middle, states

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from events.format.parsing import ParsedEvent
-from events.maintenance.purge_history import PurgeRequest, purge_events
+from events.maintenance.purge_batch import PurgeRequest
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -14,6 +14,7 @@ from events.models import (
     EventVisibility,
     ForwardExtremity,
 )
+from events.operations.purge_history import purge_events
 from events.persist import batch as storing
 from events.persist.batch import Incoming, PersistOutcome
 

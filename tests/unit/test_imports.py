@@ -15,8 +15,8 @@ ROOMS = ("streams", "state", "events", "pipeline", "replsite")
 #: Modules that import a module of ours inside a function, and why. ``AppConfig.ready`` of each app does it too: Django's way.
 INSIDE_FUNCTIONS = {
     # The extra may not be installed.
-    "pipeline.export.kind": "Spark",
-    "pipeline.importing.kind": "Spark",
+    "pipeline.operations.export": "Spark",
+    "pipeline.operations.import_events": "Spark",
     "pipeline.management.commands.import_events": "Spark",
     "pipeline.management.commands.pipeline": "Spark",
     "replsite.checks": "Spark",

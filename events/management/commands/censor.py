@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
 
-from events.maintenance.censor import Censored, censor, due
+from events.operations.censor import Censored, censor, due
 from streams.conf import stream_settings
-from streams.db import driver
-from streams.errors import StreamError
+from streams.jobs.command import as_command_errors
 from streams.runtime.amounts import duration, parse_duration
-from streams.runtime.command_line import SiteCommand
+from streams.runtime.command_line import SiteCommand, option_of
 from streams.writing.name import written_by
 
 __all__ = ["Command"]
@@ -45,7 +42,7 @@ class Command(SiteCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Adds the options."""
         parser.add_argument(
-            "--older-than", type=_duration, metavar="DURATION",
+            "--older-than", type=option_of(parse_duration), metavar="DURATION",
             help="instead of the setting: redacted for at least so long (30s, 15m, 12h, 7d, 4w)",
         )  # fmt: skip
         parser.add_argument("--limit", type=int, metavar="N", help="at most so many events in this run")
@@ -60,12 +57,8 @@ class Command(SiteCommand):
         age = options["older_than"]
         if age is None and (days := stream_settings().censor_after_days) is not None:
             age = timedelta(days=min(days, _MOST_DAYS))
-        try:
+        with as_command_errors():
             self._run(age, limit, options)
-        except (DatabaseError, driver.DatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
-        except StreamError as error:
-            raise CommandError(str(error), returncode=1) from error
 
     def _run(self, age: timedelta | None, limit: int | None, options: dict[str, Any]) -> None:
         begun, done = time.monotonic(), Censored()
@@ -111,10 +104,3 @@ def _words(outcome: dict[str, Any]) -> str:
         f"{outcome['censored']} events of {outcome['rooms']} rooms censored in {duration(outcome['seconds'])}; due: "
         f"{outcome['due']} -> {outcome['left']}"
     )
-
-
-def _duration(text: str) -> timedelta:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -6,15 +6,13 @@ import json
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
 
 from events.arguments import can_be_stored
 from events.errors import EventUnreadable, UnknownRoom
 from events.models import Event
 from events.persist.gap_filling import resolve_room
 from streams.conf import stream_settings
-from streams.db import driver
-from streams.errors import StreamError
+from streams.jobs.command import as_command_errors
 from streams.runtime.command_line import SiteCommand
 from streams.writing.name import written_by
 
@@ -53,15 +51,12 @@ class Command(SiteCommand):
         asked = dict.fromkeys(options["rooms"])
         if strange := [room_id for room_id in asked if not can_be_stored(room_id)]:
             raise CommandError(f"{strange[0]!r} is no room ID.", returncode=2)
-        try:
-            rooms = list(asked) or _unresolved_rooms(using)
-            left = sum(self._report(room_id, using, as_json=options["json"]) for room_id in rooms)
-        except UnknownRoom as error:
-            raise CommandError(str(error), returncode=2) from error
-        except (DatabaseError, driver.DatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
-        except StreamError as error:
-            raise CommandError(str(error), returncode=1) from error
+        with as_command_errors():
+            try:
+                rooms = list(asked) or _unresolved_rooms(using)
+                left = sum(self._report(room_id, using, as_json=options["json"]) for room_id in rooms)
+            except UnknownRoom as error:
+                raise CommandError(str(error), returncode=2) from error
         if left:
             raise CommandError(
                 f"{left} events still lie above gaps: backfill what is below them, or give their state with them "

@@ -14,11 +14,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
-from pipeline.importing.kind import ImportKind
-from pipeline.jobs.arguments import add_options
-from pipeline.jobs.command import as_command
 from pipeline.models import QuarantinedLine
+from pipeline.operations.import_events import ImportEvents
 from streams.conf import stream_settings
+from streams.jobs.arguments import add_options
+from streams.jobs.command import as_command
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
@@ -45,7 +45,7 @@ class Command(SiteCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declares the options."""
-        add_options(parser, ImportKind.arguments)
+        add_options(parser, ImportEvents.arguments)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Imports, prints the summary, and exits with the status that the module's docstring lists."""

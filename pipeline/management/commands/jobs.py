@@ -15,14 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.command import as_command_errors
-from pipeline.jobs.rows import CancelOutcome, cancel_job
-from pipeline.jobs.run import job_kinds, queue_job, resume_job
-from pipeline.jobs.view import JobView, job_view, job_views
+from pipeline.spark.job_steps import spark_words
 from streams.conf import stream_settings
-from streams.maintenance.subjects import asked_by
-from streams.runtime.command_line import SiteCommand
+from streams.jobs.command import as_command_errors
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.operation import operations
+from streams.jobs.rows import CancelOutcome, cancel_job
+from streams.jobs.run import queue_job, resume_job
+from streams.jobs.view import JobView, job_view, job_views
+from streams.runtime.command_line import SiteCommand, asked_by
 from streams.runtime.text import safe_text
 
 __all__ = ["Command"]
@@ -79,7 +80,7 @@ class Command(SiteCommand):
                     job = queue_job(options["kind"], _object(options["arguments"]), asked_by(), using)
                     self.stdout.write(f"job {job.pk} is queued; manage.py runjobs carries it out")
                 case "kinds":
-                    for name, kind in job_kinds().items():
+                    for name, kind in operations().items():
                         self.stdout.write(f"{name}: {kind.help}")
                 case _:
                     self._list(options["limit"], options["json"], using)
@@ -102,7 +103,7 @@ class Command(SiteCommand):
         for figure in view.figures:
             change = f"  ({figure.change})" if figure.change else ""
             self.stdout.write(f"{figure.name:<24} {figure.before or '-'} -> {figure.after or '-'}{change}")
-        for words in view.spark:
+        for words in spark_words(row.summary):
             self.stdout.write(f"{'Spark':<10} {words}")
 
     def _cancel(self, job: int, using: str) -> None:

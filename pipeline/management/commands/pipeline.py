@@ -12,8 +12,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.spark.masters import master_argument
+from streams.jobs.command import as_command_errors
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
@@ -50,12 +50,8 @@ class Command(SiteCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: told.append(received))
         live = LiveOptions(options["master"] or "", options["until_idle"])
-        try:
+        with as_command_errors():
             reached = run(live, lambda: bool(told), self._announce_ready)
-        except UnusableArguments as error:
-            raise CommandError(str(error), returncode=2) from error
-        except PipelineError as error:
-            raise CommandError(str(error), returncode=1) from error
         self.stdout.write(json.dumps({"positions": reached}))
 
     def _announce_ready(self) -> None:

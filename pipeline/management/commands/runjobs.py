@@ -16,9 +16,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from pipeline.jobs.command import as_command_errors
-from pipeline.jobs.queue import JobServer
+from pipeline.conf import pipeline_settings
 from streams.conf import stream_settings
+from streams.jobs.command import as_command_errors
+from streams.jobs.history import Kept
+from streams.jobs.queue import JobServer
 from streams.runtime.command_line import SiteCommand
 from streams.writing.name import written_by
 
@@ -45,7 +47,9 @@ class Command(SiteCommand):
     @written_by("runjobs")
     def handle(self, *args: Any, **options: Any) -> None:
         """Runs jobs from the queue."""
-        server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
+        conf = pipeline_settings()
+        kept = Kept(conf.job_history_days, conf.job_history_count)
+        server = JobServer(stream_settings().database, sys.stderr, self.stdout.write, kept)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         with as_command_errors():

@@ -29,8 +29,7 @@ from replsite.terminal.tables import Content, lines_of
 from streams import registry
 from streams.conf import on_database, stream_settings
 from streams.db import driver
-from streams.maintenance.subjects import asked_by
-from streams.runtime.command_line import SITE_CHECKS, SiteCommand
+from streams.runtime.command_line import SITE_CHECKS, SiteCommand, asked_by
 from streams.runtime.text import safe_text
 
 WATCH_SECONDS = 1.0

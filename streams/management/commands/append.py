@@ -17,6 +17,7 @@ from streams import load_generator, registry
 from streams.core.names import check_name
 from streams.db import driver
 from streams.errors import StreamError
+from streams.jobs.command import as_command_errors
 from streams.runtime.command_line import SiteCommand
 from streams.writing import reservation
 from streams.writing.name import written_by
@@ -65,13 +66,9 @@ class Command(SiteCommand):
         )
         begun = time.perf_counter()
         try:
-            with written_by(options["instance"]):
+            with as_command_errors(), written_by(options["instance"]):
                 run.in_threads(options["threads"])
             seconds = time.perf_counter() - begun
-        except (DatabaseError, driver.DatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
-        except StreamError as error:
-            raise CommandError(str(error), returncode=1) from error
         except KeyboardInterrupt:
             raise CommandError(f"Interrupted after {run.done} facts.", returncode=130) from None
         self.stdout.write(

@@ -11,8 +11,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from streams import epochs
 from streams.db import driver
-from streams.errors import StreamError
 from streams.holds.weaknesses import Weakness
+from streams.jobs.command import as_command_errors
 from streams.maintenance import check, table_sequences
 from streams.maintenance.table_sequences import TableFinding
 from streams.runtime.command_line import SiteCommand
@@ -62,13 +62,8 @@ class Command(SiteCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Prints the findings; with ``--repair``, repairs the streams first. Raises `CommandError` if a finding is not ``ok``."""
-        try:
-            with closing(_connect()) as connection, closing(_connect()) as other:
-                self._check(connection.cursor(), other.cursor(), options)
-        except driver.DatabaseError as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
-        except StreamError as error:
-            raise CommandError(str(error), returncode=1) from error
+        with as_command_errors(), closing(_connect()) as connection, closing(_connect()) as other:
+            self._check(connection.cursor(), other.cursor(), options)
 
     def _check(self, cursor: Any, other: Any, options: dict[str, Any]) -> None:
         epoch = self._epoch(cursor, new=options["new_epoch"], keep=options["keep_epoch"])

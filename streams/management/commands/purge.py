@@ -1,14 +1,14 @@
-"""``manage.py purge WHAT …``: deletes old data. Apps register the subjects in ``streams.maintenance.subjects``."""
+"""``manage.py purge WHAT …``: deletes old data."""
 
 from __future__ import annotations
 
-from streams.maintenance.subjects import MaintenanceCommand
+from streams.jobs.command import VerbCommand
 
 __all__ = ["Command"]
 
 
-class Command(MaintenanceCommand):
-    """The command ``purge``. It may run while writers and readers run."""
+class Command(VerbCommand):
+    """The command ``purge``."""
 
-    name = "purge"
+    verb = "purge"
     help = "Delete what is old."

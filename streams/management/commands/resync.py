@@ -1,14 +1,14 @@
-"""``manage.py resync WHAT …``: repairs stored data. Apps register the subjects in ``streams.maintenance.subjects``."""
+"""``manage.py resync WHAT …``: repairs stored data."""
 
 from __future__ import annotations
 
-from streams.maintenance.subjects import MaintenanceCommand
+from streams.jobs.command import VerbCommand
 
 __all__ = ["Command"]
 
 
-class Command(MaintenanceCommand):
-    """The command ``resync``. It repairs positions, readers' cursors and derived data that cannot recover by themselves."""
+class Command(VerbCommand):
+    """The command ``resync``."""
 
-    name = "resync"
+    verb = "resync"
     help = "Set right what cannot go on by itself."

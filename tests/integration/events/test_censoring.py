@@ -12,9 +12,9 @@ from django.db.models import F
 from msgspec.structs import replace
 
 from events.declarations import CACHE_NAME
-from events.maintenance import censor as censoring
-from events.maintenance.censor import censor, due
 from events.models import Event, EventJson, Room
+from events.operations import censor as censoring
+from events.operations.censor import censor, due
 from events.persist.room_cache import StoredEvents
 from events.reading.event_json import load_events
 from streams.catalog.models import CacheInvalidation

@@ -14,9 +14,9 @@ from events.admin.links import event_url, room_url
 from events.errors import EventUnreadable, StateUnresolved
 from events.integrity.compare import EVERYTHING
 from events.integrity.repair import resync_room
-from events.maintenance.retention import retention_cuts
 from events.management.commands import resolve_rooms
 from events.models import Event, EventJson
+from events.operations.purge_retention import retention_cuts
 from events.persist.room_cache import clear_caches
 from events.reading.event_json import load_events
 from events.reading.pages import timeline_of, visible_to
@@ -148,7 +148,7 @@ def test_rules_without_what_they_read_refuse_the_events_of_that_room(kind):
     outcome = persist([incoming(made.events[-1]), incoming(other.events[-1])])
     assert [stored.event_id for stored in outcome.stored] == [other.events[-1].event_id]
     (refused,) = outcome.refused
-    assert refused.error.reason == "bad-state" and "check_room !damaged:a.test" in refused.error.detail
+    assert refused.error.reason == "bad-state" and "room check !damaged:a.test" in refused.error.detail
 
 
 def test_who_sees_an_event_is_not_told_where_the_setting_cannot_be_read():

@@ -266,7 +266,7 @@ def test_a_group_on_one_that_is_missing_is_refused():
     room_id, _ = foreign(FORKED, "one by one")
     second = StateGroup.objects.filter(room_id=room_id).order_by("id")[1]
     StateGroup.objects.filter(pk=second.pk).delete()
-    with pytest.raises(CompressionRefused, match="check_room"):
+    with pytest.raises(CompressionRefused, match="room check"):
         RoomCompaction(room_id, "default").plan()
 
 

@@ -9,8 +9,8 @@ from events.errors import Reason
 from events.format.redaction import prune
 from events.format.signatures import SigningKey
 from events.integrity.repair import check_room, resync_room
-from events.maintenance.censor import censor
 from events.models import Event, EventJson
+from events.operations.censor import censor
 from events.persist.batch import Incoming, with_state
 from events.persist.room_cache import clear_caches
 from events.reading.event_json import load_events

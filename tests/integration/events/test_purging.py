@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 
 from events.errors import EventsError, PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
 from events.integrity.repair import check_room
-from events.maintenance import group_gc, purge_batch, purge_history
+from events.maintenance import group_gc, purge_batch
 from events.maintenance.group_gc import GroupPurge, plan_groups
-from events.maintenance.purge_history import (
-    PurgeRequest,
-    cut_at_event,
-    cut_at_time,
-    purge_events,
-    purge_lock,
-    room_figures,
-)
+from events.maintenance.purge_batch import PurgeRequest
+from events.maintenance.purge_lock import purge_lock
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -36,6 +30,9 @@ from events.models import (
     TimelineGap,
     VisibleEvent,
 )
+from events.operations import purge_history
+from events.operations.cut import cut_at_event, cut_at_time
+from events.operations.purge_history import purge_events, room_figures
 from events.persist.batch import with_state
 from events.persist.room_cache import clear_caches
 from events.reading import pages
@@ -44,14 +41,13 @@ from events.reading.state_at import states_at
 from events.reading.timeline import timeline
 from events.visibility.explain import explain_visibility
 from events.visibility.rebuild import rebuild_visibility
-from pipeline.jobs import throttle
-from pipeline.jobs.run import queue_job
-from pipeline.maintenance import purge as purge_job
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from state.store import StateDigest, full_states
 from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
+from streams.jobs import throttle
+from streams.jobs.run import queue_job
 from tests.oracle.answers import parsed
 from tests.oracles.purge_plan import PurgedEvent, purge_plan
 from tests.support.effort import examples
@@ -582,8 +578,8 @@ def test_a_dry_run_beside_a_live_writer_contradicts_itself_nowhere(monkeypatch):
 
         monkeypatch.setattr(module, name, call)
 
-    beside(purge_job, "foresee_history")
-    beside(purge_job, "plan_groups")
+    beside(purge_history, "foresee_history")
+    beside(purge_history, "plan_groups")
     before = room_figures(made.room_id, "default")
     foreseen = purge(made.room_id, cut, "--dry-run")
     assert len(meanwhile) == 2 and room_figures(made.room_id, "default") != before

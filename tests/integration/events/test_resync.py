@@ -1,4 +1,4 @@
-"""``manage.py check_room`` and ``resync``: what they say, what they mend, and that they may be called beside writers."""
+"""``manage.py room check`` and ``resync``: what they say, what they mend, and that they may be called beside writers."""
 
 import contextlib
 import io
@@ -60,36 +60,36 @@ def made():
     return room
 
 
-# --- check_room -------------------------------------------------------------------------------------------------------
+# --- room check -------------------------------------------------------------------------------------------------------
 
 
 def test_clean_room(made):
-    found, status = run("check_room", made.room_id)
+    found, status = run("room", "check", made.room_id)
     assert (found["clean"], found["total"], found["differences"], status) == (True, 0, [], 0)
-    assert shown("check_room", made.room_id) == f"{made.room_id}: {len(made.events)} events, clean\n"
+    assert shown("room", "check", made.room_id) == f"{made.room_id}: {len(made.events)} events, clean\n"
 
 
 def test_differences_are_listed_and_what_mends_them_is_said(made):
     lost_extremity(made.room_id)
     with CaptureQueriesContext(connection) as queries:
-        found, status = run("check_room", made.room_id)
+        found, status = run("room", "check", made.room_id)
     assert not any(q["sql"].lstrip().upper().startswith(("UPDATE", "INSERT", "DELETE")) for q in queries)
     assert status == 1 and found["totals"] == {"extremities events_forwardextremity": 1}
     assert found["differences"][0]["table"] == "events_forwardextremity" and found["differences"][0]["stored"] is None
-    assert f"1 in events_forwardextremity: resync extremities {made.room_id}" in shown("check_room", made.room_id)
+    assert f"1 in events_forwardextremity: resync extremities {made.room_id}" in shown("room", "check", made.room_id)
 
 
 def test_list_is_bounded_and_totals_are_whole(made):
     ForwardExtremity.objects.bulk_create(
         ForwardExtremity(room_id=made.room_id, event_id=f"$extra{number}") for number in range(1_000)
     )
-    found, _ = run("check_room", made.room_id)
+    found, _ = run("room", "check", made.room_id)
     assert len(found["differences"]) == 200 and found["total"] == 1_000
 
 
 @pytest.mark.parametrize("room_id", ["!no:x", "!a\0:x"])
 def test_unknown_room_is_an_unusable_argument(room_id):
-    assert run("check_room", room_id) == (None, 2)
+    assert run("room", "check", room_id) == (None, 2)
 
 
 # --- resync -----------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_every_subject_mends_its_part(made):
         found, status = run("resync", subject, "--all")
         assert status == 0 and (found["before"], found["after"], found["left"]) == (dry["before"], {}, 0)
         assert found["rooms_wrong"] == 1 and found["differences"]
-    assert run("check_room", made.room_id)[1] == 0 and answers(made.room_id) == before
+    assert run("room", "check", made.room_id)[1] == 0 and answers(made.room_id) == before
 
 
 def test_resync_is_a_job_with_figures(made):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.core.management import call_command
 
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from events.models import Event
 from events.persist.room_cache import clear_caches
 from events.reading.pages import timeline_of

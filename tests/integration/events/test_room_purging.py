@@ -8,13 +8,13 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.errors import UnknownRoom
-from events.maintenance import purge_room
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, PurgedRoom, Room
+from events.operations import purge_room
 from events.reading.timeline import timeline
-from pipeline.archive import restore as restore_kind
 from pipeline.archive.format import read_manifest
 from pipeline.models import Job
+from pipeline.operations import restore as restore_kind
 from state.models import StateGroup, StateGroupDelta
 from streams.catalog.models import CacheInvalidation, Receipt
 from tests.integration.events.test_purging import check_groups, states, talked_room

@@ -12,19 +12,20 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.models import Event, EventJson, ForwardExtremity
+from events.operations import purge_history as purge_kind
 from pipeline.archive import parts, write
 from pipeline.archive.format import MANIFEST, PARTIAL, TABLES, digest_of, read_manifest
 from pipeline.archive.parts import ArchivePart, read_batches, write_part
 from pipeline.archive.read_parts import open_archive
 from pipeline.archive.write import partial_archives
-from pipeline.errors import ArchiveDamaged, ArchiveTooLarge, UnusableArguments
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import queue_job, run_job
-from pipeline.maintenance import purge as purge_kind
+from pipeline.errors import ArchiveDamaged, ArchiveTooLarge
 from pipeline.models import Job
 from pipeline.source.shared_snapshot import in_snapshot
 from state.models import StateGroup
 from streams.db.driver import dsn
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.folders import any_folder
+from streams.jobs.run import queue_job, run_job
 from tests.integration.events.test_purging import middle, talked_room
 from tests.oracle.answers import parsed
 from tests.support.full_disk import FULL, needs_full_disk

@@ -7,13 +7,14 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from events.maintenance.group_compaction import RoomCompaction, group_rows
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from events.models import Event
-from pipeline.errors import JobCancelled
-from pipeline.jobs.run import JobRun, queue_job, run_job
-from pipeline.maintenance.compress import CompressStateKind
 from pipeline.models import Job, JobState
+from pipeline.operations.compress_state import CompressState
 from state.models import StateGroup
+from streams.jobs.errors import JobCancelled
+from streams.jobs.job_run import JobRun
+from streams.jobs.run import queue_job, run_job
 from tests.oracle.answers import parsed
 from tests.support.foreign_groups import store_as
 from tests.support.stored_rooms import store_room
@@ -28,7 +29,7 @@ def foreign(name="v9_restricted", first=2):
 
 def run(*arguments):
     out = io.StringIO()
-    call_command("compress_state", *arguments, stdout=out, stderr=io.StringIO())
+    call_command("room", "compress", *arguments, stdout=out, stderr=io.StringIO())
     return out.getvalue()
 
 
@@ -75,7 +76,7 @@ def test_it_says_what_it_did():
 def test_the_job_has_figures_before_and_after():
     room_id, stored = foreign()
     run(room_id)
-    job = Job.objects.get(kind=CompressStateKind.name)
+    job = Job.objects.get(kind=CompressState.name)
     assert job.state == JobState.DONE
     assert sum(job.before.values()) == stored
     assert sum(job.after.values()) == rows(room_id)
@@ -83,7 +84,7 @@ def test_the_job_has_figures_before_and_after():
 
 def test_it_can_be_queued():
     room_id, stored = foreign()
-    queue_job(CompressStateKind.name, {"rooms": [room_id]}, by="a timer")
+    queue_job(CompressState.name, {"rooms": [room_id]}, by="a timer")
     call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())
     assert Job.objects.get().state == JobState.DONE
     assert rows(room_id) < stored
@@ -93,7 +94,7 @@ def test_a_cancelled_job_leaves_no_more_rows_than_before(monkeypatch):
     room_id, stored = foreign()
     monkeypatch.setattr(JobRun, "step", lambda _run: (_ for _ in ()).throw(JobCancelled("by a test")))
     with pytest.raises(JobCancelled):
-        run_job(CompressStateKind.name, {"rooms": [room_id]}, stream=io.StringIO())
+        run_job(CompressState.name, {"rooms": [room_id]}, stream=io.StringIO())
     assert rows(room_id) <= stored
 
 
@@ -120,7 +121,7 @@ def test_a_room_whose_writers_use_old_groups_again_and_again_is_told(monkeypatch
     done = outcome(room_id)
     assert len(passes) == 3 and old[last] not in passes
     assert done["unfinished"] == [room_id] and done["compressed"] == 1
-    assert list(CompressStateKind().lines(done))[1:] == [
+    assert list(CompressState().lines(done))[1:] == [
         f"{room_id}: events came to use old state groups meanwhile, which stay; run it again when less is stored"
     ]
     monkeypatch.undo()
@@ -139,7 +140,7 @@ def test_a_damaged_room_does_not_hold_up_the_others():
     assert RoomCompaction(room_id, "default").planned.saving == 0
     job = Job.objects.get()
     assert job.summary["compressed"] == 1
-    assert "check_room" in job.summary["failed"][broken]
+    assert "room check" in job.summary["failed"][broken]
 
 
 def test_a_room_that_is_not_here_is_told():

@@ -7,9 +7,9 @@ import io
 import pytest
 from django.db import connection
 
-from pipeline.jobs import checkpoints
-from pipeline.jobs.checkpoints import checkpoint_words, watched_checkpoints
-from pipeline.jobs.run import run_job
+from streams.jobs import checkpoints
+from streams.jobs.checkpoints import checkpoint_words, watched_checkpoints
+from streams.jobs.run import run_job
 
 
 @pytest.mark.parametrize(

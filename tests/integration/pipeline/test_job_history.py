@@ -10,10 +10,11 @@ from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
 
-from pipeline.jobs import history
-from pipeline.jobs.history import remove_old_jobs
-from pipeline.jobs.rows import claim_resumable_job, hold_lock
+from pipeline.conf import pipeline_settings
 from pipeline.models import ImportedRoom, ImportSource, Job, JobState, QuarantinedLine
+from streams.jobs import history
+from streams.jobs.history import Kept, remove_old_jobs
+from streams.jobs.rows import claim_resumable_job, hold_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OVER = [JobState.DONE, JobState.FAILED, JobState.CANCELLED]
@@ -25,8 +26,9 @@ def job(state: str = JobState.DONE, days: float = 0.0) -> Job:
 
 
 def remove(**told: object) -> int:
+    conf = pipeline_settings()
     with hold_lock("default") as lock:
-        return remove_old_jobs(lock, "default", **told)
+        return remove_old_jobs(lock, "default", Kept(conf.job_history_days, conf.job_history_count), **told)
 
 
 def left() -> set[int]:
@@ -98,7 +100,7 @@ def test_a_job_that_is_being_resumed_stays(settings):
 def test_a_job_that_was_begun_again_since_it_was_listed_stays(settings, monkeypatch):
     settings.REPLSITE_JOB_HISTORY_COUNT = 0
     failed = job(JobState.FAILED)
-    monkeypatch.setattr(history, "_due", lambda _: [failed.pk])
+    monkeypatch.setattr(history, "_due", lambda *_: [failed.pk])
     Job.objects.update(state=JobState.RUNNING)
     assert (remove(), left()) == (0, {failed.pk})
 

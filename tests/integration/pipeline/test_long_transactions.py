@@ -8,12 +8,12 @@ from django.db.backends.postgresql.base import Database
 
 from events.integrity import repair, room_mending
 from events.models import EventVisibility
-from pipeline.archive import restore as restore_kind
 from pipeline.archive import write
 from pipeline.frames.sources import inputs
 from pipeline.importing.staging_tables import connect, staging_connection
 from pipeline.maintenance import resync_executor
 from pipeline.maintenance.resync_executor import RoomsWork
+from pipeline.operations import restore as restore_kind
 from pipeline.source.write import fact_writer
 from streams.db import driver
 from streams.db.consistent_read import long_transaction, read_only_snapshot

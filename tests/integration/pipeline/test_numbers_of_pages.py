@@ -13,8 +13,8 @@ from django.urls import reverse
 
 from events.admin.links import event_url, room_url
 from events.models import Event
-from pipeline.jobs.run import queue_job
 from pipeline.models import Job
+from streams.jobs.run import queue_job
 from streams.models import ParkedFact
 from tests.support.made_rooms import MadeRoom
 from tests.support.persisted_rooms import persist_all

@@ -13,10 +13,10 @@ import time
 import pytest
 
 from events.models import Event, Room
-from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job
 from streams.catalog.models import CacheInvalidation
-from streams.maintenance.subjects import subjects
+from streams.jobs.command import command_lines
+from streams.jobs.run import queue_job, run_job
 from tests.integration.events.test_purging import middle, talked_room
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append
@@ -114,11 +114,11 @@ def test_each_purge_asks(something_of_all, at_terminal, arguments, words):
 
 def test_no_purge_is_without_the_option():
     without = []
-    for what, subject in subjects("purge").items():
+    for what, subject in command_lines("purge").items():
         parser = argparse.ArgumentParser()
         subject.add_arguments(parser)
         without += [what] if "--yes" not in parser.format_help() else []
-    assert without == [] and len(subjects("purge")) >= 6
+    assert without == [] and len(command_lines("purge")) >= 6
 
 
 def test_an_interrupt_at_the_question_deletes_nothing(cut, start_manage, tmp_path):

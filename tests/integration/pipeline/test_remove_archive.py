@@ -15,19 +15,21 @@ from django.core.management import CommandError, call_command
 
 from events.admin.links import room_url
 from events.errors import PurgeRefused
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from pipeline.archive.format import MANIFEST, PARTIAL
 from pipeline.conf import pipeline_settings
-from pipeline.errors import ArchiveInUse, ExportRunning, UnusableArguments
+from pipeline.errors import ArchiveInUse, ExportRunning
 from pipeline.export.folder import MANIFEST as EXPORTED
 from pipeline.export.folder import export_lock
-from pipeline.jobs.counts import changed_rows
-from pipeline.jobs.rows import hold_lock
-from pipeline.jobs.run import check_arguments, run_job
-from pipeline.maintenance import remove_archive, written_folders
+from pipeline.maintenance import written_folders
 from pipeline.maintenance.written_folders import find_folders
 from pipeline.models import Job
+from pipeline.operations import remove_archive
 from streams.db import driver
+from streams.jobs.counts import changed_rows
+from streams.jobs.errors import UnusableArguments
+from streams.jobs.rows import hold_lock
+from streams.jobs.run import check_arguments, run_job
 from tests.integration.events.test_purging import talked_room
 
 pytestmark = pytest.mark.django_db(transaction=True)

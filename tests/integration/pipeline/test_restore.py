@@ -14,7 +14,6 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.integrity.repair import check_room
-from events.maintenance.censor import censor
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -26,20 +25,21 @@ from events.models import (
     Room,
     TimelineGap,
 )
+from events.operations.censor import censor
 from events.persist.room_cache import clear_caches
 from events.reading.timeline import timeline
-from pipeline.archive import restore as restore_kind
 from pipeline.archive import write
 from pipeline.archive.format import read_manifest, write_manifest
-from pipeline.jobs import throttle
-from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job
+from pipeline.operations import restore as restore_kind
 from state.models import StateGroup
 from state.rules.room_versions import room_version
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.db.sequences import move_forward
+from streams.jobs import throttle
+from streams.jobs.rows import killed_jobs
 from tests.integration.events.test_purging import (
     assert_it_is_well,
     check_groups,
@@ -110,7 +110,7 @@ def test_a_leaf_comes_back_whose_state_is_not_known(tmp_path):
 def restore(folder):
     clear_caches()
     out = io.StringIO()
-    call_command("restore", str(folder), "--json", stdout=out, stderr=io.StringIO())
+    call_command("room", "restore", str(folder), "--json", stdout=out, stderr=io.StringIO())
     return json.loads(out.getvalue())
 
 
@@ -386,9 +386,10 @@ _KILLED = """
 import os, signal, sys
 import django
 django.setup()
-from pipeline.archive import parts as archive_parts, restore as restore_kind
-from pipeline.jobs.folders import any_folder
-from pipeline.jobs.run import run_job
+from pipeline.archive import parts as archive_parts
+from pipeline.operations import restore as restore_kind
+from streams.jobs.folders import any_folder
+from streams.jobs.run import run_job
 kind, room_id, folder = sys.argv[1:]
 plain, done = (archive_parts._write, []) if kind == "archive" else (restore_kind.restore_events, [])
 def dies(*arguments, **more):
@@ -465,7 +466,7 @@ def test_an_archive_of_another_database_is_refused(tmp_path):
 @pytest.mark.parametrize("folder", ["", "/nowhere"])
 def test_unusable_arguments(folder):
     with pytest.raises(CommandError) as raised:
-        call_command("restore", folder, stderr=io.StringIO())
+        call_command("room", "restore", folder, stderr=io.StringIO())
     assert raised.value.returncode == 2
 
 
@@ -473,6 +474,6 @@ def test_words_for_people(tmp_path):
     made = talked_room(2)
     outcome = purge("history", made.room_id, "--before", made.events[-1].event_id, "--archive", str(tmp_path))
     out = io.StringIO()
-    call_command("restore", outcome["archive"]["folder"], stdout=out, stderr=io.StringIO())
+    call_command("room", "restore", outcome["archive"]["folder"], stdout=out, stderr=io.StringIO())
     assert "given their place again" in out.getvalue()
     assert Job.objects.latest("pk").summary["placed"] == outcome["became_outliers"]

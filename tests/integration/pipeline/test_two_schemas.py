@@ -11,11 +11,11 @@ from django.db import connection
 from django.db.backends.postgresql.base import Database
 from django.utils import timezone
 
-from pipeline.jobs.rows import JobLock
-from pipeline.jobs.sql import KILLED_JOBS
 from replsite.snapshot.storage import read_storage
 from streams.db import driver
 from streams.db.schema_mark import SCHEMA_MARK
+from streams.jobs.rows import JobLock
+from streams.jobs.sql import KILLED_JOBS
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.wire_client import WireClient, positioned, start_replication
 

@@ -14,13 +14,13 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 
-import pipeline.jobs.admin
-from pipeline.jobs import view
+import streams.jobs.admin
 from pipeline.models import Job, JobState
 from replsite.snapshot.take import take_snapshot
 from replsite.status.words import Severity
 from streams.catalog.models import CacheInvalidation
 from streams.db.clock import database_now
+from streams.jobs import view
 from streams.models import Reader
 from tests.conftest import end_processes
 from tests.deployment.followed import Followed
@@ -165,7 +165,7 @@ def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
     assert view.job_views(10, "default")[0].took == "1 min 30 s"
     client = Client()
     client.force_login(User.objects.create_superuser("boss"))
-    monkeypatch.setattr(pipeline.jobs.admin, "database_now", lambda using: began + timedelta(seconds=90))
+    monkeypatch.setattr(streams.jobs.admin, "database_now", lambda using: began + timedelta(seconds=90))
     assert "1 min 30 s" in client.get(f"/admin/pipeline/job/{job.pk}/change/").content.decode()
 
 

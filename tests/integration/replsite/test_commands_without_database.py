@@ -21,12 +21,12 @@ from tests.support.waiting import DEADLINE_SECONDS
 #: have tests of their own (`serve`, `runreplication`).
 LINES = [
     "append caches --count 1",
-    "archive !a:b FOLDER",
+    "room archive !a:b FOLDER",
     "censor",
-    "check_room !a:b",
-    "check_room --all",
+    "room check !a:b",
+    "room check --all",
     "check_streams",
-    "compress_state --all",
+    "room compress --all",
     "explain_visibility @a:b $e",
     "jobs",
     "jobs show 1",

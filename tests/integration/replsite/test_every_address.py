@@ -19,8 +19,8 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from pipeline.jobs.run import queue_job
 from pipeline.models import Job
+from streams.jobs.run import queue_job
 from streams.models import Reader, StreamPosition
 from tests.support.writing import append, as_instance, linear
 

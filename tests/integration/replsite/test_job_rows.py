@@ -11,13 +11,13 @@ from django.db.models.functions import Now
 from django.urls import get_resolver
 from django.utils import timezone
 
-from pipeline.jobs.rows import begin_job, hold_lock
-from pipeline.jobs.run import queue_job
 from pipeline.models import BatchLedger, Job, JobState
 from replsite.dashboard.page import live_page_data
 from replsite.metrics.cluster import families
 from replsite.snapshot.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, JobsView
 from replsite.snapshot.take import read_judged_jobs, take_snapshot
+from streams.jobs.rows import begin_job, hold_lock
+from streams.jobs.run import queue_job
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

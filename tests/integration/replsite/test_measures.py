@@ -10,7 +10,6 @@ from django.db.utils import OperationalError
 from django.test.utils import CaptureQueriesContext
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from pipeline.jobs.counts import changed_rows, count_rows
 from pipeline.models import Job, JobState
 from replsite.metrics import cluster, process
 from replsite.metrics.synapse import SynapseNames
@@ -21,6 +20,7 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.follow import lag_histogram
 from streams.follow.lag_histogram import DelaySamples, age_sql
+from streams.jobs.counts import changed_rows, count_rows
 from streams.models import Reader, WireCount
 from tests.support.made_rooms import BOB, public_room
 from tests.support.persisted_rooms import incoming, persist

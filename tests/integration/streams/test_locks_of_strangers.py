@@ -9,10 +9,9 @@ import pytest
 from django.db import connection, transaction
 
 from events.errors import PurgeRefused
-from events.maintenance.purge_history import purge_lock
+from events.maintenance.purge_lock import purge_lock
 from pipeline.errors import ExportRunning
 from pipeline.export.export import _snapshot
-from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job, JobState
 from replsite.history.sampler import Sampler
 from streams import registry
@@ -21,6 +20,7 @@ from streams.db import driver
 from streams.db.schema_mark import marked_lock
 from streams.errors import TrimBusy, WriterBusy
 from streams.homeserver.typing import expire_typing, set_typing
+from streams.jobs.rows import killed_jobs
 from streams.maintenance.trim import _only_one
 from tests.support.forging import forger
 from tests.support.waiting import DEADLINE_SECONDS, wait_until

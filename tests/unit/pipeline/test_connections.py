@@ -6,7 +6,7 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 from pipeline import connections
-from pipeline.errors import UnusableArguments
+from streams.jobs.errors import UnusableArguments
 
 
 @pytest.fixture(autouse=True)

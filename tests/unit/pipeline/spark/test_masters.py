@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from pipeline.errors import MasterAway, UnusableArguments
+from pipeline.errors import MasterAway
 from pipeline.spark.masters import addresses_of, check_master, check_master_answers, driver_address, is_local, retrying
+from streams.jobs.errors import UnusableArguments
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from django.core.management import call_command, get_commands, load_command_class
 
-from streams.maintenance.subjects import subjects
+from streams.jobs.command import command_lines
 from streams.runtime.command_line import EXIT_STATUS, SiteCommand, service_begins
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS
@@ -26,7 +26,7 @@ SILENT = {"append", "migrate", "pipeline", "runhandlers", "runjobs", "runreplica
 SLOW = (
     "pandas", "numpy", "pyarrow", "pyspark", "adbc_driver_manager", "daphne", "twisted.internet.reactor",
     # Ours: all kinds of job, what appends and maintenance import.
-    "pipeline.maintenance.registration", "streams.maintenance.trim_command", "events.persist.batch",
+    "pipeline.operations", "events.operations.purge_history", "streams.operations", "events.persist.batch",
 )  # fmt: skip
 #: Arguments that nobody can use, besides an option that is not there.
 FOLLOW = "follow tcp://127.0.0.1:1"
@@ -82,6 +82,17 @@ UNUSABLE = [
     "rebuild_visibility !a:b --all",
     "restore",
     "resync reader",
+    "room",
+    "room check",
+    "room check !a:b --master yarrn",
+    "room compress !a:b --all",
+    "room export",
+    "room mend",
+    "room purge !a:b",
+    "room purge !a:b --whole --before $e",
+    "room purge !a:b --whole --delete-local",
+    "room purge !a:b --before $e --force",
+    "room restore",
     "runreplication --bind nowhere",
     "serve --http nowhere",
     "state_at",
@@ -128,7 +139,7 @@ EXAMPLES = [(name, typed) for name in OURS for typed, _ in command(name).help_ex
 
 
 def test_all_commands_of_the_rooms_are_looked_at() -> None:
-    assert len(OURS) >= 26 and {"streams", "purge", "import_events", "health"} <= set(OURS)
+    assert len(OURS) >= 27 and {"streams", "purge", "import_events", "health"} <= set(OURS)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -150,9 +161,9 @@ def test_every_example_is_accepted_by_the_parser(name: str, typed: str) -> None:
     assert parser_of(name).parse_args(arguments)
 
 
-@pytest.mark.parametrize("what", ["purge", "resync"])
+@pytest.mark.parametrize("what", ["purge", "resync", "room"])
 def test_every_subject_of_maintenance_has_an_example_in_its_own_help(what: str) -> None:
-    for name in subjects(what):
+    for name in command_lines(what):
         with pytest.raises(SystemExit) as ended:
             parser_of(what).parse_args([name, "--help"])
         assert ended.value.code in (0, None)

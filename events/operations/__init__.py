@@ -1,0 +1,1 @@
+"""Operations on rooms that need no Spark: one file each."""

@@ -1,0 +1,37 @@
+"""``check streams``: whether sequences, tables and stored positions of all streams agree. The command is ``check_streams``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from streams.db import driver
+from streams.jobs.job_run import JobRun
+from streams.jobs.operation import Operation, operation
+from streams.maintenance.check import inspect_streams
+from streams.maintenance.table_sequences import inspect_tables
+
+__all__ = ["CheckStreams"]
+
+
+@operation
+class CheckStreams(Operation):
+    """Checks whether sequences, tables and stored positions of streams agree."""
+
+    name = "check streams"
+    help = "Compare sequences, tables and stored positions of all streams; changes nothing."
+    changes_nothing = True
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """Checks all streams. Returns a summary with the number of streams, and the verdict and the fix for each wrong stream."""
+        with (
+            closing(driver.direct_connection(run.using, application_name="replsite job")) as connection,
+            run.stage("check", None, "streams") as count,
+            connection.cursor() as cursor,
+        ):
+            findings, tables = inspect_streams(cursor), inspect_tables(cursor)
+            count.add(len(findings))
+        wrong = {found.stream: f"{found.verdict}: {found.fix}" for found in findings if not found.well}
+        wrong |= {f"{one.table}.{one.column}": f"{one.verdict}: {one.fix}" for one in tables if not one.well}
+        return {"streams": len(findings), "wrong": wrong}

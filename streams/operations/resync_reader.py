@@ -1,0 +1,88 @@
+"""``resync reader``: sets the stored cursors of a named reader that is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from streams import registry
+from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
+from streams.db import driver
+from streams.epochs import check_epoch, unstamp
+from streams.errors import TokenError, UnknownStream
+from streams.follow.cursors import known_streams
+from streams.follow.handlers import effects_database_of, load_handlers
+from streams.follow.reset import resync_reader
+from streams.jobs.command import CommandLine, command_line
+from streams.reading.rows import writer_names
+from streams.runtime.command_line import asked_by
+
+__all__ = ["ResyncReader"]
+
+
+@command_line
+class ResyncReader(CommandLine):
+    """Sets a reader's stored cursors, and says from where to where."""
+
+    words = "resync reader"
+    about = (
+        "Set a named reader that is stopped to the present positions, or to a token; facts in between are passed over. Leaves "
+        "a trace."
+    )
+    example = "resync reader billing --from orders=1200"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("reader", metavar="NAME", help="the reader")
+        parser.add_argument(
+            "--from", dest="start", action="append", default=[], metavar="[STREAM=]TOKEN",
+            help="go on after this token; STREAM may be left out when the reader follows one stream only",
+        )  # fmt: skip
+        parser.add_argument("--json", action="store_true", help="one JSON object for each stream")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        load_handlers()
+        reader = options["reader"]
+        try:
+            tokens = self._tokens(reader, options["start"])
+        except (TokenError, UnknownStream) as error:
+            raise CommandError(f"--from: {error}", returncode=2) from error
+        for one in resync_reader(reader, tokens, asked_by()):
+            was = "no cursor" if one.was is None else _shown(one.was)
+            if options["json"]:
+                found = {"reader": reader, "stream": one.stream, "was": was, "now": _shown(one.now)}
+                command.stdout.write(json.dumps(found))
+            else:
+                command.stdout.write(f"{reader} on {one.stream}: {was} -> {_shown(one.now)}")
+
+    def _tokens(self, reader: str, texts: list[str]) -> dict[str, VectorToken]:
+        using = stream_settings().database
+        with closing(driver.direct_connection(using, application_name="replsite resync")) as connection:
+            cursor = connection.cursor()
+            return dict(self._token(cursor, reader, text) for text in texts)
+
+    def _token(self, cursor: Any, reader: str, text: str) -> tuple[str, VectorToken]:
+        stream, equals, token = text.rpartition("=")
+        if not equals:
+            stream = self._only_stream(reader, text)
+        registry.get(stream)
+        plain, epoch = unstamp(token)
+        check_epoch(cursor, epoch, f"Token {token}")
+        return stream, VectorToken.parse(plain, writer_names(cursor, stream))
+
+    def _only_stream(self, reader: str, text: str) -> str:
+        using = effects_database_of(reader)
+        with closing(driver.direct_connection(using, application_name="replsite resync")) as connection:
+            follows = known_streams(connection.cursor(), reader)
+        if len(follows) != 1:
+            raise TokenError(f"{text}: reader {reader!r} follows {len(follows)} streams; write STREAM=TOKEN.")
+        return follows[0]
+
+
+def _shown(token: VectorToken) -> str:
+    return " ".join([str(token.base), *(f"{writer}:{position}" for writer, position in sorted(token.entries.items()))])
