@@ -19,6 +19,7 @@ HELD = ("state", "events")
 #: Operations that are still to be renamed.
 NOT_YET = (
     "events/maintenance/",
+    "events/operations/",
     "events/management/commands/censor.py",
     "events/management/commands/rebuild_visibility.py",
     "events/management/commands/resolve_rooms.py",
