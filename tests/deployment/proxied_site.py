@@ -21,6 +21,7 @@ class ProxiedSite:
 
     def __init__(self, production: Any, folder: Path, times: Mapping[str, str] | None = None) -> None:
         self.production = production
+        self.operator = f"boss-{folder.name}"  # of this site: modules share the database
         self.http, self.replication = free_ports(2), free_ports(2)
         self.servers: list[subprocess.Popen[str]] = []
         self.nginx = Nginx(folder, self.http, times)
@@ -37,7 +38,7 @@ class ProxiedSite:
 
     def start(self) -> None:
         self.production.manage("collectstatic", "--no-input", "-v", "0", **self.env)
-        superuser = ["createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.org"]
+        superuser = ["createsuperuser", "--no-input", "--username", self.operator, "--email", "boss@example.org"]
         self.production.manage(*superuser, **self.env)
         self.servers = [self.serve(0), self.serve(1)]
         for server in self.servers:

@@ -45,7 +45,7 @@ def test_nginx_takes_the_configuration(tmp_path):
 
 
 def test_the_live_page_is_asked_for_again_and_again_and_stays_out_of_the_log(browser, proxied):
-    browser.log_in("boss", PASSWORD)
+    browser.log_in(proxied.operator, PASSWORD)
     answer, body = browser.ask("/admin/live/")
     assert answer.status == 200 and b"/static/" in body
 
@@ -75,15 +75,15 @@ def test_a_viewer_stays_with_one_server(browser, proxied):
             )
         return sum(map(float, found))
 
-    browser.log_in("boss", PASSWORD)
+    browser.log_in(proxied.operator, PASSWORD)
     before = [answers(port) for port in proxied.http]
     for _ in range(10):
         assert browser.ask("/admin/live/data/")[0].status == 200
     assert sorted(answers(port) - had for port, had in zip(proxied.http, before, strict=True)) == [0, 10]
 
 
-def test_cookies_are_for_https_only_and_browsers_are_told(browser):
-    browser.log_in("boss", PASSWORD)
+def test_cookies_are_for_https_only_and_browsers_are_told(browser, proxied):
+    browser.log_in(proxied.operator, PASSWORD)
     assert browser.cookies["sessionid"]["secure"] and browser.cookies["csrftoken"]["secure"]
     answer, _ = browser.ask("/admin/live/")
     assert "max-age=31536000" in answer.headers["Strict-Transport-Security"]
