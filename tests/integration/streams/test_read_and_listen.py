@@ -304,6 +304,7 @@ def test_lost_connections_lose_no_fact_and_double_none():
                 return
 
     thread = in_thread(listen)
+    wait_until(lambda: listener.wake is not None)  # a listener whose first read is cut off raises the error
     for round in range(12):
         expected += append(random.randrange(1, 30))
         if round % 3 == 1:
