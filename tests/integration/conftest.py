@@ -33,8 +33,11 @@ def port(start_manage: Any) -> int:
 def room(transactional_db: None) -> LocalRoom:
     """A room that the first user of ``tests.support.room_talker`` created."""
     from events.sending.send import create_room
+    from tests.support.writing import store_positions
 
-    return create_room(USERS[0])
+    made = create_room(USERS[0])
+    store_positions()  # what made it is no news to whoever begins to wait later
+    return made
 
 
 @pytest.fixture
