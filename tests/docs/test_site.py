@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +15,18 @@ from tests.support.session import PROJECT
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copytree(PROJECT / "docs", folder / "docs")
+    shutil.copy(PROJECT / "zensical.toml", folder)
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "-q", "-f", "script/mkdocs.yml", "-d", folder],
-        cwd=PROJECT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        [sys.executable, "-m", "zensical", "build", "--strict"],
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return folder / "build" / "docs"
 
 
 def test_every_page_is_there(site: Path) -> None:
@@ -41,4 +42,4 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 def test_the_page_can_be_searched(site: Path) -> None:
-    assert "linear position" in (site / "search" / "search_index.json").read_text()
+    assert "linear position" in (site / "search.json").read_text()
