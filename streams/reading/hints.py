@@ -39,19 +39,30 @@ __all__ = [
 
 log = get_logger(__name__)
 CHANNEL = "replsite_streams"
-#: A process sends at most one hint in this time. The looker goes on looking for longer after each hint.
+#: A process whose facts come in quick succession sends one hint in this time: while looks find news, they follow each other in
+#: less. The looker goes on looking for longer after each hint.
 HINT_GAP_SECONDS = 0.025
+#: A fact that comes after a pause of this length has a hint of its own, as no look may be about to follow.
+PAUSE_SECONDS = 0.004
 #: No name of a stream begins so. Readers of positions pass such payloads over, as those of unknown streams.
 _HINT, _ANSWER = "?", " "
 _WORD_BYTES = 4
 
-_TELL = "SELECT pg_notify(%(channel)s::text, payload) FROM unnest(%(payloads)s::text[]) AS told (payload)"
+#: Waits for no disk, as ``_SEND_HINT``. What it names was confirmed before.
+_TELL = """
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s::text, payload)
+  FROM unnest(%(payloads)s::text[]) AS told (payload)
+"""
 #: While a session commits many notifications, all others with notifications wait for it, so they wait no longer than this. A
 #: commit with few of them takes as long as the disk.
 _HINT_WAITS = "100ms"
-_SEND_HINT = f"SELECT set_config('lock_timeout', '{_HINT_WAITS}', true), pg_notify(%(channel)s::text, %(hint)s::text)"
-#: Channel -> time of the last hint of this process.
-_hinted: dict[str, float] = {}
+#: No hint waits for the disk: one that a crash takes back was of use to nobody.
+_SEND_HINT = f"""
+SELECT set_config('lock_timeout', '{_HINT_WAITS}', true), set_config('synchronous_commit', 'off', true),
+       pg_notify(%(channel)s::text, %(hint)s::text)
+"""
+#: Channel -> times of the last hint and of the last fact of this process.
+_hinted: dict[str, tuple[float, float]] = {}
 _guard = threading.Lock()
 
 
@@ -71,7 +82,7 @@ def answer_to(word: str) -> str:
 
 
 def hint(cursor: Any) -> bool:
-    """Sends a hint, as a statement of its own. Does nothing if this process sent one within ``HINT_GAP_SECONDS``.
+    """Sends a hint, as a statement of its own, unless facts of this process come faster than the looker looks.
 
     Must be called after the COMMIT of the facts, in autocommit mode, on the connection that appended or on another. In the
     transaction of the facts, PostgreSQL would let all commits with notifications of the whole server wait for each other.
@@ -80,9 +91,11 @@ def hint(cursor: Any) -> bool:
     channel = driver.channel(cursor, CHANNEL)
     now = time.monotonic()
     with _guard:
-        if now - _hinted.get(channel, -HINT_GAP_SECONDS) < HINT_GAP_SECONDS:
+        hinted_at, fact_at = _hinted.get(channel, (-HINT_GAP_SECONDS, -PAUSE_SECONDS))
+        is_due = now - hinted_at >= HINT_GAP_SECONDS or now - fact_at >= PAUSE_SECONDS
+        _hinted[channel] = (now if is_due else hinted_at), now
+        if not is_due:
             return False
-        _hinted[channel] = now
     cursor.execute(_SEND_HINT, {"channel": channel, "hint": _HINT + secrets.token_hex(_WORD_BYTES)})
     return True
 

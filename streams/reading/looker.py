@@ -237,7 +237,7 @@ class Looker:
 
     def _lead(self) -> None:
         """Looks until this candidate is stopped, or an error is raised."""
-        pace = Pace()
+        pace, quick_from = Pace(), 0.0
         while not self._stopping:
             began, word = time.monotonic(), self._last_hint()
             found = self._look(word)
@@ -245,8 +245,11 @@ class Looker:
             pause = pace.after_look(ended - began, hinted=word is not None, news=found)
             with self._news:
                 self._news.wait_for(lambda: self._stopping or bool(self._unanswered), pause)
-            # Hints that come close to each other are answered by one look.
-            time.sleep(max(0.0, ended + Pace.QUICK_SECONDS - time.monotonic()))
+            # Hints that come close to each other are answered by one look. A look that nobody asked for, and that found nothing,
+            # keeps no hint waiting.
+            if word is not None or found:
+                quick_from = ended
+            time.sleep(max(0.0, quick_from + Pace.QUICK_SECONDS - time.monotonic()))
 
     def _waits_to_be_asked(self) -> bool:
         """Waits until a hint is not answered in time. Returns false if it is time to try to lead without a hint."""

@@ -140,12 +140,26 @@ def test_what_is_committed_soon_after_a_hint_needs_none(
     one = process()
     wait_until(lambda: one.is_leading)
     monkeypatch.setattr(hints, "HINT_GAP_SECONDS", 1_000.0)
+    monkeypatch.setattr(hints, "PAUSE_SECONDS", 1_000.0)
     hints._hinted.clear()
     for number in range(20):
         last = writer.append("x")[-1]
         assert hint(writer.cursor) is (number == 0)
     wait_until(lambda: position() == last)
     hints._hinted.clear()
+
+
+def test_each_fact_after_a_pause_has_a_hint(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    monkeypatch.setattr(hints, "HINT_GAP_SECONDS", 1_000.0)
+    monkeypatch.setattr(hints, "PAUSE_SECONDS", 0.0)
+    for _ in range(5):
+        last = writer.append("x")[-1]
+        assert hint(writer.cursor)
+        wait_until(lambda last=last: position() == last)
 
 
 def test_a_hint_without_news_is_answered(hints_only: None, writer: Session, process: Callable[[], Process]):
