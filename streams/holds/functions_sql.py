@@ -105,10 +105,12 @@ _HOLD_VARIABLES = f"""
     held bigint := nullif(current_setting(slot, true), '');
     bound bigint := pg_sequence_last_value(source);
 """
-#: A partitioned table has a trigger for each row as well, whose condition must be cheap, so it reads two settings.
+#: A partitioned table has a trigger for each row as well, whose condition must be cheap, so it reads three settings. They count
+#: only in the transaction that set them. Others, which somebody SET for a session, would let rows into a partition without holds.
 _REMEMBER_LOWEST = """slot := set_config('streams.held' || number,
                 least(bound, nullif(current_setting('streams.held' || number, true), '')::bigint)::text, true);
-            slot := set_config('streams.held' || number || '_writer', coalesce(writer, ''), true);"""
+            slot := set_config('streams.held' || number || '_writer', coalesce(writer, ''), true);
+            slot := set_config('streams.held' || number || '_transaction', pg_current_xact_id()::text, true);"""
 
 #: What a sequence gave out that gave out no ID yet: one less than its next one, which may lie below its start (setval, a dump,
 #: ALTER SEQUENCE START). A higher value would be a position that passes IDs to come. A SELECT may read what nextval logs ahead,
@@ -158,6 +160,9 @@ def _unfit(name: str) -> str:
     return f"length({name}) NOT BETWEEN 1 AND {LONGEST_WRITER} OR {name} ~ '[[:space:][:cntrl:]]'"
 
 
+#: Anybody may set ``MAINTENANCE``, so only who may change or delete facts anyway chooses their IDs. Otherwise a role that may
+#: only insert could append what readers have passed, or take the last ID that there is.
+#:
 #: AFTER INSERT FOR EACH STATEMENT, with the new rows. Arguments: number of the stream, its sequence, 1 or -1 (backward), the
 #: columns of ID and writer, and ``shared`` if rows of another sign belong to another stream. Each pair of columns has a function.
 _GUARD = f"""
@@ -174,21 +179,24 @@ DECLARE
     unfit boolean := {_unfit("writer")};
     wrong record;
 BEGIN
+    -- No reader would find a row without an ID, or without a writer. The ID 0 belongs to neither of two streams of one table.
     SELECT f.{{id}} AS id, f.{{writer}} AS writer,
-           coalesce(unfit, {_unfit("f.{writer}")}) AS unfit
+           f.{{writer}} IS NULL OR coalesce(unfit, {_unfit("f.{writer}")}) AS unfit
       INTO wrong FROM fresh f
-     WHERE (sign * f.{{id}} <= bound OR sign * f.{{id}} > given OR f.{{writer}} <> writer
-            OR coalesce(unfit, {_unfit("f.{writer}")}))
-       AND (NOT shared OR sign * f.{{id}} > 0) LIMIT 1;
+     WHERE (coalesce(sign * f.{{id}} <= bound OR sign * f.{{id}} > given, true) OR f.{{writer}} <> writer
+            OR f.{{writer}} IS NULL OR coalesce(unfit, {_unfit("f.{writer}")}))
+       AND (NOT shared OR coalesce(sign * f.{{id}} >= 0, true)) LIMIT 1;
     IF FOUND AND wrong.unfit THEN  -- whatever the maintenance
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
-            MESSAGE = 'Table ' || TG_TABLE_NAME || ': ' || quote_literal(left(wrong.writer, 100))
+            MESSAGE = 'Table ' || TG_TABLE_NAME || ': ' || quote_nullable(left(wrong.writer, 100))
                 || ' cannot be the name of a writer.',
             HINT = 'Set {WRITER} to 1 to {LONGEST_WRITER} characters without blanks.';
-    ELSIF FOUND AND coalesce(current_setting('{MAINTENANCE}', true), '') <> 'on' AND NOT {_APPLIES} THEN
+    ELSIF FOUND AND NOT {_APPLIES} AND NOT (coalesce(current_setting('{MAINTENANCE}', true), '') = 'on' AND has_table_privilege(
+            coalesce(nullif(current_setting('role'), 'none'), session_user)::name, TG_RELID, 'UPDATE, DELETE')) THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
-            MESSAGE = 'Table ' || TG_TABLE_NAME || ': the fact ' || wrong.id || ' of writer ' || wrong.writer || ' is refused. '
-                || 'This transaction may append as ' || coalesce(writer, 'any writer') || ' the IDs that it takes above '
+            MESSAGE = 'Table ' || TG_TABLE_NAME || ': the fact ' || coalesce(wrong.id::text, 'without ID') || ' of writer '
+                || wrong.writer || ' is refused. This transaction may append as ' || coalesce(writer, 'any writer')
+                || ' the IDs that it takes above '
                 || CASE WHEN bound = 9223372036854775807 THEN '(no hold)' ELSE bound::text END || ', and ' || given
                 || ' was the last ID given out.',
             HINT = 'Leave the ID and the writer to their defaults. To take IDs first, call streams_hold(stream) before nextval, '
@@ -202,7 +210,8 @@ END
 #: get this trigger by themselves. They do not get those for a statement.
 _GUARD_ROW = f"""
 BEGIN
-    IF coalesce(current_setting('{MAINTENANCE}', true), '') <> 'on' AND NOT {_APPLIES} THEN
+    IF NOT {_APPLIES} AND NOT (coalesce(current_setting('{MAINTENANCE}', true), '') = 'on'
+            AND has_table_privilege(coalesce(pg_partition_root(TG_RELID)::oid, TG_RELID), 'UPDATE, DELETE')) THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
             MESSAGE = 'Partition ' || TG_TABLE_NAME || ': a fact is refused, because nothing holds its stream.',
             HINT = 'Insert into the partitioned table, or run for the new partition: SELECT streams_hold_table(...).';
@@ -392,13 +401,13 @@ BEGIN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER streams_refuse', part.facts);
         END IF;
         IF part.partitioned AND NOT part.partition THEN
-            EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER INSERT ON %s FOR EACH ROW WHEN ((%s <= coalesce(nullif('
-                'current_setting(%L, true), '''')::bigint, 9223372036854775807) OR nullif(current_setting(%L, true), '''') '
-                '<> NEW.%I)%s) '
+            EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER INSERT ON %s FOR EACH ROW WHEN ((coalesce(%s <= nullif('
+                'current_setting(%L, true), '''')::bigint, true) OR nullif(current_setting(%L, true), '''') <> NEW.%I '
+                'OR current_setting(%L, true) IS DISTINCT FROM pg_current_xact_id()::text)%s) '
                 'EXECUTE FUNCTION {{schema}}.streams_guard_row()',
                 'streams_guard_row' || suffix, part.facts, signed, 'streams.held' || held.number,
-                'streams.held' || held.number || '_writer', writer,
-                CASE WHEN shared THEN ' AND ' || signed || ' > 0' ELSE '' END);
+                'streams.held' || held.number || '_writer', writer, 'streams.held' || held.number || '_transaction',
+                CASE WHEN shared THEN ' AND coalesce(' || signed || ' >= 0, true)' ELSE '' END);
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', part.facts, 'streams_guard_row' || suffix);
         END IF;
         IF defaults THEN
@@ -507,6 +516,15 @@ _ALL = (
     + "string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid "
     + "JOIN pg_namespace n ON n.oid = p.pronamespace WHERE quote_ident(n.nspname) = '{schema}' "
     + "AND p.proname ~ '^streams_guard_[0-9a-f]{8}$') AS a; END $guards$;\n"
+    # So are the guards for the rows of partitioned tables, whose condition is of an older version.
+    + "DO $rows$ BEGIN PERFORM {schema}.streams_hold_table(g.tgrelid, h.stream, h.sequence, a.part[4], a.part[5], "
+    + "a.part[3] = '-1', a.part[6] = 'shared', false, (r.tgtype & 8) <> 0) FROM {schema}.streams_held h "
+    + "JOIN pg_trigger g ON g.tgname = 'streams_guard_row_' || h.number AND g.tgparentid = 0 "
+    + "JOIN pg_trigger s ON s.tgrelid = g.tgrelid AND s.tgname = 'streams_guard_' || h.number "
+    + "JOIN pg_trigger r ON r.tgrelid = g.tgrelid AND r.tgname = 'streams_refuse' "
+    + "JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace "
+    + "CROSS JOIN LATERAL (SELECT string_to_array(encode(s.tgargs, 'escape'), '\\000') AS part) AS a "
+    + "WHERE quote_ident(n.nspname) = '{schema}' AND pg_get_triggerdef(g.oid) !~ '_transaction'; END $rows$;\n"
     # A role that may only connect, or make tables of its own, must not hold back a stream. Who inserts needs no right to these.
     + "REVOKE EXECUTE ON FUNCTION {schema}.streams_hold(), {schema}.streams_hold(text) FROM PUBLIC;\n"
 )

@@ -56,12 +56,21 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
         True,
     ),
     "missing": ("table {object} has no trigger {detail}", _INSTALL, True),
+    "missing in a part": (
+        "table {object} has no trigger {detail}; readers may have passed facts that it had before it became a part of another",
+        _INSTALL,
+        True,
+    ),
     "not always": (
         "trigger {detail} of table {object} is not ENABLE ALWAYS, so it can be passed by",
         "ALTER TABLE {object} ENABLE ALWAYS TRIGGER {detail}",
         True,
     ),
-    "arguments": ("trigger {detail} of table {object} holds another stream or sequence", _INSTALL, True),
+    "arguments": (
+        "trigger {detail} of table {object} does not hold it, or holds another stream or sequence",
+        _INSTALL,
+        True,
+    ),
     "table": (
         "{object} is no ordinary table, so INSERTs into it are not held here",
         "Keep its facts in tables of this database",
@@ -74,7 +83,7 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
     ),
     "function": (
         "function {object} is not that of this version ({detail})",
-        "Run: manage.py migrate. If nothing is to migrate: manage.py sqlmigrate streams 0025 | manage.py dbshell",
+        "Run: manage.py migrate. If nothing is to migrate: manage.py sqlmigrate streams 0027 | manage.py dbshell",
         True,
     ),
     "may not read": (
@@ -151,14 +160,19 @@ UNION ALL SELECT 'unlogged', h.stream, h.sequence::text, h.sequence::text, '' FR
  WHERE c.relpersistence <> 'p'
 UNION ALL SELECT DISTINCT 'gone', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM held h JOIN tree ON tree.number = h.number WHERE NOT EXISTS (SELECT FROM pg_sequence s WHERE s.seqrelid = h.sequence)
-UNION ALL SELECT 'missing', w.stream, w.sequence::text, w.t::regclass::text, w.name FROM wanted w
+UNION ALL SELECT CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = w.t) THEN 'missing in a part' ELSE 'missing' END,
+       w.stream, w.sequence::text, w.t::regclass::text, w.name FROM wanted w
  WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = w.t AND g.tgname = w.name)
 UNION ALL SELECT 'not always', w.stream, w.sequence::text, w.t::regclass::text, w.name FROM wanted w
   JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND g.tgenabled <> 'A'
 UNION ALL SELECT 'arguments', w.stream, w.sequence::text, w.t::regclass::text, w.name FROM wanted w
   JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '_[0-9]+$'
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
- WHERE a.part[1] <> w.number::text OR to_regclass(a.part[2]) IS DISTINCT FROM w.sequence
+ CROSS JOIN LATERAL (SELECT w.name ~ '^streams_hold' AS holds) AS o
+ WHERE a.part[1] <> w.number::text OR to_regclass(a.part[2]) IS DISTINCT FROM w.sequence OR g.tgqual IS NOT NULL
+    OR g.tgtype <> CASE WHEN o.holds THEN 6 ELSE 4 END  -- once for a statement, BEFORE or AFTER its INSERT
+    OR NOT EXISTS (SELECT FROM pg_proc p JOIN site ON site.oid = p.pronamespace WHERE p.oid = g.tgfoid
+                      AND p.proname ~ CASE WHEN o.holds THEN '^streams_hold$' ELSE '^streams_guard_[0-9a-f]{8}$' END)
 UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
 UNION ALL SELECT DISTINCT 'unheld', h.stream, h.sequence::text, d.t::regclass::text, ''

@@ -11,8 +11,9 @@ from django.db import DatabaseError, IntegrityError, connection, connections, tr
 
 from streams.core.tokens import VectorToken
 from streams.db import driver
-from streams.holds.functions_sql import class_of
+from streams.holds.functions_sql import FUNCTIONS, class_of
 from streams.holds.look import Seen, holders, look
+from streams.holds.weaknesses import weaknesses
 from streams.reading.rows import existing_rows
 from tests.support.held_tables import ORDERS, Order, Session, Sessions, drop, held_orders, sessions
 
@@ -452,6 +453,23 @@ def test_a_role_that_may_only_insert_can_append(role: str, session: Sessions, wr
         )
 
 
+@pytest.mark.parametrize("table", ["held_order", "held_part", "held_part_b"])
+def test_a_role_that_may_only_insert_chooses_no_ids(
+    role: str, parts: Session, writer: Session, reader: Session, table: str
+):
+    """Anybody may set the setting. The last ID that there is would leave none for others."""
+    parts("CREATE TABLE held_part_b PARTITION OF held_part FOR VALUES IN ('b'); ALTER TABLE held_order ADD kind text")
+    parts(f"GRANT INSERT, SELECT ON held_order, held_part, held_part_b TO {role}")
+    parts(f"GRANT USAGE ON SEQUENCE orders_stream_seq, held_part_seq, held_order_id_seq TO {role}")
+    writer(f"SET ROLE {role}; SET streams.maintenance = on")
+    last = f"INSERT INTO {table} (stream_id, instance_name, kind) VALUES (9223372036854775807, 'x', 'b')"
+    refused(writer, last)
+    parts(f"GRANT DELETE ON held_order, held_part, held_part_b TO {role}")
+    writer(last)
+    writer("RESET streams.maintenance")
+    refused(writer, last)
+
+
 def test_a_function_of_another_role_appends(role: str, writer: Session, reader: Session):
     reader(f"CREATE FUNCTION held_for_others() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS "
            f"$$ INSERT INTO held_order (text) VALUES ('x') RETURNING stream_id $$; "
@@ -669,6 +687,57 @@ def test_a_new_partition_refuses_what_nothing_holds(parts: Session, reader: Sess
     parts("COMMIT")
 
 
+@pytest.mark.parametrize(
+    "transaction", ["", "BEGIN; SET LOCAL streams.held{n} = 0", "SET streams.held{n}_transaction = '{x}'"]
+)
+def test_what_somebody_sets_does_not_open_a_new_partition(parts: Session, reader: Session, transaction: str):
+    """The memory of holds is right only in the transaction that held."""
+    parts("CREATE TABLE held_part_b PARTITION OF held_part FOR VALUES IN ('b')")
+    number, own = parts("SELECT number, pg_current_xact_id()::text FROM streams_held WHERE stream = 'parts'")[0]
+    parts(f"SET streams.held{number} = 0")
+    if transaction:
+        parts(transaction.format(n=number, x=own))
+    said = refused(parts, "INSERT INTO held_part_b VALUES (nextval('held_part_seq'), 'master', 'b')")
+    assert "nothing holds its stream" in said
+    parts("ROLLBACK")
+    parts("BEGIN; INSERT INTO held_part (kind) VALUES ('b')")
+    assert reader.seen("parts").position < reader.seen("parts").given
+    parts("COMMIT; BEGIN; SAVEPOINT a; INSERT INTO held_part (kind) VALUES ('b'); RELEASE a")
+    parts("INSERT INTO held_part_b VALUES (nextval('held_part_seq'), 'master', 'b')")  # its table holds it
+    parts("SAVEPOINT b; INSERT INTO held_part (kind) VALUES ('b'); ROLLBACK TO b")
+    parts("INSERT INTO held_part_b VALUES (nextval('held_part_seq'), 'master', 'b'); COMMIT")
+
+
+def test_partitions_of_an_older_version_get_the_new_guard(parts: Session):
+    """Which reads two settings."""
+    parts("CREATE TABLE held_part_b PARTITION OF held_part FOR VALUES IN ('b')")
+    number = parts.one("SELECT number FROM streams_held WHERE stream = 'parts'")
+    parts(
+        f"CREATE OR REPLACE TRIGGER streams_guard_row_{number} AFTER INSERT ON held_part FOR EACH ROW "
+        f"WHEN (NEW.stream_id <= coalesce(nullif(current_setting('streams.held{number}', true), '')::bigint, 2 ^ 40)) "
+        "EXECUTE FUNCTION streams_guard_row()"
+    )
+    parts(f"SET streams.held{number} = 0")
+    parts("INSERT INTO held_part_b VALUES (nextval('held_part_seq'), 'master', 'b')")
+    parts(FUNCTIONS)
+    assert {one.kind for one in weaknesses(parts.cursor)} <= {"strangers"}
+    parts("CREATE TABLE held_part_c PARTITION OF held_part FOR VALUES IN ('c')")
+    refused(parts, "INSERT INTO held_part_c VALUES (nextval('held_part_seq'), 'master', 'c')")
+    refused(parts, "DELETE FROM held_part")
+
+
+@pytest.mark.parametrize("writer", [None, "north"])
+def test_a_fact_that_no_reader_would_find_is_refused(parts: Session, writer: str | None):
+    """Its columns allow it."""
+    if writer:
+        parts("SELECT set_config('streams.writer', %s, false)", writer)
+    for table in ("held_part", "held_part_a"):
+        refused(parts, f"INSERT INTO {table} (stream_id, kind) VALUES (NULL, 'a')")
+        assert "NULL cannot be" in refused(parts, f"INSERT INTO {table} (instance_name, kind) VALUES (NULL, 'a')")
+    parts("CREATE TABLE held_part_b PARTITION OF held_part FOR VALUES IN ('b')")
+    refused(parts, "INSERT INTO held_part_b VALUES (NULL, 'north', 'b')")
+
+
 def test_one_table_has_a_forward_and_a_backward_stream(session: Sessions, writer: Session, reader: Session):
     writer("""
         CREATE SEQUENCE held_on START 2; CREATE SEQUENCE held_back START 2;
@@ -686,6 +755,8 @@ def test_one_table_has_a_forward_and_a_backward_stream(session: Sessions, writer
         refused(writer, "INSERT INTO held_both (ordering) VALUES (-2)")
         refused(writer, "INSERT INTO held_both (ordering) VALUES (2)")
         refused(writer, "INSERT INTO held_both (ordering) VALUES (-3)")
+        refused(writer, "INSERT INTO held_both (ordering) VALUES (0)")  # of neither
+        assert "without ID" in refused(writer, "INSERT INTO held_both (ordering) VALUES (NULL)")
         reader("SELECT streams_release_table('held_both', 'back')")
         writer("INSERT INTO held_both (ordering) VALUES (-2)")
         refused(writer, "DELETE FROM held_both")

@@ -50,7 +50,13 @@ WEAKENED = {
     "DROP TRIGGER streams_refuse_truncate ON held_order": "no trigger streams_refuse_truncate",
     "ALTER TABLE held_order DISABLE TRIGGER streams_hold_{n}": "streams_hold_{n} of table held_order is not ENABLE ALWAYS",
     "ALTER TABLE held_order ENABLE TRIGGER streams_hold_{n}": "streams_hold_{n} of table held_order is not ENABLE ALWAYS",
-    "CREATE TABLE held_child () INHERITS (held_order)": "table held_child has no trigger streams_hold_{n}",
+    "CREATE OR REPLACE TRIGGER streams_hold_{n} BEFORE INSERT ON held_order FOR EACH STATEMENT WHEN (false) "
+    "EXECUTE FUNCTION streams_hold({n}, 'orders_stream_seq')": "streams_hold_{n} of table held_order does not hold it",
+    "CREATE OR REPLACE TRIGGER streams_hold_{n} AFTER INSERT ON held_order FOR EACH STATEMENT "
+    "EXECUTE FUNCTION streams_hold({n}, 'orders_stream_seq')": "streams_hold_{n} of table held_order does not hold it",
+    "CREATE OR REPLACE TRIGGER streams_guard_{n} AFTER INSERT ON held_order FOR EACH STATEMENT "
+    "EXECUTE FUNCTION streams_refuse({n}, 'orders_stream_seq')": "streams_guard_{n} of table held_order does not hold it",
+    "CREATE TABLE held_child () INHERITS (held_order)": "table held_child has no trigger streams_hold_{n}; readers may have",
     "CREATE TABLE held_child (LIKE held_order INCLUDING ALL)": "held_child takes IDs from orders_stream_seq, but",
     "CREATE SEQUENCE held_other; UPDATE streams_held SET sequence = 'held_other' WHERE stream = 'orders'": "another stream",
     "GRANT UPDATE ON SEQUENCE orders_stream_seq TO PUBLIC": "role PUBLIC may set sequence orders_stream_seq back",
