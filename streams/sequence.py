@@ -55,9 +55,9 @@ DECLARE
 BEGIN
     IF kept IS NULL THEN
         CREATE SEQUENCE "%(name)s" AS bigint START WITH 2;
-        SELECT max(%(column)s) INTO last FROM %(table)s;
+        SELECT greatest(max(%(column)s), -min(%(column)s)) INTO last FROM %(table)s;
         IF to_regclass('streams_streamposition') IS NOT NULL THEN
-            SELECT greatest(last, max(position)) INTO last FROM streams_streamposition WHERE stream = %(stream)s;
+            SELECT greatest(last, max(abs(position))) INTO last FROM streams_streamposition WHERE stream = %(stream)s;
         END IF;
         IF last > 1 THEN
             PERFORM setval('"%(name)s"', last);

@@ -7,10 +7,12 @@ from contextlib import suppress
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from django.apps.registry import Apps
+from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
 
 from streams.core.tokens import VectorToken
 from streams.db import driver
+from streams.holds.constraint import StreamHolds
 from streams.holds.functions_sql import FUNCTIONS, class_of
 from streams.holds.look import Seen, holders, look
 from streams.holds.weaknesses import weaknesses
@@ -762,6 +764,32 @@ def test_one_table_has_a_forward_and_a_backward_stream(session: Sessions, writer
         refused(writer, "DELETE FROM held_both")
     finally:
         drop("held_both", sequences=["held_on", "held_back"])
+
+
+def test_a_backward_stream_goes_on_below_the_facts_and_positions_that_are_there(session: Sessions, writer: Session):
+    class Back(models.Model):
+        stream_id = models.BigIntegerField(db_index=True)
+        instance_name = models.TextField()
+
+        class Meta:
+            app_label, apps, db_table = "held", Apps(), "held_backs"
+
+        def __str__(self) -> str:
+            return str(self.stream_id)
+
+    def becomes_a_stream(before: str) -> int:
+        with connection.schema_editor() as editor:
+            editor.create_model(Back)
+            editor.execute(before)
+            editor.add_constraint(Back, StreamHolds(stream="backs", backward=True))
+        try:
+            return writer.one("INSERT INTO held_backs DEFAULT VALUES RETURNING stream_id")
+        finally:
+            drop("held_backs")
+
+    assert becomes_a_stream("INSERT INTO held_backs (stream_id, instance_name) VALUES (-2, 'x'), (-7, 'x')") == -8
+    stored = "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('backs', 'x', -2), ('backs', 'y', -9)"
+    assert becomes_a_stream(stored) == -10
 
 
 # --- Django -------------------------------------------------------------------------------------------------------
