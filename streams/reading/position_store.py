@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streams.core.positions import RETIRED
@@ -67,9 +67,15 @@ SELECT f.{writer}, max({sign}f.{id}), count(DISTINCT f.{id}) FILTER (WHERE {sign
   FROM {table} AS f
   LEFT JOIN unnest(%(writers)s::text[], %(positions)s::bigint[], %(before)s::bigint[]) AS known (writer, position, before)
          ON known.writer = f.{writer}
- WHERE {bounds} AND {sign}f.{id} <= coalesce(known.position, %(others)s::bigint)
+ WHERE {bounds} AND {sign}f.{id} <= coalesce(known.position, %(others)s::bigint) AND f.{writer} IS NOT NULL
  GROUP BY f.{writer}
 """
+#: So many facts one look reads of a stream, about. A table with millions of rows that becomes one of a stream, or a large import,
+#: is passed in steps, each of them a lower position than the look's, and so a right one. Meanwhile other streams go on, and a
+#: ``statement_timeout`` of the role does not end the same statement for ever.
+MOST_FACTS = 250_000
+#: The ID of the fact after so many.
+_END = "SELECT {sign}f.{id} FROM {table} AS f WHERE {bounds} ORDER BY {sign}f.{id} OFFSET %(most)s LIMIT 1"
 #: A writer without a fact for so long is retired, so that its rows are not raised with each look. The next fact undoes it. Not
 #: where another stream takes IDs from the same sequence, as its facts move the position of this one.
 RETIRED_AFTER = "1 hour"
@@ -135,6 +141,9 @@ _UNREADABLE = (
 _LOCKED = "end the transaction that alters the stream's sequence or table; pg_locks shows it"
 
 
+#: Classes of errors about one row, such as that of a writer whose name is too long for the index. Tables that became a stream's
+#: may have such facts.
+_OF_A_ROW = frozenset({"22", "23", "54"})
 #: A look on a standby (``object_not_in_prerequisite_state``) or in a transaction that keeps its snapshot.
 _NO_LOOK_AT_ALL = frozenset({"55000", "25000"})
 
@@ -172,6 +181,14 @@ class _Rises:
     held: list[tuple[str, str]]
     """Stream and writer of rows that stay below what was given out, because of an open append."""
 
+    def of(self, stream: str) -> _Rises:
+        """Returns those of one stream."""
+        return _Rises(
+            [one for one in self.raised if one[0] == stream],
+            [one for one in self.entered if one[0] == stream],
+            [one for one in self.held if one[0] == stream],
+        )
+
 
 class PositionStore:
     """Looks, and stores what it saw, in one session of the database. It must be made anew for another session."""
@@ -190,6 +207,8 @@ class PositionStore:
         self._unconfirmed = writes_all
         self._retire_due = 0.0
         self._blocked: dict[str, float] = {}
+        self.is_behind = False
+        """True if the last look had more facts of a stream than it read."""
         self._waits = Condition(log, "looker.stream_locked", "looker.stream_free")
 
     def store(self, cursor: Any, now: float, *, everything: bool = False) -> list[str]:
@@ -214,15 +233,21 @@ class PositionStore:
             self._read_tables(cursor, moved)
             self._marks |= marks
         rises = _Rises([], [], [])
+        self.is_behind = False
         for stream in list(moved):
             try:
-                self._find(cursor, stream, seen[stream], rows[stream], rises)
+                seen[stream] = self._find(cursor, stream, seen[stream], rows[stream], rises)
             except driver.DatabaseError as error:
                 self._block(stream, now, error)
                 self._tables.pop(stream, None)
                 moved.remove(stream)
         self._enter_sisters(moved, seen, rows, rises)
-        written = self._write(cursor, rises)
+        try:
+            written = self._write(cursor, rises)
+        except driver.DatabaseError as error:
+            if (driver.sqlstate(error) or "")[:2] not in _OF_A_ROW:
+                raise
+            written = self._write_each(cursor, moved, rises, now)
         for stream in moved:
             # Rows that another session held, or that were refused, must be found again by the next call.
             if written[stream] == sum(stream == one for one, *_ in (*rises.raised, *rises.entered)):
@@ -272,31 +297,42 @@ class PositionStore:
 
     # --- what changes ---------------------------------------------------------------------------------------------
 
-    def _find(self, cursor: Any, stream: str, seen: Seen, rows: Mapping[str, _Row], rises: _Rises) -> None:
-        """Finds the rows of one stream that this look raises, and the writers that it learns."""
-        active = _active(rows)
-        found, others = seen.positions_of(active), seen.position_of_others(active)
+    def _find(self, cursor: Any, stream: str, seen: Seen, rows: Mapping[str, _Row], rises: _Rises) -> Seen:
+        """Finds the rows of one stream that this look raises, and the writers that it learns.
+
+        Returns what was seen, or less, if there are too many facts for one look. The next one goes on from there.
+        """
+        active, given = _active(rows), seen.given
         before = self._others.get(stream)
-        if before is None or before > seen.given:  # the first look, or the sequence began anew
+        if before is None or before > given:  # the first look, or the sequence began anew
             # No row lies above what an earlier look saw of the writers without a row.
-            before = max((row.position for row in rows.values() if row.position <= seen.given), default=0)
+            before = max((row.position for row in rows.values() if row.position <= given), default=0)
             self._others[stream] = before
         # A writer that was retired since may have had an append open, and committed it by now.
         known = self._known.get(stream, ())
         gone = [rows[writer].position for writer in known if writer in rows and writer not in active]
         self._others[stream] = before = min([before, *gone])
-        lows = [rows[writer].position for writer in active if found[writer] > rows[writer].position]
-        if others > before:
-            lows.append(before)
+
+        def lows() -> list[int]:
+            rising = [rows[writer].position for writer in active if found[writer] > rows[writer].position]
+            return [*rising, before] if others > before else rising
+
+        found, others = seen.positions_of(active), seen.position_of_others(active)
+        if given - min(lows(), default=given) > MOST_FACTS:
+            end = self._end(cursor, stream, min(lows()), given)
+            self.is_behind |= end < given
+            seen = replace(seen, given=end, position=min(seen.position, end))
+            found, others = seen.positions_of(active), seen.position_of_others(active)
+        low = min(lows(), default=None)
         upto = {writer: found.get(writer, others) for writer in rows}
-        lasts = self._last_facts(cursor, stream, min(lows), rows, upto, others) if lows else {}
+        lasts = {} if low is None else self._last_facts(cursor, stream, low, rows, upto, others)
         sign = self._signs[stream]
         for writer in active:
             row, position = rows[writer], max(found[writer], rows[writer].position)
-            if position > row.position or (self._unconfirmed and position <= seen.given):
+            if position > row.position or (self._unconfirmed and position <= given):
                 last, facts = lasts.get(writer, (0, 0))
                 rises.raised.append((stream, writer, sign * position, sign * last, facts, sign * row.position))
-            if position < seen.given:
+            if position < given:
                 rises.held.append((stream, writer))
         for writer, (last, facts) in lasts.items():
             if writer not in found and (writer not in rows or last > rows[writer].position):
@@ -304,6 +340,7 @@ class PositionStore:
                 rises.entered.append(
                     (stream, writer, sign * position, sign * last if last <= position else None, facts)
                 )
+        return seen
 
     def _enter_sisters(
         self,
@@ -330,15 +367,10 @@ class PositionStore:
         ``positions`` has the position of each writer of ``rows`` up to which its facts are final, ``others`` that of all other
         writers. A fact may have rows in several tables. The table with the most facts counts.
         """
-        sign, found = self._signs[stream], dict[str, tuple[int, int]]()
+        found = dict[str, tuple[int, int]]()
         upto = max([others, *positions.values()])
         for table in self._tables[stream]:
-            bounds = f"f.{table.id} > %(low)s::bigint AND f.{table.id} <= %(upto)s::bigint"
-            if sign < 0:
-                bounds = f"f.{table.id} < -%(low)s::bigint AND f.{table.id} >= -%(upto)s::bigint"
-            statement = _LAST_FACTS.format(
-                table=table.name, id=table.id, writer=table.writer, bounds=bounds, sign="-" if sign < 0 else ""
-            )
+            statement = self._about(stream, table, _LAST_FACTS)
             # One table at a time: a TRUNCATE of both would wait for this statement, and this statement for it.
             cursor.execute(
                 statement,
@@ -355,6 +387,22 @@ class PositionStore:
                 most = found.get(writer, (0, 0))
                 found[writer] = max(most[0], last), max(most[1], facts)
         return found
+
+    def _end(self, cursor: Any, stream: str, low: int, upto: int) -> int:
+        """Returns the position up to which one look reads the facts above ``low``, at most ``upto``."""
+        values = {"low": low, "upto": upto, "most": MOST_FACTS}
+        for table in self._tables[stream]:
+            cursor.execute(self._about(stream, table, _END), values)
+            upto = min([upto, *(end for (end,) in cursor.fetchall())])
+        return upto
+
+    def _about(self, stream: str, table: _Table, statement: str) -> str:
+        """Returns a statement about the facts of a table between two positions."""
+        sign = "-" if self._signs[stream] < 0 else ""
+        bounds = f"f.{table.id} > %(low)s::bigint AND f.{table.id} <= %(upto)s::bigint"
+        if sign:
+            bounds = f"f.{table.id} < -%(low)s::bigint AND f.{table.id} >= -%(upto)s::bigint"
+        return statement.format(table=table.name, id=table.id, writer=table.writer, bounds=bounds, sign=sign)
 
     def _read_rows(self, cursor: Any, streams: Sequence[str]) -> tuple[dict[str, dict[str, _Row]], dict[str, str]]:
         """Returns the rows of each stream by writer, and the mark of each stream's tables."""
@@ -396,6 +444,17 @@ class PositionStore:
         if warnings:
             raise Unconfirmed(str(warnings[0]).strip())
         return Counter(written)
+
+    def _write_each(self, cursor: Any, moved: list[str], rises: _Rises, now: float) -> Counter[str]:
+        """Writes the rows of one stream after another. A stream whose rows are refused stops no other, and leaves ``moved``."""
+        written = Counter[str]()
+        for stream in list(moved):
+            try:
+                written += self._write(cursor, rises.of(stream))
+            except driver.DatabaseError as error:
+                self._block(stream, now, error)
+                moved.remove(stream)
+        return written
 
 
 def _active(rows: Mapping[str, _Row]) -> list[str]:

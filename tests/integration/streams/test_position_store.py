@@ -407,6 +407,83 @@ def test_a_stream_that_the_looker_may_not_read_stops_no_other(session: Sessions,
             DROP OWNED BY held_role; DROP ROLE held_role""")
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_many_facts_are_passed_in_steps_each_of_which_is_a_right_position(
+    session: Sessions, storing: Storing, monkeypatch: pytest.MonkeyPatch, *, backward: bool
+):
+    """A large table that becomes one of a stream. One statement over all of it would stop the other streams meanwhile."""
+    monkeypatch.setattr(position_store, "MOST_FACTS", 4)
+    owner = session()
+    try:
+        owner("CREATE SEQUENCE large_seq START 22")
+        owner("CREATE TABLE held_large (stream_id bigint, instance_name text, text text)")
+        sign = -1 if backward else 1
+        owner(
+            "INSERT INTO held_large SELECT %s * n, CASE WHEN n < 8 THEN 'north' WHEN n < 19 THEN 'south' ELSE 'east' END "
+            "FROM generate_series(2, 21) AS n", sign)  # fmt: skip
+        owner("SELECT streams_hold_table('held_large', 'large', 'large_seq', backward => %s)", backward)
+        steps, new = [], session()
+        while not steps or storing.store.is_behind:
+            assert storing() == ["large"]
+            rows = stored_positions(storing.session.cursor, ["large"])["large"]
+            steps.append(linear_position(rows.values()))
+            facts = [abs(one) for (one,) in owner("SELECT stream_id FROM held_large ORDER BY abs(stream_id)")]
+            known = {
+                writer
+                for (writer,) in owner("SELECT instance_name FROM held_large WHERE abs(stream_id) <= %s", steps[-1])
+            }
+            assert known <= set(rows), "the first fact of a writer brings its row"
+            if len(steps) == 2:
+                new("INSERT INTO held_large (text) VALUES ('meanwhile')")
+        assert steps == sorted(set(steps))
+        assert len(steps) > 4
+        assert steps[-1] == facts[-1] == 22
+        written = dict(owner("SELECT instance_name, facts_written FROM streams_streamposition WHERE stream = 'large'"))
+        assert written == {"north": 6, "south": 11, "east": 3, "master": 1}
+        assert {abs(row.last_write_position or 0) for row in rows.values()} == {7, 18, 21, 22}
+    finally:
+        drop("held_large", sequences=["large_seq"])
+
+
+def test_a_writer_that_lags_behind_many_facts_holds_no_other_back(
+    session: Sessions, storing: Storing, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(position_store, "MOST_FACTS", 4)
+    north, south = named(session, "north"), named(session, "south")
+    north.append("n")
+    south.append("s")
+    storing()
+    south("BEGIN")
+    south.append("open")
+    for _ in range(10):
+        north.append("n")
+        storing()
+    assert storing.positions() == {"north": 14, "south": 3}
+    south("COMMIT")
+    while storing() and storing.store.is_behind:
+        assert storing.positions()["north"] == 14
+    assert storing.positions() == {"north": 14, "south": 14}
+
+
+@pytest.mark.parametrize("name", ["NULL", "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) AS n)"])
+def test_a_fact_of_old_whose_writer_can_have_no_row_stops_no_other_stream(
+    session: Sessions, storing: Storing, writer: Session, name: str
+):
+    """The guard refuses such a writer. But the table had the fact before it became one of a stream's."""
+    owner = session()
+    owner(
+        "CREATE SEQUENCE other_seq START 4; CREATE TABLE held_other (stream_id bigint, instance_name text, text text)"
+    )
+    try:
+        owner(f"INSERT INTO held_other VALUES (2, 'north'), (3, {name})")
+        owner("SELECT streams_hold_table('held_other', 'other', 'other_seq')")
+        writer.append("a")
+        assert "orders" in storing()
+        assert storing.positions() == {"master": 2}
+    finally:
+        drop("held_other", sequences=["other_seq"])
+
+
 @pytest.mark.parametrize("step", ["_KEEP_POSITIONS", "_ENTER"])
 def test_a_process_that_stands_still_in_its_transaction_stops_no_other_for_long(
     session: Sessions, storing: Storing, monkeypatch: pytest.MonkeyPatch, step: str
@@ -500,8 +577,12 @@ def test_a_warning_at_the_commit_confirms_nothing(storing: Storing, writer: Sess
     assert storing.positions() == {"master": 3}
 
 
-def test_positions_never_pass_what_many_threads_append(session: Sessions, storing: Storing):
+@pytest.mark.parametrize("most", [position_store.MOST_FACTS, 3])
+def test_positions_never_pass_what_many_threads_append(
+    session: Sessions, storing: Storing, monkeypatch: pytest.MonkeyPatch, most: int
+):
     """Each reader of rows up to the stored position must have, in the end, exactly the facts of the table."""
+    monkeypatch.setattr(position_store, "MOST_FACTS", most)
     stop = threading.Event()
 
     def write(name: str) -> None:
