@@ -103,6 +103,8 @@ class HolderRow:
     statement: str
     waits_for: str = field(default="", metadata=HIDDEN)
     """The session for whose lock it waits, in words. Empty: it waits for no lock."""
+    keeps_rows: bool = field(default=False, metadata=HIDDEN)
+    """True if it keeps rows of stored positions, and has appended nothing."""
     status: Verdict = UNJUDGED
 
     @property

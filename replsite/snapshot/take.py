@@ -53,7 +53,7 @@ from streams.core.sequences import read_sequences
 from streams.db import driver
 from streams.db.consistent_read import read_only_snapshot
 from streams.holds.end import blockers
-from streams.holds.look import YOUNG_SECONDS, holders
+from streams.holds.look import YOUNG_SECONDS, holders, keepers
 from streams.maintenance.check import highest_in_tables
 from streams.maintenance.table_sequences import inspect_tables
 from streams.reading.looker import look_now
@@ -166,7 +166,8 @@ class _Taking:
 
     def _read_holders(self, cursor: Any) -> dict[str, list[HolderRow]]:
         """Returns ``{stream: its open appends}``, the lowest bound first. Asks what they wait for only if one is not young."""
-        found = {(one.stream, one.pid, one.prepared, one.bound, one.writer_class): one for one in holders(cursor)}
+        asked = (*holders(cursor), *keepers(cursor))
+        found = {(one.stream, one.pid, one.prepared, one.bound, one.writer_class): one for one in asked}
         first_seen = self.history.first_seen(self.as_of, found.keys())
         since = {key: one.since or first_seen[key] for key, one in found.items()}
         old = [one for key, one in found.items() if self._age(since[key]) > YOUNG_SECONDS]
@@ -188,6 +189,7 @@ class _Taking:
                 client=one.client or "",
                 statement=safe_text(_without_texts(one.statement or ""), 120),
                 waits_for=waits.get(one.pid or 0, ""),
+                keeps_rows=one.keeps_rows,
             )
             row.status = judge_hold(row, self.limits)
             held.setdefault(one.stream, []).append(row)

@@ -117,10 +117,11 @@ def _age(at: datetime, as_of: datetime) -> float:
 def judge_hold(held: HolderRow, limits: Limits) -> Verdict:
     """Returns the status of an open append: *open*, or *blocked*, if it holds its stream back for too long."""
     statement = f"; its last statement: {held.statement}" if held.statement else ""
-    text = f"{_capital(held.words)} has appended and has not ended{statement}."
+    did = "locked stored positions" if held.keeps_rows else "appended"
+    text = f"{_capital(held.words)} has {did} and has not ended{statement}."
     if held.seconds is None or held.seconds <= limits.blocked_after_seconds:
         return Verdict(HoldWord.OPEN, Severity.FINE, text)
-    text += " Linear readers wait for it."
+    text += " Readers wait for it." if held.keeps_rows else " Linear readers wait for it."
     if held.prepared:
         name = held.prepared.replace("'", "''")
         command = f"ROLLBACK PREPARED '{name}'"

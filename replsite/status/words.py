@@ -78,7 +78,7 @@ class HoldWord(_Word):
 
     OPEN = (
         "open",
-        "a transaction has appended and has not ended; linear readers wait for it. After "
+        "a transaction has appended, or locked stored positions, and has not ended; linear readers wait for it. After "
         "`REPLSITE_BLOCKED_AFTER_SECONDS` it and its stream are `blocked`",
         "fine",
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from streams.holds.look import YOUNG_SECONDS, Holder, each_once
+from streams.holds.look import YOUNG_SECONDS, Holder, each_once, keepers
 from streams.runtime.logs import get_logger
 
 __all__ = ["Blocker", "blockers", "end_blockers", "end_holders", "old_holders"]
@@ -55,9 +55,13 @@ class Blocker:
 
 
 def old_holders(cursor: Any, stream: str) -> list[Holder]:
-    """Returns the open appends of the stream that are older than ``YOUNG_SECONDS``. The one that holds it back comes first."""
+    """Returns the open appends of the stream that are older than ``YOUNG_SECONDS``. The one that holds it back comes first.
+
+    After them come the transactions that keep its positions from being stored.
+    """
     cursor.execute(_OLD, [stream, YOUNG_SECONDS])
-    return each_once(Holder(*row) for row in cursor.fetchall())
+    found = [Holder(*row) for row in cursor.fetchall()]
+    return each_once([*found, *keepers(cursor, [stream])])
 
 
 def blockers(cursor: Any, found: Sequence[Holder]) -> list[Blocker]:

@@ -19,7 +19,7 @@ from typing import Any
 from streams.core.tokens import VectorToken
 from streams.holds.functions_sql import ANY_WRITER, class_of
 
-__all__ = ["YOUNG_SECONDS", "Holder", "Seen", "each_once", "holders", "look", "look_where_possible"]
+__all__ = ["YOUNG_SECONDS", "Holder", "Seen", "each_once", "holders", "keepers", "look", "look_where_possible"]
 
 #: An append that is open for less is assumed to be working normally.
 YOUNG_SECONDS = 1.0
@@ -37,6 +37,26 @@ SELECT seen.stream, seen.given, seen."position", seen.classes, seen.bounds
 _HOLDERS = """
 SELECT stream, bound, pid, prepared, since, state, role, application, client, statement, class FROM streams_holders
 WHERE %s::text[] IS NULL OR stream = ANY (%s) ORDER BY stream, bound, since
+"""
+
+
+#: Transactions that lock rows of stored positions for long. Nobody can raise such a row, which a looker passes over. A row is
+#: theirs if its last locker is not older than they are: a savepoint that was released has a number that ``pg_locks`` lacks.
+_KEEPERS = f"""
+SELECT p.stream, min(abs(p.position)), a.pid, x.gid, coalesce(a.xact_start, x.prepared), a.state, coalesce(a.usename, x.owner),
+       a.application_name, host(a.client_addr), a.query, {ANY_WRITER}, true
+  FROM (SELECT DISTINCT pid, virtualtransaction FROM pg_locks
+         WHERE locktype = 'relation' AND relation = 'streams_streamposition'::regclass AND granted
+           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND mode IN ('RowShareLock', 'RowExclusiveLock')) AS r
+  JOIN pg_locks t ON t.virtualtransaction = r.virtualtransaction AND t.pid IS NOT DISTINCT FROM r.pid
+        AND t.locktype = 'transactionid' AND t.granted AND t.mode = 'ExclusiveLock'
+  JOIN streams_streamposition p ON p.xmax <> '0' AND age(p.xmax) <= age(t.transactionid)
+  LEFT JOIN pg_stat_activity a ON a.pid = t.pid
+  LEFT JOIN pg_prepared_xacts x ON t.pid IS NULL AND x.transaction = t.transactionid
+ WHERE (%s::text[] IS NULL OR p.stream = ANY (%s))
+   AND coalesce(a.xact_start, x.prepared, '-infinity') < clock_timestamp() - make_interval(secs => {YOUNG_SECONDS})
+ GROUP BY p.stream, 3, 4, 5, 6, 7, 8, 9, 10
 """
 
 
@@ -122,6 +142,8 @@ class Holder:
     client: str | None
     statement: str | None
     writer_class: int
+    keeps_rows: bool = False
+    """True if it holds the stream back by a lock on rows of stored positions, and not by an append."""
 
     def __str__(self) -> str:
         since = f", open since {self.since:%Y-%m-%d %H:%M:%S}" if self.since else ""
@@ -138,6 +160,12 @@ class Holder:
 def holders(cursor: Any, streams: Sequence[str] | None = None) -> list[Holder]:
     """Returns who holds these streams, or all, back now. For each stream, the holder with the lowest bound comes first."""
     cursor.execute(_HOLDERS, [None if streams is None else list(streams)] * 2)
+    return [Holder(*row) for row in cursor.fetchall()]
+
+
+def keepers(cursor: Any, streams: Sequence[str] | None = None) -> list[Holder]:
+    """Returns who has locked rows of these streams' stored positions, or of all, for longer than ``YOUNG_SECONDS``."""
+    cursor.execute(_KEEPERS, [None if streams is None else list(streams)] * 2)
     return [Holder(*row) for row in cursor.fetchall()]
 
 

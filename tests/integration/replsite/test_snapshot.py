@@ -92,6 +92,17 @@ def test_open_append_blocks_its_stream_and_is_named(wait_until):
     assert [problem.subject for problem in health.problems] == ["Stream caches"], "its writers say the same"
 
 
+def test_who_keeps_positions_from_being_stored_is_named(wait_until):
+    head(wait_until, append())
+    with other_writer("") as cursor:
+        cursor.execute("BEGIN; UPDATE streams_streamposition SET updated_at = now() WHERE stream = 'caches'")
+        snapshot = wait_until(lambda: (taken := take_snapshot()).stream("caches").blocked and taken)
+    assert (
+        "has locked stored positions and has not ended; its last statement: BEGIN; UPDATE" in snapshot.health.sentence
+    )
+    assert [problem.subject for problem in snapshot.health.problems] == ["Stream caches"]
+
+
 def test_what_an_append_waits_for_is_named(wait_until):
     with writer_waits_for("another program"):
         holder = wait_until(
@@ -305,7 +316,7 @@ def crowd(transactional_db, monkeypatch):
 
 
 def test_number_of_queries_does_not_depend_on_the_crowd(crowd, django_assert_max_num_queries):
-    with django_assert_max_num_queries(26):
+    with django_assert_max_num_queries(27):
         snapshot = take_snapshot()
     assert (len(snapshot.streams), len(snapshot.readers)) == (STREAMS, READERS)
     assert sum(len(stream.writers) for stream in snapshot.streams) == STREAMS * WRITERS

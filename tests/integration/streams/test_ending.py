@@ -111,6 +111,30 @@ def test_a_session_that_went_on_to_another_transaction_is_left_alone():
     assert ids() == held
 
 
+@pytest.mark.parametrize(
+    "lock",
+    [
+        "UPDATE streams_streamposition SET updated_at = now() WHERE stream = 'caches'",
+        "SELECT FROM streams_streamposition WHERE stream = 'caches' FOR UPDATE",
+        "SAVEPOINT a; UPDATE streams_streamposition SET updated_at = now() WHERE stream = 'caches'; RELEASE a",
+    ],
+    ids=["UPDATE", "FOR UPDATE", "savepoint"],
+)
+def test_who_keeps_positions_from_being_stored_is_named_and_ended(lock: str):
+    """A looker passes such rows over, and no open append is to be seen."""
+    before = append()
+    wait_for_linear(before[0])
+    with session() as cursor:
+        cursor.execute(f"BEGIN; {lock}")
+        after = append()
+        (keeper,) = wait_until(found)
+        assert keeper.keeps_rows
+        assert linear() == before[0]
+        assert found("typing") == []
+        assert "1 transaction ended" in aborted(None)
+    wait_for_linear(after[0])
+
+
 def test_a_prepared_transaction_is_named_and_left_to_sql(monkeypatch):
     with held_open():
         (holder,) = found()
