@@ -17,11 +17,12 @@ version that is newer than the oldest of these snapshots, and the table of posit
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from streams import epochs
 from streams.db import driver
 from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, tell
 from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
+from streams.reading.trust import MAY_WRITE
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = [
@@ -55,6 +57,9 @@ ANSWER_SECONDS = 0.05
 #: A candidate without a hint tries to lead this often, give or take a half, and looks once. For sites whose leader ended, or
 #: stands still, while nobody hinted.
 CANDIDATE_SECONDS = 30.0
+#: So long does a candidate believe answers of others than the leader, whose session it knows: of other candidates, of a new
+#: leader, or of any role that may connect. Then it looks itself, and asks who leads.
+DOUBT_SECONDS = 1.5
 #: Pause after an error, such as a lost connection.
 RETRY_SECONDS = 0.2
 #: Pause before notifications are sent that the server did not take.
@@ -62,6 +67,7 @@ TELL_AGAIN_SECONDS = 1.0
 #: Most hints of which a candidate knows that they are not answered.
 _MOST_HINTS = 1_000
 
+_LEADER = f"SELECT a.pid {driver.LOCK_HOLDERS} AND {MAY_WRITE}"
 _CAN_LOOK = """
 SELECT NOT pg_is_in_recovery() AND EXISTS (SELECT FROM streams_held)
    AND has_table_privilege('streams_streamposition', 'UPDATE') AND has_table_privilege('streams_streamposition', 'INSERT')
@@ -110,8 +116,11 @@ class Looker:
         self._tell_due = self._everything_due = 0.0
         self._is_leading = self._stopping = False
         self._news = threading.Condition()
-        self._unanswered: deque[tuple[str, float]] = deque(maxlen=_MOST_HINTS)
+        self._unanswered: OrderedDict[str, float] = OrderedDict()
         """Hints that were heard and not answered: their words, and when they were heard."""
+        self._leader: int | None = None
+        self._doubts_since = math.inf
+        """When others began to answer hints, while the leader did not."""
         self._thread: threading.Thread | None = None
         self._interrupted = Condition(log, "looker.interrupted", "looker.goes_on", "looker.still_interrupted")
         self._cannot_tell = Condition(log, "looker.notifications_wait", "looker.notifications_go_on")
@@ -138,13 +147,20 @@ class Looker:
         """Takes note of the hints and answers among received notifications, which are pairs (session, payload)."""
         now = time.monotonic()
         with self._news:
-            for _, payload in notifications:
+            for session, payload in notifications:
                 if (word := hinted_word(payload)) is not None:
-                    self._unanswered.append((word, now))
+                    self._unanswered.setdefault(word, now)
+                    if len(self._unanswered) > _MOST_HINTS:
+                        self._unanswered.popitem(last=False)
                     self._news.notify_all()
-                elif (word := answered_word(payload)) is not None and any(word == one for one, _ in self._unanswered):
-                    while self._unanswered.popleft()[0] != word:
-                        pass
+                elif (word := answered_word(payload)) is not None:
+                    if session == self._leader:
+                        self._doubts_since = math.inf
+                    if word in self._unanswered:
+                        while self._unanswered.popitem(last=False)[0] != word:
+                            pass
+                        if session != self._leader:
+                            self._doubts_since = min(self._doubts_since, now)
 
     def look_once(self, *, even_if_led: bool) -> bool:
         """Looks in the caller's thread, for a candidate that was not started. Returns true if it did.
@@ -157,8 +173,8 @@ class Looker:
                 return False
             leads = self._leads()
             try:
-                if leads or even_if_led:
-                    self._look(None)
+                while (leads or even_if_led) and self._look(None) and self._store.is_behind:
+                    pass
             finally:
                 if leads:
                     with self._connection.cursor() as cursor:
@@ -231,8 +247,12 @@ class Looker:
     def _leads(self) -> bool:
         """Takes the site's lock, if it is free."""
         with self._connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.looker_key(cursor)])
+            key = driver.looker_key(cursor)
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
             self._is_leading = bool(cursor.fetchone()[0])
+            if not self._is_leading:
+                cursor.execute(_LEADER, [key])
+                self._leader = next((pid for (pid,) in cursor.fetchall()), None)
         return self._is_leading
 
     def _lead(self) -> None:
@@ -258,16 +278,18 @@ class Looker:
         with self._news:
             while not self._stopping:
                 now = time.monotonic()
-                due = self._unanswered[0][1] + patience if self._unanswered else give_up_at
+                doubt = self._doubts_since + DOUBT_SECONDS * patience / ANSWER_SECONDS
+                due = min(doubt, next(iter(self._unanswered.values()), give_up_at - patience) + patience)
                 if now >= due:
-                    return bool(self._unanswered)
+                    self._doubts_since = math.inf
+                    return bool(self._unanswered) or now >= doubt
                 self._news.wait(due - now)
         return False
 
     def _last_hint(self) -> str | None:
         """Returns the word of the last hint, and takes all hints for answered."""
         with self._news:
-            word = self._unanswered[-1][0] if self._unanswered else None
+            word = next(reversed(self._unanswered), None)
             self._unanswered.clear()
         return word
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from streams.db import driver
 
-__all__ = ["FRESH_SECONDS", "TrustedSessions", "stranger_with_lock"]
+__all__ = ["FRESH_SECONDS", "MAY_WRITE", "TrustedSessions", "stranger_with_lock"]
 
 #: How long a session that is not trusted is not looked up again.
 FRESH_SECONDS = 2.0
@@ -27,7 +27,7 @@ Cursor = Callable[[], AbstractContextManager[Any]]
 #: SQL condition on a living session ``a``: its role may write the table of positions. Sessions are looked up after their
 #: notification was received. Without the condition: a server is killed, the session of a read-only role gets the same PID, and
 #: its command is taken for one of the server.
-_MAY_WRITE = """
+MAY_WRITE = """
 a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND has_table_privilege(a.usesysid, 'streams_streamposition', 'UPDATE')
 """
@@ -41,9 +41,9 @@ _COMES_AT_ONCE = (
     "coalesce(current_setting('max_notify_queue_pages', true), '1048576')::float8) < 32"
 )
 #: The session that holds an advisory lock, its role, and whether this role may write positions. Parameter: the lock's key.
-_HOLDER = f"SELECT a.pid, a.usename, ({_MAY_WRITE}) {driver.LOCK_HOLDERS} LIMIT 1"
+_HOLDER = f"SELECT a.pid, a.usename, ({MAY_WRITE}) {driver.LOCK_HOLDERS} LIMIT 1"
 _TRUSTED = (
-    f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s::int[]) AND {_MAY_WRITE} AND {_COMES_AT_ONCE}"
+    f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s::int[]) AND {MAY_WRITE} AND {_COMES_AT_ONCE}"
 )
 
 

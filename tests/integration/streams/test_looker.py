@@ -300,6 +300,64 @@ def test_others_look_while_the_leader_stands_still(
     wait_until(lambda: position() == last)
 
 
+class Forger(NotifyListener[str]):
+    """A role that may only connect, and answers all hints before anybody misses an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(hints.CHANNEL, lambda _: None, "default", "forger")
+        self.answered = 0
+
+    def take(self, heard: Sequence[tuple[int, str]]) -> list[str]:
+        for _, payload in heard:
+            if (word := hints.hinted_word(payload)) is not None:
+                with self.asking() as cursor:
+                    hints.tell(cursor, [hints.answer_to(word)])
+                self.answered += 1
+        return []
+
+
+def test_forged_answers_do_not_keep_others_from_looking_while_the_leader_stands_still(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(looker, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(looker, "DOUBT_SECONDS", 0.1)
+    leader, frozen = process(), threading.Event()
+    wait_until(lambda: leader.is_leading)
+    other, forger = process(), Forger()
+    pid = leader_pid(writer)
+    wait_until(lambda: other.candidate._leader == pid and not other.candidate._is_prepared)
+    look = leader.candidate._look
+    monkeypatch.setattr(leader.candidate, "_look", lambda word: frozen.wait() and look(word))
+    forger.start()
+    try:
+        for text in "abc":
+            last = append(writer, text)
+            wait_until(lambda last=last: position() == last)
+        assert forger.answered
+        assert leader.is_leading
+    finally:
+        frozen.set()
+        forger.stop()
+
+
+def test_a_candidate_that_hears_the_leader_answer_does_not_look(
+    hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(looker, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(looker, "DOUBT_SECONDS", 0.0)
+    leader = process()
+    wait_until(lambda: leader.is_leading)
+    other, pid = process(), leader_pid(writer)
+    wait_until(lambda: other.candidate._leader == pid and not other.candidate._is_prepared)
+    looks: list[str | None] = []
+    monkeypatch.setattr(other.candidate, "_look", looks.append)
+    for text in "abc":
+        last = append(writer, text)
+        wait_until(lambda last=last: position() == last)
+    wait_until(lambda: any(hints.answered_word(payload) for payload in other.ear.payloads))
+    assert looks == []
+
+
 def test_a_hint_during_the_first_look_of_a_candidate_is_not_lost(
     hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
 ):

@@ -40,9 +40,9 @@ def test_an_answer_answers_the_hint_and_all_before_it():
     one = Looker("default")
     one.heard([(1, "?a"), (1, "?b"), (2, "?c")])
     one.heard([(9, "orders"), (9, answer_to("b"))])
-    assert [word for word, _ in one._unanswered] == ["c"]
+    assert [*one._unanswered] == ["c"]
     one.heard([(9, answer_to("unknown"))])
-    assert [word for word, _ in one._unanswered] == ["c"]
+    assert [*one._unanswered] == ["c"]
     one.heard([(9, answer_to("c"))])
     assert not one._unanswered
 
