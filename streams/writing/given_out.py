@@ -20,7 +20,7 @@ from streams.db.sequences import move_forward
 from streams.errors import SequenceBehind, SequenceUnfit
 from streams.reading.rows import stored_positions
 from streams.runtime.logs import get_logger
-from streams.writing.key_locks import create_rows
+from streams.writing.key_locks import create_rows, rows_are_missing
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -95,7 +95,8 @@ def _examine(stream: BoundStream, connection: BaseDatabaseWrapper) -> int:
             log.warning("stream.sequence_moved", stream=stream.name, was=given, to=move_to)
             move_forward(cursor, stream.declaration.sequence, move_to)
             given = move_to
-    if stream.declaration.key:
+        is_first = rows_are_missing(cursor, stream)
+    if is_first:
         # Of its own connection: a caller's transaction would hold the rows until it ends.
         direct = driver.direct_connection(connection.alias, application_name="replsite key rows")
         with closing(direct), direct.cursor() as cursor:

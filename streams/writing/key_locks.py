@@ -15,7 +15,7 @@ from streams.db import driver
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
 
-__all__ = ["ROWS_OF_STREAM", "create_rows", "key_prefix", "lock_exclusively", "lock_shared"]
+__all__ = ["ROWS_OF_STREAM", "create_rows", "key_prefix", "lock_exclusively", "lock_shared", "rows_are_missing"]
 
 #: Number of rows for the keys of one stream.
 ROWS_OF_STREAM = 1024
@@ -35,6 +35,9 @@ SELECT count(*) FROM (
     SELECT FROM streams_keylock WHERE name = ANY(ARRAY({_NAMES})) ORDER BY name FOR KEY SHARE
 ) AS locked
 """
+_MISSING = (
+    "SELECT count(*) < %s FROM streams_keylock WHERE name = ANY(ARRAY(SELECT %s || ':' || generate_series(0, %s - 1)))"
+)
 _CREATE = """
 INSERT INTO streams_keylock (name) SELECT %s || ':' || n FROM generate_series(0, %s - 1) AS n ON CONFLICT DO NOTHING
 """
@@ -64,14 +67,21 @@ def key_prefix(stream: BoundStream) -> str:
     return f"key:{stream.name}"
 
 
+def rows_are_missing(cursor: Any, stream: BoundStream) -> bool:
+    """Returns true if the stream has a key, and not all the lock rows for its keys are there."""
+    if not stream.declaration.key:
+        return False
+    cursor.execute(_MISSING, [ROWS_OF_STREAM, key_prefix(stream), ROWS_OF_STREAM])
+    return bool(cursor.fetchone()[0])
+
+
 def create_rows(cursor: Any, stream: BoundStream) -> None:
-    """Inserts the lock rows for the keys of a stream, if the stream has a key and rows are missing.
+    """Inserts the lock rows for the keys of a stream that are missing.
 
     Must be called before the keys are locked: a transaction that inserts a missing row holds this row exclusively. Two
     transactions that each insert the row that the other locks next would deadlock. If another transaction is inserting
     the rows now, this function returns without an error.
     """
-    if stream.declaration.key:
-        with suppress(driver.lock_timed_out), driver.in_transaction(cursor):
-            cursor.execute("SET LOCAL lock_timeout = 10")
-            cursor.execute(_CREATE, [key_prefix(stream), ROWS_OF_STREAM])
+    with suppress(driver.lock_timed_out), driver.in_transaction(cursor):
+        cursor.execute("SET LOCAL lock_timeout = 10")
+        cursor.execute(_CREATE, [key_prefix(stream), ROWS_OF_STREAM])

@@ -176,6 +176,13 @@ finally:
     connection.cursor().execute(f"DROP ROLE {KEY_STRANGER}")
 print("waited" if was_alive else "ok")
 """
+LATER = """
+from django.db import connections
+from shop.models import Entry
+
+connections["default"].settings_dict["DIRECT"] = {"HOST": "127.0.0.1", "PORT": "1"}  # nobody listens there
+print(*Entry.stream.append(account="a", number=2))
+"""
 RACE = """
 import random, sys
 from django.db import transaction
@@ -227,6 +234,12 @@ def test_rules_of_keys(shop: Shop) -> None:
 def test_a_role_without_rights_cannot_hold_the_locks_of_keys(shop: Shop) -> None:
     """They were advisory locks, and appends waited for every role that may connect."""
     assert shop.run("-c", SET_UP + STRANGER).split()[-1] == "ok"
+
+
+def test_only_the_first_process_that_appends_makes_the_locks_of_keys(shop: Shop) -> None:
+    """On a connection of its own, which no later process needs."""
+    shop.run("-c", SET_UP + "from shop.models import Entry; Entry.stream.append(account='a', number=1)")
+    assert int(shop.run("-c", SET_UP + LATER).split()[-1]) > 1
 
 
 def test_one_writer_wins_whatever_eight_processes_do(shop: Shop) -> None:
