@@ -214,6 +214,8 @@ WHERE redaction.redacts = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE is_
 ORDER BY redaction.stream_ordering
 """
 _REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
+#: Text that is no JSON, so that `room check` reports it, in place of bytes that are no text: the table refuses those.
+_ESCAPE = "UPDATE restored_event SET json = convert_to(encode(json, 'escape'), 'UTF8') WHERE event_id = %s"
 _REDACT = "UPDATE restored_event SET json = %s, redacts = %s, relates_to = %s WHERE event_id = %s"
 #: The room's row comes before its events, so its name could not be read then.
 _NAME = "SELECT events_name_rooms(ARRAY[%(room)s])"
@@ -355,14 +357,22 @@ def _redact_misfits(cursor: Any) -> None:
         try:
             decode_event(json)  # ``parse_stored`` does not look for duplicate keys
             kept = parse_stored(json, room_version(version), event_id, _NO_VERDICT, {})
-        except EventRefused as refused:
-            if refused.reason in _OF_ANOTHER_EVENT:
+        except ValueError as error:
+            if isinstance(error, EventRefused) and error.reason in _OF_ANOTHER_EVENT:
                 cursor.execute("UPDATE restored_event SET json = NULL WHERE event_id = %s", [event_id])
+            elif not _is_text(json):
+                cursor.execute(_ESCAPE, [event_id])
             continue  # other text is stored as archived, and ``room check`` reports it
-        except ValueError:
-            continue
         if kept.json:
             cursor.execute(_REDACT, [kept.json, kept.redacts, kept.relates_to, event_id])
+
+
+def _is_text(json: bytes) -> bool:
+    try:
+        json.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in json
 
 
 def invalidate_cached_events() -> None:
