@@ -52,7 +52,8 @@ class StreamSettings:
     send_buffer_limit_bytes: int = setting(16 * _MEGABYTE, above=0)
     """A client with more unsent bytes than this is closed as slow."""
     send_stall_limit_seconds: float = setting(30.0, above=0)
-    """A client that takes no byte for this long, while bytes wait for it, is closed as slow."""
+    """A client that takes no byte for this long, while bytes wait for it, is closed as slow. One that vanished, or takes
+    nothing at all, is gone after twice this time."""
     connection_limit: int = setting(5_000, above=0)
     """Most replication connections of one server. One more replaces the oldest without NAME and REPLICATE, or is refused. With
     few open files allowed, all such limits shrink (``listener.few_descriptors``)."""

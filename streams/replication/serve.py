@@ -104,7 +104,11 @@ def serve(
         http_socket = bind_file(http)
     elif http is not None:
         http_socket, http = bind(http)
-    limits = ListenerLimits(given.connection_limit, given.connection_address_limit, given.handshake_limit_seconds)
+    limits = ListenerLimits(
+        *(given.connection_limit, given.connection_address_limit, given.handshake_limit_seconds),
+        # Twice: a client for which much waits is to be told that it is too slow before the kernel ends its connection.
+        unanswered_seconds=2 * given.send_stall_limit_seconds,
+    )
     server = _Server(
         TcpListener(application, [replication_socket], raise_descriptor_limit(limits), access, certificates),
         f"{name_without_number(given.instance)} {replication}",

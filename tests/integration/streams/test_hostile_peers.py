@@ -128,6 +128,24 @@ def test_a_peer_that_never_reads_is_cut_and_costs_little(server):
     assert server.memory() - before < 100_000_000
 
 
+def ports_of_clients(server: Server) -> set[int]:
+    return {one.raddr.port for one in psutil.Process(server.process.pid).net_connections("tcp") if one.raddr}
+
+
+def test_a_peer_that_takes_nothing_is_let_go_however_little_waits(start_manage):
+    """It never said PING, and the kernel keeps all for it: neither the time of PING nor the limits of bytes end it."""
+    server = Server(start_manage, REPLSITE_SEND_STALL_LIMIT_SECONDS="1", REPLSITE_SEND_BUFFER_LIMIT_BYTES="16000000")
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        deaf.sendall(b"REPLICATE\n")
+        wait_until(Reader.objects.exists)
+        stream().append(*(fact("x" * 8_000) for _ in range(20)))
+        wait_until(lambda: deaf.getsockname()[1] not in ports_of_clients(server))
+    closed("peer closed")
+    server.is_well()
+
+
 @pytest.mark.memory
 def test_floods_of_every_kind_leave_memory_as_it_is(server):
     """Each is bounded by its own limit; together they must not add up."""
@@ -185,6 +203,5 @@ def test_a_closing_connection_whose_peer_reads_nothing_is_aborted(server):
         for _ in range(12):
             stream().append(*(fact("x" * 8_000) for _ in range(100)))
         closed("too slow")
-        process = psutil.Process(server.process.pid)
         ours = deaf.socket.getsockname()[1]
-        wait_until(lambda: ours not in {c.raddr.port for c in process.net_connections("tcp") if c.raddr})
+        wait_until(lambda: ours not in ports_of_clients(server))

@@ -209,6 +209,20 @@ async def test_a_crowd_is_accepted_a_few_at_a_time():
     assert max(after - before for before, after in itertools.pairwise(seen)) <= ACCEPTED_AT_ONCE
 
 
+async def test_a_client_whose_host_vanished_is_let_go_by_the_kernel():
+    """Nothing comes of it, and the few bytes that are sent to it would wait for a quarter of an hour."""
+    found = []
+
+    async def look(scope, receive, send) -> None:
+        made = scope["extensions"]["tcp.transport"]._transport.get_extra_info("socket")
+        found.append(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    async with accepting(look) as (server, address):
+        server.start()
+        with socket.create_connection(address):
+            assert await wait_for(lambda: found) == [60_000]
+
+
 async def test_accepting_goes_on_after_an_error(monkeypatch):
     """With no descriptor left, and with a client that is gone already."""
     monkeypatch.setattr("streams.replication.transport.tcp_scope.ACCEPT_AGAIN_SECONDS", 0)
