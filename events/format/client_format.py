@@ -14,7 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from events.errors import NotCanonical
 from events.format import canonical_json
 from events.format.hashes import NOT_COVERED
 from events.format.parsing import optional_identifier
@@ -108,7 +110,10 @@ def client_json(event: StoredForm) -> bytes | None:
 
 def _client_json(event: StoredForm) -> bytes:
     if event.pruned or event.redacts is not None:
-        return canonical_json.encode(_rewritten(event), strict=False)
+        try:
+            return canonical_json.encode(_rewritten(event), strict=False)
+        except NotCanonical:  # the redaction, which is nested in it, is nested too deep
+            return canonical_json.encode(_rewritten(replace(event, because=None)), strict=False)
     stored = _STORED.decode(event.json)
     if memoryview(stored.content)[0] != ord("{"):
         raise _Damaged

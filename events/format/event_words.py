@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from streams.core.own_stack import on_own_stack
+
 MOST_WORDS = 300
 """The most characters of a line."""
 _LEVELS_SHOWN = 4
@@ -61,7 +63,7 @@ def _text_at(content: Mapping[str, Any], place: tuple[str, ...]) -> str:
 def _as_json(content: object) -> str:
     if content in ({}, None):
         return ""
-    return json.dumps(content, ensure_ascii=False, separators=(", ", ": "))
+    return on_own_stack(json.dumps, content, ensure_ascii=False, separators=(", ", ": "))
 
 
 def _message(content: Mapping[str, Any]) -> str:
@@ -86,13 +88,13 @@ def _join_rules(content: Mapping[str, Any]) -> str:
     if not isinstance(rule, str):
         return ""
     entries = allow if isinstance(allow, list) else []
-    rooms = [str(entry["room_id"]) for entry in entries if isinstance(entry, Mapping) and "room_id" in entry]
+    named = [entry.get("room_id") for entry in entries if isinstance(entry, Mapping)]
+    rooms = [room for room in named if isinstance(room, str)]
     return f"{rule}, for members of {', '.join(rooms)}" if rooms else rule
 
 
 def _create(content: Mapping[str, Any]) -> str:
-    version = content.get("room_version", "1")
-    words = [f"version {version}"]
+    words = [f"version {_level(content.get('room_version', '1'))}"]
     if isinstance(kind := content.get("type"), str):
         words.append(f"type {kind}")
     before = content.get("predecessor")

@@ -13,12 +13,14 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 from ninja.openapi.schema import OpenAPISchema
+from ninja.renderers import JSONRenderer
 
 from replsite import rooms
 from replsite.api import streams
 from replsite.api.access import Forbidden, RatePerToken, TokenAuth
 from replsite.api.streams import Conflict
 from replsite.http.database_down import away_response
+from streams.core.own_stack import on_own_stack
 from streams.db import driver
 from streams.errors import StreamError, TokenError
 from streams.runtime.text import safe_text
@@ -49,6 +51,13 @@ class _Api(NinjaAPI):
             return self._made[1]
 
 
+class _Renderer(JSONRenderer):
+    """Writes JSON of any depth that events have, however deep the stack of the request is."""
+
+    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> Any:
+        return on_own_stack(super().render, request, data, response_status=response_status)
+
+
 api = _Api(
     title="replsite",
     version="1",
@@ -61,6 +70,7 @@ api = _Api(
     docs_url=None,
     auth=TokenAuth(),
     throttle=RatePerToken(),
+    renderer=_Renderer(),
 )
 api.add_router("", streams.router)
 
