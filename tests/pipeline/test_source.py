@@ -11,6 +11,8 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db.driver import dsn
 from streams.models import Reader
+from tests.support.silent_queries import silent
+from tests.support.waiting import wait_until
 from tests.support.writing import as_instance, give_out, store_positions
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -130,6 +132,28 @@ def test_a_named_reader_shows_what_it_has_handled(source, caches, tmp_path):
     collect_batches(frame, tmp_path / "checkpoint")
     reader = Reader.objects.get(name="notebook")
     assert (reader.kind, reader.positions["caches"]["one"]) == ("spark", ids[-1])
+
+
+@pytest.mark.parametrize("end", ["stopped", "failed"])
+def test_a_query_that_ended_is_told_with_its_lag(end, source, caches, tmp_path):
+    def handle(batch, _):
+        if any(row["cache_name"] == "bad" for row in batch.collect()):
+            raise ValueError("a bad fact")
+
+    ids = write("one", caches, 4)
+    frame = source(streaming=True, readerName="notebook")
+    query = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(handle).start()
+    try:
+        wait_until(lambda: Reader.objects.filter(name="notebook", positions__caches__one=ids[-1]).exists())
+        if end == "failed":
+            write("one", caches, 1, "bad")
+            wait_until(lambda: not query.isActive)
+    finally:
+        query.stop()
+    write("one", caches, 300)
+    found = silent("notebook")
+    assert found.lag_facts == 300 + (end == "failed")
+    assert "No sign of life" in found.status.sentence and "streams forget notebook" in found.status.sentence
 
 
 def test_parquet_through_a_checkpoint_holds_every_fact_once(source, caches, spark, tmp_path):
