@@ -70,7 +70,13 @@ SAID = {
     "m.call.invite": ("offer",),
     "org.matrix.dummy_event": ("x",),
 }
-CASES = [("11", name) for name in VALUES] + [("5", name) for name in OLD_VALUES] + [("1", "deepest")]
+#: A room of one of these is looked at in the gate, one of the others in the second tier.
+IN_GATE = {"null", "text", "deepest", "huge"}
+CASES = [
+    pytest.param(version, name, marks=() if name in IN_GATE else pytest.mark.scenario)
+    for version, names in (("11", VALUES), ("5", OLD_VALUES), ("1", ["deepest"]))
+    for name in names
+]
 
 
 @pytest.fixture(autouse=True)
