@@ -136,6 +136,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     """After every fixture that owns a process or a file; before a worker of pytest-xdist sends its output."""
     yield
     close_all()
+    gc.collect()  # what waits in cycles may own a file
     processes, files = test_session.left_behind()
     LEFT_BEHIND.extend([*(f"process {one}" for one in processes), *(f"temporary file {one}" for one in files)])
     if (output := getattr(session.config, "workeroutput", None)) is not None:
