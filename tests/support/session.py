@@ -87,6 +87,11 @@ def _quick_spark(defaults: Path) -> dict[str, str]:
     }
 
 
+def python_path(*folders: Path) -> str:
+    """``PYTHONPATH`` of a process with folders of its own, before what all processes of the tests have (``tests/spark_path``)."""
+    return os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
+
+
 def class_archive_options() -> str:
     """For a JVM of Spark: its loaded classes, if there is an archive of them; it says nothing where that does not fit."""
     return f"-Xlog:disable -XX:SharedArchiveFile={_CLASSES}" if _CLASSES.exists() else "-Xlog:disable"
