@@ -73,7 +73,9 @@ def loaded_rooms():
     return ImportedRoom.objects.count()
 
 
-@pytest.mark.parametrize("step", ["read", "beside", "middle"])
+@pytest.mark.parametrize(
+    "step", [*(pytest.param(step, marks=pytest.mark.scenario) for step in ("read", "beside")), "middle"]
+)
 def test_a_resumed_import_ends_like_a_clean_one(step, clean, killed_import):
     killed_import(step)
     assert (loaded_rooms() > 0) == (step != "read")

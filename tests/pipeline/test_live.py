@@ -92,6 +92,7 @@ class Load:
         self.thread.join()
 
 
+@pytest.mark.scenario
 def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
         process = start_pipeline()
