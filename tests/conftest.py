@@ -63,7 +63,7 @@ if (wanted := os.environ.get("REPLSITE_TEST_DRIVER", DRIVER)) != DRIVER:
     raise pytest.UsageError(f"REPLSITE_TEST_DRIVER={wanted}, but Django uses {DRIVER}: script/test --driver {wanted}")
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (
-    "unit", "properties", "protocol", "oracle", "docs", "integration", "deployment", "acceptance", "torture", "pipeline",
+    "unit", "properties", "protocol", "docs", "integration", "oracle", "deployment", "acceptance", "torture", "pipeline",
 )  # fmt: skip
 #: What pytest-django does around each test for mail, other URLs, sites and the like, which no test here has: half of the time
 #: of a small test. It has nothing to do instead, once.
