@@ -63,7 +63,7 @@ if (wanted := os.environ.get("REPLSITE_TEST_DRIVER", DRIVER)) != DRIVER:
     raise pytest.UsageError(f"REPLSITE_TEST_DRIVER={wanted}, but Django uses {DRIVER}: script/test --driver {wanted}")
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (
-    "unit", "properties", "protocol", "oracle", "docs", "integration", "deployment", "acceptance", "torture", "pipeline",
+    "unit", "properties", "protocol", "docs", "integration", "oracle", "deployment", "acceptance", "torture", "pipeline",
 )  # fmt: skip
 #: What pytest-django does around each test for mail, other URLs, sites and the like, which no test here has: half of the time
 #: of a small test. It has nothing to do instead, once.
@@ -136,6 +136,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     """After every fixture that owns a process or a file; before a worker of pytest-xdist sends its output."""
     yield
     close_all()
+    gc.collect()  # what waits in cycles may own a file
     processes, files = test_session.left_behind()
     LEFT_BEHIND.extend([*(f"process {one}" for one in processes), *(f"temporary file {one}" for one in files)])
     if (output := getattr(session.config, "workeroutput", None)) is not None:

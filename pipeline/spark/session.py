@@ -36,7 +36,9 @@ __all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "fi
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
 #: For a driver that only hands out tasks. Full JIT compilation would take half of the driver's CPU time and never pay
 #: off.
-LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+LIGHT_DRIVER = {
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+}
 #: For a driver on this machine: only its own account may read its files. On a cluster, executors may have another account.
 PRIVATE_FILES = {"spark.hadoop.fs.permissions.umask-mode": "077"}
 _LOOPBACK = "127.0.0.1"

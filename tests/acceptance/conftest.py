@@ -31,7 +31,7 @@ def browser() -> Iterator[Any]:
     """Chromium, driven by Playwright."""
     playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwright here")
     if fault := driver_fault():
-        pytest.skip(f"Playwright's driver does not run here (Debian: apt-get install libatomic1): {fault}")
+        pytest.skip(f"no driver of Playwright runs here (Debian: apt-get install libatomic1): {fault}")
     # Playwright's loop runs in this thread, and Django looks for one.
     os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
     # Chromium's processes hold files that have a name for a moment only. One that is killed just then, or ends after the browser

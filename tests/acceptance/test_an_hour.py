@@ -1,6 +1,7 @@
 """An hour of the live page in moments: as many ticks as an hour has, in the browser, and nothing grows.
 
-The suite takes 64 ticks, with limits for as many; ``python -m tests.support.large hour`` takes 3,600.
+The gate takes 64 ticks of a few writers and readers, with limits for as many; the second tier those of a crowd;
+``python -m tests.support.large hour`` takes 3,600.
 """
 
 from __future__ import annotations
@@ -48,9 +49,14 @@ def pages(steps: int = STEPS) -> list[str]:
     return found
 
 
-@pytest.fixture
-def a_crowd(transactional_db):
-    with crowd.living():
+@pytest.fixture(
+    params=[
+        pytest.param((4, 10), id="some"),
+        pytest.param((crowd.WRITERS, crowd.READERS), id="crowd", marks=pytest.mark.scenario),
+    ]
+)
+def a_crowd(request, transactional_db):
+    with crowd.living(*request.param):
         yield
 
 

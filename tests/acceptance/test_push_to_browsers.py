@@ -123,18 +123,33 @@ class Served:
         EmbeddedServer(self.shop.folder / "data").stop()
 
 
-@pytest.fixture
-def site(tmp_path: Path, free_port: int) -> Iterator[Served]:
+def shop_in(folder: Path) -> Shop:
     given = dict(re.findall(r"```(?:python|html)\n(?:#|<!--) (\S+)(?: -->)?\n(.*?)```", PAGE, re.S))
     assert set(given) == {"urls.py", "templates/orders.html", "asgi.py"}
-    shop = Shop(tmp_path, "", given | {"with_static.py": WITH_STATIC})
+    shop = Shop(folder, "", given | {"with_static.py": WITH_STATIC})
     shop.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with (tmp_path / "settings.py").open("a") as settings:
+    with (folder / "settings.py").open("a") as settings:
         settings.write(SETTINGS)
-    served = Served(shop, free_port)
+    return shop
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a shop whose tables are made, and whose database is stopped."""
+    shop = shop_in(tmp_path_factory.mktemp("made"))
     try:
         shop.run("manage.py", "makemigrations", "shop")
         shop.run("manage.py", "migrate", "-v", "0")
+    finally:
+        EmbeddedServer(shop.folder / "data").stop()
+    return shop.folder
+
+
+@pytest.fixture
+def site(made: Path, tmp_path: Path, free_port: int) -> Iterator[Served]:
+    subprocess.run(["cp", "-a", f"{made}/.", str(tmp_path)], check=True)
+    served = Served(shop_in(tmp_path), free_port)
+    try:
         served.start()
         yield served
     finally:

@@ -87,6 +87,7 @@ def context(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.scenario
 def test_the_image_has_what_its_commands_need(context):
     """The commands of the build, on the files of the context; packages of others come from this environment."""
     extras = next(rest for word, rest in instructions() if word == "ARG").partition("=")[2]

@@ -25,7 +25,7 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.warm_start import WARM
 from tests.support.wire_client import ready_ports
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario]
 
 
 class Appending(threading.Thread):

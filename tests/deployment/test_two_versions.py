@@ -20,6 +20,8 @@ from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
+pytestmark = pytest.mark.scenario
+
 #: What the page undoes to go back to a version that takes IDs before it holds a stream.
 BEFORE_HOLDS = {"events": "0020", "streams_catalog": "0002", "streams": "0025", "pipeline": "0011"}
 FOLLOW = ("--streams", "caches", "--json", "--name", "beside")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
-PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "how-to" / "add-a-stream.md"
 SETTINGS = """
 import os
@@ -52,7 +52,7 @@ class Shop:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
             "DATABASE_URL": database_url,
-            "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}",
+            "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",
         }
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.session import PROJECT, python_path
 from tests.support.shop_settings import SHOP_SETTINGS
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
-PROJECT = Path(__file__).resolve().parents[2]
 PAGE = (PROJECT / "docs" / "how-to" / "evolve-a-stream.md").read_text()
 VERSIONS = dict(re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE, re.S))
 SETTINGS = f"""{SHOP_SETTINGS}
@@ -73,7 +73,7 @@ class Program:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
             "DATABASE_URL": f"{database_url}?options=-csearch_path%3Devolve",
-            "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}",
+            "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",
             "PYTHONDONTWRITEBYTECODE": "1",
             "READERS": f"{self.reader} {before.reader if before else ''}",

@@ -13,10 +13,10 @@ import pytest
 
 from streams import follow
 from streams.follow import Handler
+from tests.support.session import PROJECT, python_path
 from tests.support.shop import AFTER, BEFORE
 from tests.support.waiting import DEADLINE_SECONDS
 
-PROJECT = Path(__file__).resolve().parents[2]
 TUTORIAL = (PROJECT / "docs" / "tutorial" / "first-stream.md").read_text()
 PAGE = (PROJECT / "docs" / "how-to" / "follow-from-another-service.md").read_text()
 REFERENCE = (PROJECT / "docs" / "reference" / "following.md").read_text()
@@ -43,7 +43,7 @@ class Site:
         self.environment = {
             **os.environ,
             "DATABASE_URL": f"{database_url}?options=-csearch_path%3Dfollowing",
-            "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}",
+            "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",
         }
 

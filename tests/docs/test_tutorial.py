@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from streams.conf import on_this_host
+from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
-PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "tutorial" / "first-stream.md"
 FILES = ("mysite/settings.py", "shop/models.py", "append.py", "read.py")
 
@@ -27,7 +27,7 @@ class Newcomer:
             name: value for name, value in os.environ.items() if not name.startswith(("REPLSITE", "DATABASE", "DJANGO"))
         }
         path = f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = own | {"PATH": path} | ({} if programs else {"PYTHONPATH": str(PROJECT)})
+        self.environment = own | {"PATH": path} | ({} if programs else {"PYTHONPATH": python_path(PROJECT)})
         if programs:
             self.environment.pop("PYTHONPATH", None)
         self.is_checkout = programs is None

@@ -14,7 +14,9 @@ def column(result, name):
     return {row[0]: row[at] for row in result.events}
 
 
-@pytest.mark.parametrize("room", ROOM_NAMES)
+@pytest.mark.parametrize(
+    "room", [pytest.param(name, marks=pytest.mark.scenario if name == "large_v10" else ()) for name in ROOM_NAMES]
+)
 def test_order_of_arrival_does_not_change_what_is_known(room):
     forward = history(room)
     lines = event_lines(room)

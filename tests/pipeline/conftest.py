@@ -34,7 +34,7 @@ def spark(django_db_setup) -> Iterator[object]:
     try:
         find_java(settings.project)
     except JavaMissing as missing:
-        pytest.skip(str(missing))
+        pytest.skip(f"no Java here: {missing}")
     conf = {"spark.python.worker.reuse": "true", **LIGHT_DRIVER, **PRIVATE_FILES}
     with spark_session("tests", folder=settings.folder, project=settings.project, conf=conf) as session:
         yield session

@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from django.db import connection
 
 from pipeline.importing.job import ImportOptions, Outcome, import_history
@@ -13,6 +14,9 @@ from tests.support.room_data import ROOM_NAMES, ROOMS
 
 ALL_ROOMS = tuple(ROOMS / name / "events.jsonl.gz" for name in ROOM_NAMES)
 SMALL_ROOMS = tuple(path for path in ALL_ROOMS if path.parent.name != "large_v10")
+#: Parameters of what is proved with the shipped rooms. Three quarters of all events are the large room's, which the gate takes
+#: through an import (``test_import_history``) and through frames (``test_room_frames``), and the second tier through the rest.
+SHIPPED = [pytest.param(SMALL_ROOMS, id="small"), pytest.param(ALL_ROOMS, id="all", marks=pytest.mark.scenario)]
 
 
 def run_import(*paths: Path | str, **options: object) -> Outcome:

@@ -231,6 +231,7 @@ JobServer("default", sys.stderr, print).run(once=True)
 
 
 @pytest.mark.slow
+@pytest.mark.scenario
 def test_a_queued_import_whose_process_is_killed_goes_on_in_the_next_one(folder, run_script):
     names = ["v9_restricted", "v10_rejected", "oops"]
     for name in names[:2]:

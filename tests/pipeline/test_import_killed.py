@@ -73,7 +73,9 @@ def loaded_rooms():
     return ImportedRoom.objects.count()
 
 
-@pytest.mark.parametrize("step", ["read", "beside", "middle"])
+@pytest.mark.parametrize(
+    "step", [*(pytest.param(step, marks=pytest.mark.scenario) for step in ("read", "beside")), "middle"]
+)
 def test_a_resumed_import_ends_like_a_clean_one(step, clean, killed_import):
     killed_import(step)
     assert (loaded_rooms() > 0) == (step != "read")
@@ -94,6 +96,7 @@ def test_rooms_are_whole_after_a_kill_and_a_new_import_loses_and_doubles_nothing
     assert [job.state for job in Job.objects.all()] == ["done", "failed"] and staging_tables() == []
 
 
+@pytest.mark.scenario
 def test_a_crash_of_postgresql_empties_staging_and_the_job_begins_anew(clean, killed_import):
     killed_import("load")
     with connection.cursor() as cursor:

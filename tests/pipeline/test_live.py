@@ -17,6 +17,7 @@ from django.db import connections
 from events.models import Event
 from events.sending.send import create_room
 from pipeline.conf import pipeline_settings
+from pipeline.errors import QueryRunning
 from pipeline.live.process import LiveOptions, _only_one, run
 from pipeline.live.query import LiveQuery, Place
 from pipeline.live.statistics_table import StatisticsTable
@@ -92,6 +93,7 @@ class Load:
         self.thread.join()
 
 
+@pytest.mark.scenario
 def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
         process = start_pipeline()
@@ -164,11 +166,10 @@ def test_every_start_goes_on_where_the_tables_are(kept, rows):
     assert RoomStatistics.objects.get().history == 15
 
 
-def test_a_second_process_is_refused_with_the_first_one_named(run_manage):
+def test_a_second_process_is_refused_with_the_first_one_named(spark):
     Reader.objects.create(key="spark:x", name="pipeline statistics", kind="spark", address="here", process_id=4242)
-    with _only_one("default", "pipeline statistics"):
-        refused = run_manage("pipeline", "run")
-    assert refused.returncode == 1 and "process 4242 on here" in refused.stderr
+    with _only_one("default", "pipeline statistics"), pytest.raises(QueryRunning, match="process 4242 on here"):
+        run(LiveOptions(), lambda: False, lambda: None)
 
 
 @pytest.mark.parametrize(

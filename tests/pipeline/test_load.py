@@ -11,7 +11,7 @@ from pipeline.loading import load as driver
 from pipeline.models import ImportedRoom, Job
 from streams.db.driver import dsn
 from tests.pipeline.frames import computed, stored
-from tests.pipeline.imports import ALL_ROOMS, bare_room, content, run_import, write_lines
+from tests.pipeline.imports import SHIPPED, bare_room, content, run_import, write_lines
 from tests.pipeline.loads import run_load
 from tests.support.emptying import empty_tables
 
@@ -29,13 +29,14 @@ def everything(rows):
     return content() | {sql: rows(sql) for sql in (SUMMARIES, LEDGER, DROPPED)}
 
 
-def test_the_shipped_rooms_are_stored_as_an_import_stores_them(spark, rows, monkeypatch):
-    run_import(*ALL_ROOMS)
+@pytest.mark.parametrize("paths", SHIPPED)
+def test_the_shipped_rooms_are_stored_as_an_import_stores_them(spark, rows, monkeypatch, paths):
+    run_import(*paths)
     imported = everything(rows)
     frames = {name: stored(name) for name in ROOM_FRAMES}
     empty_tables()
     monkeypatch.setattr(module, "EVENTS_PER_PACK", 500)
-    worked_out = work_out_rooms(read_events(spark, ALL_ROOMS).events).persist()
+    worked_out = work_out_rooms(read_events(spark, paths).events).persist()
     loaded = run_load(worked_out)
     assert {name: stored(name) for name in ROOM_FRAMES} == frames
     found = everything(rows)

@@ -7,7 +7,7 @@ import pytest
 from pipeline import ROOM_FRAMES, SET_ASIDE, read_events, work_out_rooms
 from pipeline.frames import work_out_rooms as module
 from tests.pipeline.frames import rows_of
-from tests.pipeline.imports import ALL_ROOMS
+from tests.pipeline.imports import ALL_ROOMS, SMALL_ROOMS
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -40,12 +40,12 @@ def test_nothing_is_set_aside_of_rooms_that_are_whole(whole):
     assert whole.set_aside.count() == 0 and whole.set_aside.schema == SET_ASIDE.spark()
 
 
-def test_large_rooms_are_packs_of_their_own_the_largest_first(spark, whole, monkeypatch):
+def test_large_rooms_are_packs_of_their_own_the_largest_first(spark, monkeypatch):
     """That their rows are those of other packs: ``test_load``, which has packs of another size than an import."""
-    monkeypatch.setattr(module, "EVENTS_PER_PACK", 300)
-    packed = work_out_rooms(read_events(spark, ALL_ROOMS).events).persist()
-    sizes = sorted((-events, room) for room, events in rows_of(whole.events.groupBy("room_id").count()))
-    large = [room for events, room in sizes if -events > 300]
+    monkeypatch.setattr(module, "EVENTS_PER_PACK", 250)
+    packed = work_out_rooms(read_events(spark, SMALL_ROOMS).events).persist()
+    sizes = sorted((-events, room) for room, events in rows_of(packed.events.groupBy("room_id").count()))
+    large = [room for events, room in sizes if -events > 250]
     assert len(large) >= 2
     found = packed.bundles.rdd.mapPartitionsWithIndex(
         lambda at, rows: [(at, sorted({row.pack for row in rows}))]

@@ -207,7 +207,8 @@ def start(folder, **environment):
     return done.stdout.strip()
 
 
-def test_another_spark_and_another_python_are_ignored(tmp_path):
+@pytest.mark.parametrize("home", ["other", pytest.param("gone", marks=pytest.mark.scenario)])
+def test_another_spark_and_another_python_are_ignored(tmp_path, home):
     other = tmp_path / "other"
     for script in ("bin/spark-submit", "conf/spark-env.sh", "python3"):
         (other / script).parent.mkdir(parents=True, exist_ok=True)
@@ -219,9 +220,7 @@ def test_another_spark_and_another_python_are_ignored(tmp_path):
         "SPARK_CONF_DIR": str(other / "conf"), "SPARK_REMOTE": "sc://nowhere.test",
         "PYSPARK_PYTHON": str(other / "python3"), "PYSPARK_DRIVER_PYTHON": "jupyter", "MASTER": "mesos://nowhere",
     }  # fmt: skip
-    expected = f"{sys.executable} {pyspark.__version__}"
-    for home in (other, tmp_path / "gone"):
-        assert start(tmp_path, **variables, SPARK_HOME=str(home)) == expected
+    assert start(tmp_path, **variables, SPARK_HOME=str(tmp_path / home)) == f"{sys.executable} {pyspark.__version__}"
 
 
 def test_a_jvm_that_does_not_start_is_one_clear_error(tmp_path):

@@ -22,7 +22,8 @@ from streams.jobs.errors import UnusableArguments
 from tests.integration.events import test_room_repair as damage
 from tests.integration.events.test_live_is_bulk import generated
 from tests.pipeline.frames import in_order, rows_of
-from tests.pipeline.imports import ALL_ROOMS, run_import
+from tests.pipeline.imports import ALL_ROOMS, SHIPPED, run_import
+from tests.support.emptying import empty_tables
 from tests.support.persisted_rooms import persist_all
 from tests.support.room_data import event_lines
 from tests.support.session import PROJECT
@@ -36,9 +37,15 @@ EVENT = (
 )
 
 
+@pytest.fixture(scope="module", params=SHIPPED)
+def paths(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def imported(spark, module_database):
-    run_import(*ALL_ROOMS)
+def imported(spark, module_database, paths):
+    empty_tables()  # of the other parameter
+    run_import(*paths)
     Room.objects.create(room_id="!empty:x", room_version="10")
     with connection.cursor() as cursor:  # a room ID that SQL could take for something else
         cursor.execute("INSERT INTO events_room (room_id, room_version) VALUES ('!''{e}\\:x', '10')")
@@ -161,11 +168,11 @@ def test_rooms_without_events_and_no_rooms(spark, imported):
         stored_rooms(spark, imported, "!empty:x")
 
 
-def test_source_events_are_the_events_that_were_imported(spark, imported):
+def test_source_events_are_the_events_that_were_imported(spark, imported, paths):
     """With the verdicts that the tables have, which tests/pipeline/test_import_history.py holds against a real server's."""
     verdicts = {event.event_id: event for event in Event.objects.all()}
     expected = []
-    for path in ALL_ROOMS:
+    for path in paths:
         for line in event_lines(path.parent.name):
             parsed = parse_line(line)
             row = {name: array.to_pylist()[0] for name, array in event_arrays([parsed]).items()}

@@ -7,12 +7,13 @@ from xdist.scheduler import LoadFileScheduling
 __all__ = ["FilesAndFolders"]
 
 #: One Spark session, which takes ten seconds of CPU to start; one Chromium at a time, and no torture beside it; one
-#: deployment at a time, whose tests copy, restart and fail over the server of their process.
+#: deployment at a time, whose tests copy, restart and fail over the server of their process; the large room parsed once.
 _TOGETHER = {
     "tests/pipeline": "Spark",
     "tests/acceptance": "browsers and torture",
     "tests/torture": "browsers and torture",
     "tests/deployment": "deployment",
+    "tests/oracle": "oracle",
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 FULL = Path("/dev/full")
 #: Some containers give the device to root alone.
-needs_full_disk = pytest.mark.skipif(not os.access(FULL, os.W_OK), reason=f"{FULL} may not be written by this user")
+needs_full_disk = pytest.mark.skipif(not os.access(FULL, os.W_OK), reason=f"no {FULL} here that this user may write")
 
 
 @contextmanager

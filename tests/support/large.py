@@ -31,7 +31,7 @@ def main() -> int:
         "REPLSITE_TEST_VIEWERS": str(given.number),
         "REPLSITE_TEST_SECONDS": str(given.seconds),
     }
-    return int(pytest.main(["-q", "-s", "-p", "no:cacheprovider", "-o", "timeout=7200", *LOADS[given.load]]))
+    return int(pytest.main(["-q", "-s", "-p", "no:cacheprovider", "-m", "", "-o", "timeout=7200", *LOADS[given.load]]))
 
 
 if __name__ == "__main__":

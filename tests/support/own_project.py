@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connection
 
-from tests.support.session import PROJECT
+from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
 __all__ = ["OwnProject", "as_it_was", "made_for_module", "made_project", "made_schema", "tables_of"]
@@ -59,7 +59,7 @@ class OwnProject:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
             "DATABASE_URL": f"{database_url}?options=-csearch_path%3D{schema}",
-            "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}",
+            "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",
         }
 

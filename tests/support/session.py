@@ -73,7 +73,7 @@ def _quick_spark(defaults: Path) -> dict[str, str]:
     Classes come out of the archive that ``script/_environment`` made, where it is and fits this Java: half of a start's CPU. The
     JVM takes it for one class path only, so our defaults must not lie in a folder of configuration, which would be part of that.
     """
-    compiling = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    compiling = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
     lines = [f"spark.{whose}.defaultJavaOptions {compiling}\n" for whose in ("driver", "executor")]
     defaults.write_text("".join([*lines, "spark.python.daemon.module warm_spark_daemon\n"]))
     os.environ.pop("SPARK_CONF_DIR", None)
@@ -85,6 +85,11 @@ def _quick_spark(defaults: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(places),
         "SPARK_SUBMIT_OPTS": class_archive_options(),
     }
+
+
+def python_path(*folders: Path) -> str:
+    """``PYTHONPATH`` of a process with folders of its own, before what all processes of the tests have (``tests/spark_path``)."""
+    return os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
 
 
 def class_archive_options() -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.session import PROJECT
+from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
 __all__ = ["Shop"]
@@ -56,7 +56,7 @@ class Shop:
         }
         self.environment = own | {
             "DATABASE_URL": database_url,
-            "PYTHONPATH": os.pathsep.join([str(folder), str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": python_path(folder, PROJECT),
             "PYTEST_ADDOPTS": f"-p streams.pytest_plugin -p no:cacheprovider --basetemp={folder}/tmp",
         }
 

@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS, what: str = "") -> T:
     """The first true value of ``condition``; fails the test when there is none within ``seconds``."""
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > seconds:
             raise AssertionError(f"not within {seconds} s: {what or condition}; last value {value!r}")
-        time.sleep(0.02)
+        time.sleep(min(0.02 + waited / 25, 0.1))  # what takes long is looked at less often: a look takes CPU from it
     return value

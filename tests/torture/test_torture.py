@@ -46,7 +46,7 @@ def test_without_the_fault_the_same_run_is_clean(site: Site, tmp_path: Path):
 
 
 #: Moments with the gate's seed, a minute with one of chance.
-SECONDS = 50 if "REPLSITE_TEST_SEED" in os.environ else 20
+SECONDS = 50 if "REPLSITE_TEST_SEED" in os.environ else 10
 
 
 @pytest.mark.timeout(300)

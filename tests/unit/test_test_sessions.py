@@ -1,7 +1,7 @@
 """Queries of tests over what the server's databases share: limited to this test's database, or to one session.
 
-All workers of pytest use databases of one server. A test that ended sessions by name alone ended those of other tests, and one
-that asked whether anybody waits for a lock found who waits elsewhere.
+With ``DATABASE_URL`` all workers of pytest use databases of one server. A test that ended sessions by name alone ended those of
+other tests, and one that asked whether anybody waits for a lock found who waits elsewhere.
 """
 
 import ast

@@ -16,6 +16,7 @@ from events.visibility.access import read_access
 from events.visibility.explain import Explanation, explain_visibility
 from state.rules.room_versions import room_version
 from tests.integration.events.test_given_states import told, verdict
+from tests.support.effort import examples
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import (
     current_state,
@@ -326,7 +327,7 @@ def assert_ranges_tell_what_the_rule_tells(made, user):
     assert seen(made, user) == set(not_deeper.values_list("event_id", flat=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_ranges_of_rooms_with_gaps_tell_what_the_rule_tells(seed):
     made, choose = random_history(seed)
     here = 5 + choose.randrange(8)

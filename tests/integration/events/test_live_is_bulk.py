@@ -12,6 +12,7 @@ from state.rules.room_versions import room_version
 from tests.integration.events.test_extremities import with_its_state
 from tests.integration.events.test_gap_filling import assert_ranges_tell_what_the_rule_tells
 from tests.oracle.answers import OurStates
+from tests.support.effort import examples
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import (
     current_state,
@@ -87,7 +88,7 @@ def act(made, choose):
         made.message(prev=prev, sender=user)
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(examples(14)))
 def test_live_path_stores_what_an_import_does(seed):
     made = generated(seed)
     persist_all(made.events, [1, 4, 15, 100][seed % 4])
@@ -141,7 +142,7 @@ def arrive_with_gaps(made, states, choose):
     return left_out
 
 
-@pytest.mark.parametrize("seed", range(20, 32))
+@pytest.mark.parametrize("seed", range(20, 20 + examples(12)))
 def test_gaps_of_generated_rooms_are_filled_in_any_order(seed):
     made, choose = generated(seed, 50, allowed_only=True), random.Random(seed)
     states = states_of(made)

@@ -13,6 +13,7 @@ from tests.integration.events.test_gap_filling import backfill, with_gap
 from tests.integration.events.test_live_is_bulk import arrive_with_gaps, generated, states_of
 from tests.oracle.answers import parsed
 from tests.oracle.test_live_path import SMALL_ROOMS, arriving
+from tests.support.effort import examples
 from tests.support.made_rooms import public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all, purge_half
 from tests.support.ranges import stored_ranges
@@ -42,14 +43,14 @@ def test_shipped_room_live_is_clean(room):
     assert found(events[0].room_id) == ({}, [], [])
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(examples(14)))
 def test_generated_room_is_clean(seed):
     made = generated(seed)
     persist_all(made.events, [1, 4, 15, 100][seed % 4])
     assert found(made.room_id) == ({}, [], [])
 
 
-@pytest.mark.parametrize("seed", range(20, 28))
+@pytest.mark.parametrize("seed", range(20, 20 + examples(8)))
 def test_generated_room_with_gaps_is_clean_while_they_are_filled(seed):
     made, choose = generated(seed, 50, allowed_only=True), random.Random(seed)
     left_out = arrive_with_gaps(made, states_of(made), choose)

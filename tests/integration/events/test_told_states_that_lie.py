@@ -9,6 +9,7 @@ from events.sending.send import LocalRoom
 from events.visibility.rebuild import rebuild_visibility
 from tests.integration.events.test_extremities import with_its_state
 from tests.integration.events.test_room_check import generated, states_of
+from tests.support.effort import examples
 from tests.support.made_rooms import ALICE, EVE, public_room
 from tests.support.persisted_rooms import current_state, extremities, incoming, persist, persist_all
 from tests.support.ranges import assert_all_ways_agree
@@ -175,7 +176,7 @@ def test_a_state_that_is_right_covers_the_leaf_as_soon_as_that_shows(room):
     room.assert_it_stays()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_generated_rooms_with_states_that_are_not_those_before(seed):
     """Whatever is told, and in whatever order the gaps are filled: all ways make the same of what is stored."""
     made, choose = generated(seed, 40, allowed_only=True), random.Random(seed)

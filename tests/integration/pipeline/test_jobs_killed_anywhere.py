@@ -40,6 +40,7 @@ def test_killed_anywhere_and_run_again(name: str, database_url: str) -> None:
         killed_and_repeated(name, "process", chance.randint(2, calls), clean, env)
 
 
+@pytest.mark.scenario
 def test_the_database_is_killed_under_it(tmp_path: Path) -> None:
     names = list(WORK) if _TIMES > 1 else ["purge history", "purge room"]
     assert run_on_own_server(_SCRIPT.format(seed=_SEED, names=names, times=_TIMES), tmp_path) == "done"

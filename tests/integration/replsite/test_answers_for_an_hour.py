@@ -1,6 +1,6 @@
 """The answers to the live page's questions for as many steps as an hour has: what the server holds does not grow.
 
-The suite takes a few hundred steps; ``python -m tests.support.large hour`` takes 3,600.
+The gate takes a minute of steps; ``python -m tests.support.large hour`` takes 3,600.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
 from tests.support import crowd
 
-STEPS = int(os.environ.get("REPLSITE_TEST_TICKS", "150"))
+STEPS = int(os.environ.get("REPLSITE_TEST_TICKS", "60"))
 WARM = 40
 
 
@@ -47,7 +47,7 @@ def test_an_hour_of_answers_leaves_no_memory_behind_in_the_server(snapshots_of_a
         tracemalloc.stop()
     with capsys.disabled():
         sys.stdout.write(f"\n{STEPS} steps in the server: from {held[0]:,} to {held[1]:,} bytes\n")
-    assert abs(held[1] - held[0]) < 3_000_000, "less than one page of a crowd"
+    assert abs(held[1] - held[0]) < min(20_000 * STEPS, 3_000_000), "less than one page of a crowd"
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
 
 as_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can make a folder that is closed to the server's account"
+    os.geteuid() != 0, reason="no root here, who alone can make a folder that is closed to the server's account"
 )
 
 USER = """

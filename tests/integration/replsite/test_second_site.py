@@ -20,7 +20,7 @@ from django.db import connection
 
 from streams.models import StreamPosition
 from tests.support.made_rooms import ALICE, MadeRoom
-from tests.support.session import PROJECT
+from tests.support.session import PROJECT, python_path
 from tests.support.stored_rooms import store_room
 
 PAGE = (PROJECT / "docs/how-to/use-the-models-from-another-service.md").read_text()
@@ -74,7 +74,7 @@ class SecondSite:
 
     def manage(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REPLSITE", "DJANGO"))}
-        path = os.pathsep.join([str(self.folder), str(self.installed)])
+        path = python_path(self.folder, self.installed)
         return subprocess.run(
             [sys.executable, "-m", "django", *arguments],
             cwd=self.folder,

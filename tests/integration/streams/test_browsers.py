@@ -57,7 +57,8 @@ def _counts():
 
 def none_is_open() -> bool:
     """True once the last reference to each client is gone. The thread that read for it may have one for a moment."""
-    gc.collect()
+    if clients.open_clients():
+        gc.collect()
     return clients.open_clients() == 0
 
 

@@ -19,7 +19,7 @@ from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor
 from streams.reading.reader_table import forget_readers
-from tests.support.session import PROJECT
+from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append, session, stream, wait_for_linear
 
@@ -99,7 +99,7 @@ def service(database_url: str, tmp_path: Path) -> Iterator[dict[str, str]]:
         "DATABASE_URL": database_url,
         "SERVICE_URL": database_url.rsplit("/", 1)[0] + f"/{NAME}",
         "DJANGO_SETTINGS_MODULE": "service_settings",
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{PROJECT}",
+        "PYTHONPATH": python_path(tmp_path, PROJECT),
     }
     with session() as cursor:
         cursor.execute(f"DROP DATABASE {NAME} WITH (FORCE)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -69,16 +70,16 @@ def test_a_server_that_names_a_token_above_the_sequence_loses_its_followers_no_f
 
 
 def test_missed_facts_are_told_to_who_may_not_see_the_epoch():
-    catch_up = TableCatchUp("default", "test")
+    catch_up, role = TableCatchUp("default", "test"), f"sees_positions_{os.getpid()}"
     with session() as cursor:
-        cursor.execute("CREATE ROLE sees_positions; GRANT SELECT ON streams_streamposition TO sees_positions")
+        cursor.execute(f"CREATE ROLE {role}; GRANT SELECT ON streams_streamposition TO {role}")
         try:
             with catch_up._connection.cursor() as own:
-                own.execute("SET ROLE sees_positions")
+                own.execute(f"SET ROLE {role}")
             assert set(asyncio.run(catch_up.writers(["caches"]))) == {"caches"}
             asyncio.run(catch_up.close())
         finally:
-            cursor.execute("DROP OWNED BY sees_positions; DROP ROLE sees_positions")
+            cursor.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @pytest.mark.parametrize("view", list(View))

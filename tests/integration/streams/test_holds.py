@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -427,7 +428,7 @@ def test_rows_of_some_tables_are_more_than_facts(writer: Session):
 
 @pytest.fixture
 def role(session: Sessions) -> Iterator[str]:
-    name = "held_role"
+    name = f"held_role_{os.getpid()}"
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE ROLE {name}")
     yield name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -136,16 +137,15 @@ def test_a_dropped_table_is_no_weakness(owner: Session):
 
 
 def test_the_owner_needs_rights(owner: Session):
-    owner(
-        "CREATE ROLE held_owner; GRANT CREATE ON SCHEMA public TO held_owner; ALTER FUNCTION streams_hold() OWNER TO held_owner"
-    )
+    role = f"held_owner_{os.getpid()}"
+    owner(f"CREATE ROLE {role}; GRANT CREATE ON SCHEMA public TO {role}; ALTER FUNCTION streams_hold() OWNER TO {role}")
     try:
         (one,) = found(owner)
         assert "may not read sequence orders_stream_seq" in one.what
         owner(one.fix)
         assert found(owner) == []
     finally:
-        owner("ALTER FUNCTION streams_hold() OWNER TO CURRENT_USER; DROP OWNED BY held_owner; DROP ROLE held_owner")
+        owner(f"ALTER FUNCTION streams_hold() OWNER TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_the_lock_itself_is_tried(session: Sessions):

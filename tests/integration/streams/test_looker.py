@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -443,14 +444,14 @@ def test_a_site_without_holds_has_no_leader(process: Callable[[], Process], sess
 
 
 def test_a_role_that_may_not_store_does_not_lead(session: Sessions):
-    own = session()
-    own("CREATE ROLE watcher")
+    own, role = session(), f"watcher_{os.getpid()}"
+    own(f"CREATE ROLE {role}")
     try:
-        own("GRANT SELECT ON streams_held, streams_streamposition TO watcher")
-        own("SET ROLE watcher")
+        own(f"GRANT SELECT ON streams_held, streams_streamposition TO {role}")
+        own(f"SET ROLE {role}")
         assert own.one(looker._CAN_LOOK) is False
     finally:
-        own("RESET ROLE; DROP OWNED BY watcher; DROP ROLE watcher")
+        own(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
     assert own.one(looker._CAN_LOOK) is True
 
 

@@ -378,6 +378,7 @@ def test_columns_of_spark(ids):
 
 
 @pytest.mark.spark
+@pytest.mark.scenario
 def test_a_spark_session_reads_a_stream_of_the_program(ids, tmp_path):
     """Its processes know no Django: the declaration comes with the source."""
     with spark_session("one_form", folder=tmp_path) as spark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -386,12 +387,13 @@ def test_a_locked_stream_stops_no_other(session: Sessions, storing: Storing, wri
 
 def test_a_stream_that_the_looker_may_not_read_stops_no_other(session: Sessions, storing: Storing, writer: Session):
     """Its table belongs to another role than those of the site."""
-    storing.session("""
+    role = f"held_role_{os.getpid()}"
+    storing.session(f"""
         CREATE SEQUENCE other_seq START 2; CREATE TABLE held_other (stream_id bigint PRIMARY KEY, instance_name text, text text);
-        SELECT streams_hold_table('held_other', 'other', 'other_seq'); CREATE ROLE held_role;
-        GRANT SELECT ON ALL TABLES IN SCHEMA public TO held_role; GRANT INSERT, UPDATE ON streams_streamposition TO held_role;
-        GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO held_role;
-        REVOKE SELECT ON held_other FROM held_role; SET ROLE held_role""")
+        SELECT streams_hold_table('held_other', 'other', 'other_seq'); CREATE ROLE {role};
+        GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}; GRANT INSERT, UPDATE ON streams_streamposition TO {role};
+        GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role};
+        REVOKE SELECT ON held_other FROM {role}; SET ROLE {role}""")
     try:
         writer("INSERT INTO held_other (text) VALUES ('x')")
         writer.append("a")
@@ -402,9 +404,9 @@ def test_a_stream_that_the_looker_may_not_read_stops_no_other(session: Sessions,
         storing.session("RESET ROLE")
         wait_until(lambda: "other" in storing(everything=True))
     finally:
-        storing.session("""
+        storing.session(f"""
             RESET ROLE; DROP TABLE held_other CASCADE; DROP SEQUENCE other_seq; DELETE FROM streams_held WHERE stream = 'other';
-            DROP OWNED BY held_role; DROP ROLE held_role""")
+            DROP OWNED BY {role}; DROP ROLE {role}""")
 
 
 @pytest.mark.parametrize("backward", [False, True])

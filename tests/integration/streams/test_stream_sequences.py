@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
+from tests.support.session import PROJECT, python_path
 from tests.support.shop_settings import SHOP_SETTINGS
 from tests.support.waiting import DEADLINE_SECONDS
 
-PROJECT = Path(__file__).resolve().parents[3]
 HEAD = "from django.db import models\nfrom streams import Fact, stream, upcast\n\n"
 ORDER = """
 @stream("orders")
@@ -52,7 +52,7 @@ class Shop:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
             "DATABASE_URL": f"{database_url}?options=-csearch_path%3D{SCHEMA}",
-            "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}",
+            "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",
             "PYTHONDONTWRITEBYTECODE": "1",
         }

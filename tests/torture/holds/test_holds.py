@@ -1,18 +1,26 @@
-"""A short run of all clients and readers, and each planted fault; ``python -m tests.torture.holds`` is the long run by hand."""
+"""Some moments of all clients and readers, and half a minute and each planted fault in `script/test --all`.
+
+`python -m tests.torture.holds` is the long run by hand.
+"""
 
 from __future__ import annotations
 
-import random
+import os
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
+from tests.support.effort import SEED
 from tests.torture.holds.run import Options, Report, run, set_up, with_plant
 from tests.torture.holds.tables import PLANTS
 from tests.torture.own_postgres import OwnPostgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.no_rerun, pytest.mark.timeout(300)]
+
+
+#: Moments with the gate's seed, half a minute with one of chance.
+SECONDS = 30 if "REPLSITE_TEST_SEED" in os.environ else 6
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPostgres]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_no_reader_misses_a_fact(server: OwnPostgres, asynchronous: bool):
-    seed = random.randrange(10**6)
-    report = run(server, Options(seed, seconds=12, crash_seconds=4, asynchronous=asynchronous))
-    assert not report.violations, f"repeat it with: python -m tests.torture.holds --seed {seed}\n{report}"
+    report = run(server, Options(SEED, seconds=SECONDS, crash_seconds=2, asynchronous=asynchronous))
+    assert not report.violations, f"repeat it with: python -m tests.torture.holds --seed {SEED}\n{report}"
     assert report.facts > 1_000
     assert report.events["crash"]
 

@@ -20,9 +20,14 @@ def long_profile() -> None:
     settings.load_profile("long")
 
 
-def test_in_the_suite_there_are_as_many_as_said():
+def test_in_the_second_tier_there_are_as_many_as_said():
     settings.load_profile("suite")
     assert (examples(300), examples(1), settings.default.max_examples) == (300, 1, 50)
+
+
+def test_in_the_gate_there_are_fewer():
+    settings.load_profile("gate")
+    assert (examples(300), examples(1), settings.default.max_examples) == (180, 1, 30)
 
 
 def test_on_request_there_are_more_in_proportion(long_profile):
