@@ -18,7 +18,7 @@ from streams.core import lookup
 from streams.errors import ForeignFact
 from streams.holds.maintenance import changing_facts
 
-__all__ = ["Fact", "FactQuerySet", "all_rows", "keys_that_cascade", "take_related_keys"]
+__all__ = ["Fact", "FactQuerySet", "all_rows", "copy_related_keys", "keys_that_cascade"]
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -219,7 +219,7 @@ def _relations(model: type[models.Model]) -> tuple[Any, ...]:
     return *(field for field in model._meta.concrete_fields if field.is_relation), *private
 
 
-def take_related_keys(fact: Fact) -> None:
+def copy_related_keys(fact: Fact) -> None:
     """Sets foreign keys as Django's ``save`` does, if a related object was saved only after it was assigned to the fact.
 
     Raises ``ValueError`` if a related object was not saved. Otherwise the foreign key would silently be NULL.

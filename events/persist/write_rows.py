@@ -43,7 +43,7 @@ from streams.facts import Fact
 from streams.writing.append import append_facts
 from streams.writing.insert import insert_statements
 from streams.writing.name import writer_name
-from streams.writing.reservation import take_ids
+from streams.writing.reservation import reserve_ids
 
 _FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
 #: Replaces forward extremities by others. An updated row takes the place of a deleted row and an inserted row.
@@ -212,7 +212,7 @@ def _reserve_positions(rooms: Sequence[tuple[Room, RoomChanges]], using: str) ->
     old = sum(event.backfilled for _, changes in rooms for event in changes.events)
     live = sum(len(changes.events) + changes.needs_own_position for _, changes in rooms) - old
     counts = [(registry.get(stream.name), count) for stream, count in ((EVENTS, live), (BACKFILL, old)) if count]
-    writer, reserved = take_ids(counts, using)
+    writer, reserved = reserve_ids(counts, using)
     ids, old_ids = iter(reserved[0] if live else ()), iter(reserved[-1] if old else ())
     found: dict[str, int] = {}
     for room, changes in rooms:

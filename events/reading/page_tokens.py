@@ -48,7 +48,7 @@ def start_of(token: str | None, *, back: bool, using: str = "default") -> Start:
     """
     if token is None or (isinstance(token, str) and token.startswith("t")):
         return Start(*timeline_place(token), back)
-    covered = _parsed(token, using).meet(events_token(using))
+    covered = _parsed(token, using).intersect(events_token(using))
     place = (LARGEST, LARGEST) if back else timeline_place(OLDEST)
     return Start(*place, back, covered)
 

@@ -117,7 +117,7 @@ def rooms_since(  # noqa: PLR0913 - hints of the notifier
     alias = using or stream_settings().database
     limit = checked_limit(limit, MOST_EVENTS)
     now = now or events_token(alias)  # before the snapshot, which then has all facts that ``now`` covers
-    span = Span(now, read_events_token(since, alias).meet(now))
+    span = Span(now, read_events_token(since, alias).intersect(now))
     if not can_be_stored(user_id):
         return RoomsSince(upto=now)
     with read_only_snapshot(alias), collector_paused():

@@ -147,7 +147,7 @@ class SyncToken:
 
     def bounded_by(self, now: SyncToken) -> SyncToken:
         """Returns the token with no part ahead of ``now``. Parts of streams that ``now`` does not have stay."""
-        ahead = {stream: part.meet(now.parts[stream]) for stream, part in self.ahead_of(now).items()}
+        ahead = {stream: part.intersect(now.parts[stream]) for stream, part in self.ahead_of(now).items()}
         return self.replace(**ahead) if ahead else self
 
     def merge(self, other: SyncToken) -> SyncToken:

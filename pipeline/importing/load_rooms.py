@@ -25,7 +25,7 @@ from pipeline.importing.staging_tables import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
 from streams.caches import invalidate_room_states
 from streams.db.consistent_read import long_transaction
-from streams.writing.reservation import take_ids
+from streams.writing.reservation import reserve_ids
 
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "load_batch", "ready_rooms"]
 
@@ -272,7 +272,7 @@ class _Batch:
         old = sum(room.backward for room in self._rooms)
         live = sum(room.events for room in self._rooms) - old
         counts = [(registry.get(stream.name), count) for stream, count in ((EVENTS, live), (BACKFILL, old)) if count]
-        writer, taken = take_ids(counts, self._using)
+        writer, taken = reserve_ids(counts, self._using)
         for (stream, _), ids in zip(counts, taken, strict=True):
             backward = stream.declaration.backward
             in_one = ids[-1] - ids[0] == len(ids) - 1

@@ -35,20 +35,18 @@ class BoundedDict(OrderedDict[K, V]):
         self.weight += self._weight_of(value) - (self._weight_of(self[key]) if key in self else 0)
         self[key] = value
         self.move_to_end(key)
-        gone = 0
+        evicted = 0
         while self.weight > self.limit:
             self.pop(next(iter(self)))
-            gone += 1
-        return gone
+            evicted += 1
+        return evicted
 
     def pop(self, key: K, *default: Any) -> Any:
-        """Removes and returns the value, as ``dict.pop`` does."""
         if key in self:
             self.weight -= self._weight_of(self[key])
         return super().pop(key, *default)
 
     def clear(self) -> None:
-        """Removes all values."""
         super().clear()
         self.weight = 0
 
@@ -82,11 +80,9 @@ class SharedCache(Generic[K, V]):
             return [value for _, value in found]
 
     def put(self, key: K, value: V) -> None:
-        """Stores the value."""
         with self._lock:
             self._values.put(key, value)
 
     def clear(self) -> None:
-        """Removes all values."""
         with self._lock:
             self._values.clear()

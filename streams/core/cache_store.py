@@ -50,8 +50,8 @@ class CacheStore:
                 self._values.move_to_end(key)
             return value
 
-    def begin(self, key: Key) -> Ticket:
-        """Returns a ticket for a computation that begins. The caller must pass the ticket to ``finish`` or ``abandon``."""
+    def start(self, key: Key) -> Ticket:
+        """Returns a ticket for a computation that starts. The caller must pass the ticket to ``finish`` or ``abandon``."""
         ticket = Ticket(key)
         with self._lock:
             self._tickets.setdefault(key, []).append(ticket)

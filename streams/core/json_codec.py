@@ -83,16 +83,16 @@ def decode_stored_object(text: str) -> dict[str, Any]:
         return dict(decode_json(text))
     except BadJson:
         pass
-    found, key, began, depth = {}, "", 0, 0
+    found, key, start, depth = {}, "", 0, 0
     for token in _TOKENS.finditer(text):
-        said = token[0]
-        if depth == 1 and said == ":":
-            key, began = json.loads(text[began : token.start()]), token.end()
-        elif depth == 1 and said in ",}":
-            found[key], began = decode_stored_json(text[began : token.start()]), token.end()
+        mark = token[0]
+        if depth == 1 and mark == ":":
+            key, start = json.loads(text[start : token.start()]), token.end()
+        elif depth == 1 and mark in ",}":
+            found[key], start = decode_stored_json(text[start : token.start()]), token.end()
         elif not depth:
-            began = token.end()
-        depth += (said in "[{") - (said in "]}")
+            start = token.end()
+        depth += (mark in "[{") - (mark in "]}")
     return found
 
 
@@ -101,11 +101,11 @@ def is_deeper(value: Any, depth: int) -> bool:
     # Depth first: a value that holds itself ends the search at once.
     above = [(value, 1)]
     while above:
-        one, at = above.pop()
-        if isinstance(one, list | tuple | dict):
+        nested, at = above.pop()
+        if isinstance(nested, list | tuple | dict):
             if at > depth:
                 return True
-            parts = one.values() if isinstance(one, dict) else one
+            parts = nested.values() if isinstance(nested, dict) else nested
             above += [(part, at + 1) for part in parts if isinstance(part, list | tuple | dict)]
     return False
 

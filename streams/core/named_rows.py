@@ -84,8 +84,8 @@ def object_sql(table: FactTable) -> str:
         f"""'{"," if place else ""}"{column.key}":' || coalesce({json_sql(column)}, 'null') || """
         for place, column in enumerate(table.columns)
     )
-    begin = "'{' || " if members else ""
-    return f"""{begin}{members}'{"," if members else "{"}"{VERSION}":{table.row.version}}}'"""
+    opening = "'{' || " if members else ""
+    return f"""{opening}{members}'{"," if members else "{"}"{VERSION}":{table.row.version}}}'"""
 
 
 def is_compact(table: FactTable) -> bool:
@@ -277,14 +277,14 @@ class Upcasts:
         return found
 
     def _explain(self, theirs: int, version: int, missing: Sequence[str]) -> str:
-        what = f"Stream {self._stream!r}: a row of version {theirs} lacks {', '.join(missing)}, which version {version} has"
+        fault = f"Stream {self._stream!r}: a row of version {theirs} lacks {', '.join(missing)}, which version {version} has"
         if theirs > version:
-            return f"{what}. This program is too old for it: install the version that declares version {theirs} of the row."
+            return f"{fault}. This program is too old for it: install the version that declares version {theirs} of the row."
         if theirs == version:
-            return f"{what}. Another program declares version {version} of this row differently: give one of them a new version."
+            return f"{fault}. Another program declares version {version} of this row differently: give one of them a new version."
         gaps = [str(number) for number in range(theirs, version) if number not in self.functions]
         known = f" (there is none for version {', '.join(gaps)})" if gaps else ""
-        return f"{what}. Declare what older rows get: @upcast(..., {gaps[0] if gaps else theirs}){known}."
+        return f"{fault}. Declare what older rows get: @upcast(..., {gaps[0] if gaps else theirs}){known}."
 
 
 _upcasts: dict[str, Upcasts] = {}

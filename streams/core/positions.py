@@ -54,13 +54,13 @@ def positions_to_show(stored: Mapping[str, Stored], linear: int) -> dict[str, in
 
     A retired writer has nothing pending, so the position shown for it is never below the linear position.
     """
-    return {w: max(one.position, linear) if one.state == RETIRED else one.position for w, one in stored.items()}
+    return {w: max(at.position, linear) if at.state == RETIRED else at.position for w, at in stored.items()}
 
 
 def active_and_retired(stored: Mapping[str, Stored]) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the positions of the active writers, and the positions of the retired writers."""
-    retired = {writer: one.position for writer, one in stored.items() if one.state == RETIRED}
-    return {writer: one.position for writer, one in stored.items() if writer not in retired}, retired
+    retired = {writer: at.position for writer, at in stored.items() if at.state == RETIRED}
+    return {writer: at.position for writer, at in stored.items() if writer not in retired}, retired
 
 
 def position_of(have: Mapping[str, int], writer: str) -> int:

@@ -106,8 +106,8 @@ def rows_sql(
     """
     token = token_sql(declaration, table)
     times = [quoted(table.received_column)] if with_times else []
-    own = map(column_sql, table.stored) if stored else selected_sql(table)
-    columns = ", ".join([token, quoted(table.writer_column), *times, *own])
+    selected = map(column_sql, table.stored) if stored else selected_sql(table)
+    columns = ", ".join([token, quoted(table.writer_column), *times, *selected])
     condition = bounds_sql(declaration, table)
     condition += f" AND {quoted(table.writer_column)} = %(writer)s" if of_writer else ""
     condition += f" AND {quoted(table.writer_column)} = ANY(%(writers)s)" if of_writers else ""
@@ -170,7 +170,7 @@ def maximum_sql(declaration: StreamDeclaration) -> str:
 
 def maxima_sql(declarations: Iterable[StreamDeclaration]) -> str:
     """Returns the query for one row with the values of ``maximum_sql`` of all these streams."""
-    return f"SELECT {', '.join(f'({maximum_sql(one)})' for one in declarations)}"
+    return f"SELECT {', '.join(f'({maximum_sql(declaration)})' for declaration in declarations)}"
 
 
 def read_whole(

@@ -6,7 +6,7 @@ processes compare the sequence with this description when they begin to write, `
 all the time, and all of them read it with one query.
 
 A sequence's own row is not read with a plain SELECT, as it may show IDs that were not given out yet: see
-``_NOT_BEGUN``. The functions take a cursor of any connection.
+``_NEVER_USED``. The functions take a cursor of any connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FROM unnest(%(sequences)s::text[]) WITH ORDINALITY AS given (sequence, place) OR
 #: ``nextval`` writes the value that it logs, up to 32 IDs ahead, into the shared page before it writes the true value, and a
 #: scan reads the row without the page's lock. So the row counts only if the sequence has still given out nothing when it is
 #: asked afterwards, under the lock: then no ``nextval`` was at work while the row was read.
-_NOT_BEGUN = """
+_NEVER_USED = """
 WITH seen AS MATERIALIZED ({rows})
 SELECT number, coalesce(pg_sequence_last_value(id), next - 1) FROM seen ORDER BY number
 """
@@ -171,7 +171,7 @@ class FoundSequence:
                 yield Fault(f"has {has}, not {must}", must, loses_facts=not must.startswith("START"))
 
     def _properties(self) -> Iterator[tuple[str, str]]:
-        """Yields each property of the sequence as ALTER SEQUENCE names it: as it is, and as it must be."""
+        """Yields (as it is, as it must be) of each property, in the words of ALTER SEQUENCE."""
         yield f"AS {self.data_type}", "AS bigint"
         yield f"INCREMENT BY {self.increment}", "INCREMENT BY 1"
         yield f"MINVALUE {self.minimum}", "MINVALUE 1"
@@ -210,8 +210,8 @@ class FoundSequence:
     @property
     def sentence(self) -> str:
         """The faults in words, and what mends them. Empty if there are none."""
-        said = "; it ".join(fault.text for fault in self.faults)
-        return f"The sequence {self.sequence} {said}. To mend it: {self.fix}." if said else ""
+        wrong = "; it ".join(fault.text for fault in self.faults)
+        return f"The sequence {self.sequence} {wrong}. To mend it: {self.fix}." if wrong else ""
 
     def behind(self, in_tables: int, stored: int) -> str:
         """Returns what the sequence's value lies behind (``behind``). Empty if the value cannot be read."""
@@ -238,32 +238,34 @@ def last_values(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
     """
     cursor.execute(_LAST_VALUES, {"sequences": list(sequences)})
     found: dict[str, int | None] = dict(cursor.fetchall())
-    not_begun = _read_not_begun(cursor, [name for name, value in found.items() if value is None])
-    return {name: not_begun[name] if value is None else value for name, value in found.items()}
+    unused = _read_unused(cursor, [name for name, value in found.items() if value is None])
+    return {name: unused[name] if value is None else value for name, value in found.items()}
 
 
-def _read_not_begun(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
+def _read_unused(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
     """Does the same as ``last_values`` for sequences that have given out no ID, or had not a moment ago."""
     if not sequences:
         return {}
     rows = " UNION ALL ".join(_ROW.format(number=number, sequence=name) for number, name in enumerate(sequences))
-    cursor.execute(_NOT_BEGUN.format(rows=rows))
+    cursor.execute(_NEVER_USED.format(rows=rows))
     return dict(zip(sequences, (int(value) for _, value in cursor.fetchall()), strict=True))
 
 
 def read_sequences(cursor: Any, declarations: Collection[StreamDeclaration]) -> dict[str, FoundSequence]:
     """Returns the sequences of the streams, ``{stream: sequence}``. Streams of one sequence must be given together."""
     tables: dict[str, list[str]] = {}
-    for one in declarations:
-        tables.setdefault(one.sequence, []).extend(table.name for table in one.tables)
-    given = [{"stream": one.name, "sequence": one.sequence, "tables": tables[one.sequence]} for one in declarations]
+    for declaration in declarations:
+        tables.setdefault(declaration.sequence, []).extend(table.name for table in declaration.tables)
+    given = [{"stream": d.name, "sequence": d.sequence, "tables": tables[d.sequence]} for d in declarations]
     cursor.execute(_SEQUENCES, {"given": json.dumps(given)})
     rows = {stream: values for stream, *values in cursor.fetchall()}
     found = {}
-    for one in declarations:
-        *values, schemas, missing, owner = rows[one.name]
+    for declaration in declarations:
+        *values, schemas, missing, owner = rows[declaration.name]
         values += [tuple(schemas), tuple(missing), owner]
-        found[one.name] = FoundSequence(one.name, one.sequence, one.empty_position, *values)
-    not_begun = [one for one in found.values() if one.last_value is None and one.is_readable and one.persistence == "p"]
-    begin = _read_not_begun(cursor, sorted({one.sequence for one in not_begun}))
-    return found | {one.stream: replace(one, last_value=begin[one.sequence]) for one in not_begun}
+        found[declaration.name] = FoundSequence(
+            declaration.name, declaration.sequence, declaration.empty_position, *values
+        )
+    unused = [f for f in found.values() if f.last_value is None and f.is_readable and f.persistence == "p"]
+    values = _read_unused(cursor, sorted({f.sequence for f in unused}))
+    return found | {f.stream: replace(f, last_value=values[f.sequence]) for f in unused}

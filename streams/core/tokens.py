@@ -100,7 +100,7 @@ class VectorToken:
         return f"m{self.base}" + "".join(f"~{number}.{position}" for number, position in pairs)
 
     def __str__(self) -> str:
-        """Returns a text for people and logs, with the writers' names."""
+        """The writers have their names, for people and logs."""
         return ", ".join([str(self.base), *(f"{writer} {at}" for writer, at in sorted(self.entries.items()))])
 
     # --- algebra ----------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class VectorToken:
         positions = {w: max(self.position_of(w), other.position_of(w)) for w in writers}
         return VectorToken.of(max(self.base, other.base), positions)
 
-    def meet(self, other: VectorToken) -> VectorToken:
+    def intersect(self, other: VectorToken) -> VectorToken:
         """Returns the largest token that covers only what both tokens cover."""
         writers = {*self.entries, *other.entries}
         positions = {w: min(self.position_of(w), other.position_of(w)) for w in writers}

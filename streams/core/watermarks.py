@@ -53,9 +53,7 @@ def lost_facts(mark: TrimMark, after: VectorToken, writer: str | None = None) ->
 
     If ``writer`` is given, only that writer is examined.
     """
-    return {
-        name: gone for name, gone in mark.writers.items() if writer in (None, name) and gone > after.position_of(name)
-    }
+    return {name: at for name, at in mark.writers.items() if writer in (None, name) and at > after.position_of(name)}
 
 
 def check_not_trimmed(
@@ -72,10 +70,10 @@ def check_not_trimmed(
     lost = lost_facts(mark, after, writer) if mark.position else {}
     if not lost:
         return
-    name, gone = max(lost.items(), key=lambda item: item[1])
+    name, trimmed = max(lost.items(), key=lambda item: item[1])
     who = f"Reader {reader!r}" if reader else "A reader"
     remedy = f"manage.py resync reader {reader}" if reader else "begin at a newer position"
     raise ResyncNeeded(
-        f"{who} of stream {stream!r} is at {after.position_of(name)} of writer {name!r}, but its facts up to {gone} were "
+        f"{who} of stream {stream!r} is at {after.position_of(name)} of writer {name!r}, but its facts up to {trimmed} were "
         f"trimmed (low-water mark {mark.position}). Take a fresh copy of what it keeps, then: {remedy}."
     )

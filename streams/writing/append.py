@@ -28,10 +28,10 @@ from streams.conf import stream_settings
 from streams.core.declaration import quoted
 from streams.db import driver, testcase
 from streams.errors import BadCount, ForeignFact
-from streams.facts import take_related_keys
+from streams.facts import copy_related_keys
 from streams.holds.hold import WRITE_AS
 from streams.reading.hints import hint_after_commit
-from streams.writing.given_out import given_out, note_given_out
+from streams.writing.given_out import given_out, record_given_out
 from streams.writing.insert import IF_STORED, converted, fields_to_fill, plain_item_type, plain_type
 from streams.writing.name import name_for
 from streams.writing.reservation import LARGEST_COUNT, Reservation
@@ -73,7 +73,7 @@ def append_facts(
         with Reservation(stream, len(facts), using) as reservation:
             reservation.write_directly(*facts)
             return reservation.ids
-    note_given_out(stream, connection, ids)
+    record_given_out(stream, connection, ids)
     sign = stream.sign
     for fact, number, key in zip(facts, ids, keys or [None] * len(ids), strict=True):
         setattr(fact, fact.id_field, number * sign)
@@ -107,7 +107,7 @@ def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
                 f"already, so it was appended before or its ID was made up. Make a new object for each fact; to choose IDs, "
                 f"use reserve() and write()."
             )
-        take_related_keys(fact)
+        copy_related_keys(fact)
     if len(facts) > 1 and len({id(fact) for fact in facts}) < len(facts):
         raise ForeignFact(
             f"Stream {stream.name}: append() was given the same object twice; each fact has an ID of its own, so make "
@@ -183,7 +183,7 @@ class _Column:
             return "%s", [_array([_array(value) for value in values])]
         place = f"CAST(CAST(%s AS {self.sql_type}) AS text)" if self.is_array else "%s"
         places = ", ".join([place] * len(values))
-        return f"CAST(ARRAY[{places}] AS {self.type_of_several})", [self.converted(one, connection) for one in values]
+        return f"CAST(ARRAY[{places}] AS {self.type_of_several})", [self.converted(v, connection) for v in values]
 
 
 def _array(values: Sequence[Any]) -> str:
@@ -233,10 +233,7 @@ def _type(field: Field[Any, Any]) -> str:
 
 
 def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message | None:
-    """Returns the columns and values for one statement that inserts all these facts.
-
-    Returns None if a single statement cannot insert all of them.
-    """
+    """Returns None if a single statement cannot insert all of them."""
     model = type(facts[0])
     if len(facts) > MOST_FACTS or len({*map(type, facts)}) > 1:
         return None
@@ -295,7 +292,7 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], *, se
         )
     arrays = ", ".join(f"CAST(%s AS {column.type_of_several})" for column in content)
     given = f"unnest({arrays}) WITH ORDINALITY" if content else "generate_series(1, CAST(%s AS integer))"
-    values = (f"CAST(c{n} AS {one.sql_type})" if one.is_array else f"c{n}" for n, one in enumerate(content))
+    values = (f"CAST(c{n} AS {column.sql_type})" if column.is_array else f"c{n}" for n, column in enumerate(content))
     shown = "".join(f", {value}" for value in values)
     aliases = "".join(f"c{n}, " for n in range(len(content)))
     # Each OFFSET 0 keeps the planner from moving nextval to where it is called in another order, or twice for a row.
@@ -319,7 +316,7 @@ def _send(
     beside: Sequence[driver.Statement],
     name: str,
 ) -> tuple[list[int], list[Any]]:
-    """Sends the message. Returns the IDs, ascending, and the automatic keys. Returns no ID if nothing was inserted."""
+    """Returns the IDs, ascending, and the automatic keys. Returns no ID if nothing was inserted."""
     above, several = given_out(stream, connection), message.count > 1
     sql = _sql(stream, message.model, tuple(message.columns), several=several)
     places: list[str] = []

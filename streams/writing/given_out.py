@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from streams.core.bound import BoundStream
 
-__all__ = ["forget_given_out", "given_out", "last_given_out", "not_above", "note_given_out"]
+__all__ = ["forget_given_out", "given_out", "last_given_out", "not_above", "record_given_out"]
 
 log = get_logger(__name__)
 #: (alias, stream) -> highest ID that this process saw given out.
@@ -49,8 +49,7 @@ def last_given_out(stream: BoundStream, connection: BaseDatabaseWrapper) -> int:
     return _known.get((connection.alias, stream.name), 0)
 
 
-def note_given_out(stream: BoundStream, connection: BaseDatabaseWrapper, ids: Iterable[int]) -> None:
-    """Records IDs that were given out."""
+def record_given_out(stream: BoundStream, connection: BaseDatabaseWrapper, ids: Iterable[int]) -> None:
     key = connection.alias, stream.name
     with _guard:
         _known[key] = max(_known.get(key, 0), *ids)
@@ -76,7 +75,7 @@ def forget_given_out() -> None:
 
 def _examine(stream: BoundStream, connection: BaseDatabaseWrapper) -> int:
     with connection.cursor() as cursor:
-        found = read_sequences(cursor, [one.declaration for one in (stream, *stream.sharing)])[stream.name]
+        found = read_sequences(cursor, [member.declaration for member in (stream, *stream.sharing)])[stream.name]
         # Of a missing sequence or table, the database's own error says more: which migration makes it.
         if found.is_there and any(fault.loses_facts for fault in found.faults):
             raise SequenceUnfit(
@@ -101,7 +100,7 @@ def _examine(stream: BoundStream, connection: BaseDatabaseWrapper) -> int:
         direct = driver.direct_connection(connection.alias, application_name="replsite key rows")
         with closing(direct), direct.cursor() as cursor:
             create_rows(cursor, stream)
-    note_given_out(stream, connection, [given])
+    record_given_out(stream, connection, [given])
     return given
 
 

@@ -107,8 +107,8 @@ def plain_type(field: Field[Any, Any]) -> type | None:
     Also returns None for a field class of the user's project, which may convert values that Django's field passes on
     unchanged.
     """
-    own = type(field).__module__.startswith("django.")
-    return _PLAIN_VALUES.get(field.get_internal_type()) if own else None
+    is_builtin = type(field).__module__.startswith("django.")
+    return _PLAIN_VALUES.get(field.get_internal_type()) if is_builtin else None
 
 
 def plain_item_type(field: Field[Any, Any]) -> type | None:

@@ -15,11 +15,11 @@ from django.db import connections, transaction
 from streams.conf import stream_settings
 from streams.db import driver, testcase
 from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen
-from streams.facts import take_related_keys
+from streams.facts import copy_related_keys
 from streams.holds.functions_sql import class_of
 from streams.holds.hold import WRITE_AS, hold_sql, remembered_sql
 from streams.reading.hints import hint_after_commit
-from streams.writing.given_out import given_out, not_above, note_given_out
+from streams.writing.given_out import given_out, not_above, record_given_out
 from streams.writing.insert import insert_facts
 from streams.writing.name import name_for, writer_name
 from streams.writing.newest_rows import keep_newest
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from streams.core.bound import BoundStream
     from streams.facts import Fact
 
-__all__ = ["LARGEST_COUNT", "Reservation", "take_ids"]
+__all__ = ["LARGEST_COUNT", "Reservation", "reserve_ids"]
 
 LARGEST_COUNT = 1_000_000
 _NAME_WRITER = f"SELECT {WRITE_AS}"
-_TAKE = "ARRAY(SELECT nextval(%(sequence{n})s::text::regclass) FROM generate_series(1, %(count{n})s::integer))"
+_NEXT_IDS = "ARRAY(SELECT nextval(%(sequence{n})s::text::regclass) FROM generate_series(1, %(count{n})s::integer))"
 _REMEMBERED = f"SELECT {remembered_sql()}"
 
 
-def take_ids(counts: Sequence[tuple[BoundStream, int]], using: str) -> tuple[str, list[list[int]]]:
-    """Holds streams and takes IDs for facts of them, in the caller's transaction and in one message.
+def reserve_ids(counts: Sequence[tuple[BoundStream, int]], using: str) -> tuple[str, list[list[int]]]:
+    """Holds streams and reserves IDs for facts of them, in the caller's transaction and in one message.
 
     Returns the name of the writer, and for each stream its IDs, positive and ascending. The caller inserts the rows under this
     name. Unlike ``Reservation``, nothing examines the rows but the triggers of the tables.
@@ -55,16 +55,16 @@ def take_ids(counts: Sequence[tuple[BoundStream, int]], using: str) -> tuple[str
     statements = [
         driver.Statement(_NAME_WRITER, {"writer": name}),
         *(driver.Statement(hold_sql(stream.declaration), {}) for stream in streams),
-        driver.Statement("SELECT " + ", ".join(_TAKE.format(n=n) for n in range(len(streams))), wanted),
+        driver.Statement("SELECT " + ", ".join(_NEXT_IDS.format(n=n) for n in range(len(streams))), wanted),
     ]
-    (taken,) = driver.send_together(connection, statements)
-    for stream, ids, least in zip(streams, taken, above, strict=True):
+    (reserved,) = driver.send_together(connection, statements)
+    for stream, ids, least in zip(streams, reserved, above, strict=True):
         if ids[0] <= least:
             raise not_above(stream, connection, least)
-        note_given_out(stream, connection, ids)
+        record_given_out(stream, connection, ids)
         testcase.record_append(connection, stream.name, ids[0])
     hint_after_commit(connection)
-    return name, list(taken)
+    return name, list(reserved)
 
 
 class Reservation:
@@ -72,8 +72,8 @@ class Reservation:
 
     ``Stream.reserve`` makes reservations.
 
-    Takes the IDs in the caller's transaction. If no transaction is open, the ``with`` block is a transaction of its
-    own. Raises ``BadCount`` unless ``count`` is 1 to 1,000,000.
+    The IDs are reserved in the caller's transaction. If no transaction is open, the ``with`` block is a transaction of
+    its own. Raises ``BadCount`` unless ``count`` is 1 to 1,000,000.
     """
 
     def __init__(self, stream: BoundStream, count: int, using: str | None) -> None:
@@ -103,20 +103,17 @@ class Reservation:
             self._atomic = transaction.atomic(using=self._using)
             self._atomic.__enter__()
         try:
-            self._reserve()
+            self._name, (self._ids,) = reserve_ids([(self.stream, self._count)], self._using)
         except BaseException as error:
             if self._atomic is not None:
                 self._atomic.__exit__(type(error), error, error.__traceback__)
             raise
+        self._reserved, self._unused = frozenset(self._ids), iter(self._ids)
         return self
 
-    def _reserve(self) -> None:
-        self._name, (self._ids,) = take_ids([(self.stream, self._count)], self._using)
-        self._reserved, self._unused = frozenset(self._ids), iter(self._ids)
-
-    def _not_open(self, what: str) -> ReservationNotOpen:
+    def _not_open(self, problem: str) -> ReservationNotOpen:
         return ReservationNotOpen(
-            f"Stream {self.stream.name}: this reservation cannot be used: {what}. Write "
+            f"Stream {self.stream.name}: this reservation cannot be used: {problem}. Write "
             f"`with stream.reserve({self._count}) as reservation:` and use it inside, once."
         )
 
@@ -156,11 +153,11 @@ class Reservation:
         if type(fact) not in self.stream.models:
             raise self.stream.foreign(fact)
         if not fact._state.adding:
-            raise self._twice(fact)
-        take_related_keys(fact)
+            raise self._given_twice(fact)
+        copy_related_keys(fact)
         return getattr(fact, fact.id_field) is None
 
-    def _twice(self, fact: Fact) -> ForeignFact:
+    def _given_twice(self, fact: Fact) -> ForeignFact:
         return ForeignFact(
             f"Stream {self.stream.name}: a {type(fact).__name__} was given twice (ID {getattr(fact, fact.id_field)}); "
             f"make a new object for each row."
@@ -171,7 +168,7 @@ class Reservation:
         seen: set[int] = set()
         for fact in facts:
             if id(fact) in seen:
-                raise self._twice(fact)
+                raise self._given_twice(fact)
             seen.add(id(fact))
             self._give_id(fact)
             fact.instance_name = self._name

@@ -100,13 +100,13 @@ def test_rows_of_a_large_room_are_not_compared_each_with_each(job, small):
 
 
 def test_ids_with_holes_between_them_are_given_out_in_order_and_not_compared_each_with_each(job, monkeypatch):
-    whole = load_rooms.take_ids
+    whole = load_rooms.reserve_ids
 
     def with_holes(counts, using):
         writer, taken = whole([(stream, 2 * count) for stream, count in counts], using)
         return writer, [ids[::2] for ids in taken]
 
-    monkeypatch.setattr(load_rooms, "take_ids", with_holes)
+    monkeypatch.setattr(load_rooms, "reserve_ids", with_holes)
     with connection.cursor() as cursor:
         stage(cursor, job, 1, 1_000, 1)
         stage_events(cursor, job, 1, 1_000, 1)

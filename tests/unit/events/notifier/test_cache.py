@@ -12,7 +12,7 @@ def rooms(store: CacheStore) -> int:
 
 def put(store: CacheStore, user: str, number: int) -> frozenset[str]:
     theirs = frozenset(f"!{n}" for n in range(number))
-    assert store.finish(store.begin((user,)), theirs)
+    assert store.finish(store.start((user,)), theirs)
     return theirs
 
 
@@ -53,13 +53,13 @@ def test_users_that_are_read_again_take_no_more_room():
 
 def test_a_user_with_more_rooms_than_fit_is_not_kept_for_ever():
     store = rooms_cache(2)
-    store.finish(store.begin(("@a:x",)), frozenset(map(str, range(3 * ROOMS_PER_USER))))
+    store.finish(store.start(("@a:x",)), frozenset(map(str, range(3 * ROOMS_PER_USER))))
     assert rooms(store) == 0
 
 
 def test_rooms_of_before_a_change_are_not_kept():
     store = rooms_cache(10)
-    ticket = store.begin(("@a:x",))
+    ticket = store.start(("@a:x",))
     store.drop(("@a:x",))
     assert not store.finish(ticket, frozenset({"!old"}))
     assert store.get(("@a:x",)) is MISSING

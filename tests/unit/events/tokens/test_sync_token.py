@@ -166,7 +166,7 @@ def test_bounding_changes_nothing_that_is_covered(since, now):
 @given(VECTORS, VECTORS, st.sampled_from(["north", "south", "other"]), st.integers(0, 130))
 def test_a_meeting_covers_what_both_cover(one, other, writer, position):
     both = one.covers(writer, position) and other.covers(writer, position)
-    assert one.meet(other).covers(writer, position) == both
+    assert one.intersect(other).covers(writer, position) == both
 
 
 def test_equal_tokens_have_equal_hashes():

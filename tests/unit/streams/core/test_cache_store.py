@@ -15,7 +15,7 @@ def store() -> CacheStore:
 
 
 def put(store: CacheStore, *key: str, value: object = "v") -> None:
-    assert store.finish(store.begin(key), value)
+    assert store.finish(store.start(key), value)
 
 
 def test_value_is_kept(store):
@@ -39,36 +39,36 @@ def test_least_recently_used_goes_first(store):
 
 
 def test_value_of_before_a_drop_is_not_kept(store):
-    ticket = store.begin(("a",))
+    ticket = store.start(("a",))
     store.drop(("a",))
     assert not store.finish(ticket, "old")
     assert store.get(("a",)) is MISSING
 
 
 def test_value_of_before_dropping_all_is_not_kept(store):
-    ticket = store.begin(("a",))
+    ticket = store.start(("a",))
     store.drop_all()
     assert not store.finish(ticket, "old")
 
 
 def test_drop_of_another_key_spoils_nothing(store):
-    ticket = store.begin(("a",))
+    ticket = store.start(("a",))
     store.drop(("b",))
     assert store.finish(ticket, "v")
 
 
 def test_computation_that_began_after_the_drop_is_kept(store):
-    old = store.begin(("a",))
+    old = store.start(("a",))
     store.drop(("a",))
-    new = store.begin(("a",))
+    new = store.start(("a",))
     assert store.finish(new, "new")
     assert not store.finish(old, "old")
     assert store.get(("a",)) == "new"
 
 
 def test_abandoned_and_finished_tickets_leave_nothing_behind(store):
-    store.abandon(store.begin(("a",)))
-    ticket = store.begin(("b",))
+    store.abandon(store.start(("a",)))
+    ticket = store.start(("b",))
     store.finish(ticket, "v")
     store.abandon(ticket)
     assert store._tickets == {}
@@ -84,7 +84,7 @@ def test_threads_never_see_a_value_of_before_the_last_drop():
             floor = truth[1] if len(truth) > 1 else 0
             value = store.get(("k",))
             if value is MISSING:
-                ticket = store.begin(("k",))
+                ticket = store.start(("k",))
                 value = truth[0]
                 store.finish(ticket, value)
             if value < floor:
