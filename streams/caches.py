@@ -40,7 +40,7 @@ __all__ = ["ROOM_STATE", "Kept", "invalidate", "invalidate_room_state", "invalid
 
 log = get_logger(__name__)
 STREAM = "caches"
-#: If more facts than this lie above the position up to which all were told, everything is dropped.
+#: If more facts than this lie above the position up to which all were applied, everything is dropped.
 MOST_FACTS = 20_000
 RETRY_SECONDS = 1.0
 _ABOVE = """
@@ -57,17 +57,17 @@ def invalidate(name: str, *keys: Sequence[str], using: str | None = None) -> lis
     Without keys, drops all values of that name. Appends a fact for each value to the stream ``caches``. Returns the
     tokens. Raises ``BadCacheKey`` if the keys of a value are not a list of strings.
     """
-    for one in keys:
-        if isinstance(one, str) or not all(isinstance(part, str) for part in one):
+    for key in keys:
+        if isinstance(key, str) or not all(isinstance(part, str) for part in key):
             raise BadCacheKey(
-                f"{name}: {one!r:.60} are no keys of a cached value, which are a list of strings, such as ['4711']; "
+                f"{name}: {key!r:.60} are no keys of a cached value, which are a list of strings, such as ['4711']; "
                 f"turn other values into text."
             )
     if name == ROOM_STATE and not all(keys or [()]):
         raise BadCacheKey(
             f"{name}: the state of all rooms cannot be dropped, so name a room: invalidate_room_state(room_id)."
         )
-    return _append([(name, list(one)) for one in keys] or [(name, None)], using)
+    return _append([(name, list(key)) for key in keys] or [(name, None)], using)
 
 
 def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str | None = None) -> list[int]:
@@ -104,12 +104,12 @@ def _append(rows: list[tuple[str, list[str] | None]], using: str | None) -> list
         ids = stream.append(*facts, using=alias)
         # Before other hooks, which may use the cache. Django drops it with the savepoint.
         hooks: list[Any] = connection.run_on_commit
-        hooks.insert(0, (set(connection.savepoint_ids), _TellOwn(rows, ids, alias), True))
+        hooks.insert(0, (set(connection.savepoint_ids), _DropAfterCommit(rows, ids, alias), True))
     return ids
 
 
-class _TellOwn:
-    """Tells of facts of this process, once their commit is known and before this process shows their positions."""
+class _DropAfterCommit:
+    """Applies facts of this process, once their commit is known and before this process shows their positions."""
 
     def __init__(self, rows: list[tuple[str, list[str] | None]], ids: list[int], alias: str) -> None:
         self._rows, self._ids, self._alias = rows, ids, alias
@@ -117,16 +117,16 @@ class _TellOwn:
 
     def __call__(self) -> None:
         for name, keys in self._rows:
-            _tell(name, keys)
+            _drop(name, keys)
         # Afterwards: another process may have found the facts complete before this one, and then the feed must not skip them.
         if (feed := _feeds.get(self._alias)) is not None:
-            feed.told(self._ids)
+            feed.record_applied(self._ids)
 
 
 def _is_changed_here(name: str, alias: str) -> bool:
     """Returns true if the transaction that is open in this thread has invalidated something of that name."""
     hooks: list[Any] = connections[alias].run_on_commit
-    return any(isinstance(hook, _TellOwn) and name in hook.names for _, hook, _ in hooks)
+    return any(isinstance(hook, _DropAfterCommit) and name in hook.names for _, hook, _ in hooks)
 
 
 # --- hear of others -----------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Kept:
         then.
         """
         if _is_hearing(self._alias) and not self._is_clean:
-            self.told(None)
+            self.invalidate(None)
         return self._mark()
 
     def keep(self, mark: int | None, store: Callable[[], object]) -> bool:
@@ -182,7 +182,7 @@ class Kept:
         if self in _all:
             _all.remove(self)
 
-    def told(self, keys: list[str] | None) -> None:
+    def invalidate(self, keys: list[str] | None) -> None:
         """Drops the value of these keys, or all values."""
         with self._lock:
             self._dropped += 1
@@ -198,7 +198,7 @@ class Kept:
             self._is_clean = False
 
     def after_fork(self) -> None:
-        """Makes a new lock in a forked child, because a thread of the parent may have held the old one."""
+        # A thread of the parent may have held the old lock.
         self._lock = threading.RLock()
 
     @property
@@ -207,17 +207,17 @@ class Kept:
 
     def _mark(self) -> int | None:
         feed = _feeds.get(self._alias)
-        may_serve = feed is not None and feed.is_hearing and self._is_clean
+        may_serve = feed is not None and feed.is_current and self._is_clean
         return self._dropped if may_serve and not _is_changed_here(self.name, self._alias) else None
 
 
 _all: list[Kept] = []
 
 
-def _tell(name: str, keys: list[str] | None) -> None:
+def _drop(name: str, keys: list[str] | None) -> None:
     for kept in list(_all):
         if kept.name == name:
-            kept.told(keys)
+            kept.invalidate(keys)
 
 
 class _Feed(Subscriber):
@@ -227,23 +227,23 @@ class _Feed(Subscriber):
 
     def __init__(self, using: str) -> None:
         super().__init__(using)
-        #: All facts up to here were told, and none below is to come. None: nothing is kept yet.
+        #: All facts up to here were applied, and none below is to come. None: nothing is kept yet.
         self._floor: int | None = None
-        #: The facts above ``_floor`` that were told, at most ``MOST_FACTS``.
-        self._told: set[int] = set()
+        #: The facts above ``_floor`` that were applied, at most ``MOST_FACTS``.
+        self._applied: set[int] = set()
         self._is_too_far = False
 
-    def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
-        """Tells of all committed facts, whichever stream has moved.
+    def apply(self, cursor: Any, found: Found, *, everything: bool) -> None:
+        """Drops values for all committed facts, whichever stream has moved.
 
         A fact of another stream may show before the position of the stream ``caches`` reaches the invalidation that was
-        committed with it. So facts above that position are told, too. They are not told again.
+        committed with it. So facts above that position are applied, too. They are not applied again.
         """
-        if not (everything or self.is_hearing):  # nothing is kept
+        if not (everything or self.is_current):  # nothing is kept
             return
         begins = self._floor is None
         if self._floor is not None:
-            self._tell(cursor, self._floor)
+            self._drop_above(cursor, self._floor)
             if everything or STREAM in found:  # what was trimmed before it was read here was below these positions
                 try:
                     check_not_trimmed(cursor, STREAM, VectorToken(self._floor))
@@ -253,42 +253,42 @@ class _Feed(Subscriber):
             empty = registry.get(STREAM).declaration.empty_position
             floor = self._floor = linear_position(found.get(STREAM, {}).values(), empty)
             # Of a copy, because threads that commit add their own facts meanwhile.
-            self._told = {number for number in self._told.copy() if number > floor}
+            self._applied = {number for number in self._applied.copy() if number > floor}
         if begins:
-            # Facts up to the floor are not told. What was read before them may be kept: by the parent of a fork, for a former
+            # Facts up to the floor are not applied. What was read before them may be kept: by the parent of a fork, for a former
             # feed, or since ``restored``.
             _clear_all()
 
-    def _tell(self, cursor: Any, floor: int) -> None:
+    def _drop_above(self, cursor: Any, floor: int) -> None:
         cursor.execute(_ABOVE, {"floor": floor, "limit": MOST_FACTS + 1})
         rows = cursor.fetchall()
         was_too_far, self._is_too_far = self._is_too_far, len(rows) > MOST_FACTS
-        if self._is_too_far:  # counts also those that were told, because newer ones may lie behind the limit
+        if self._is_too_far:  # counts also those that were applied, because newer ones may lie behind the limit
             _clear_all("" if was_too_far else f"more than {MOST_FACTS} facts behind")
             return
         for number, name, keys in rows:
-            if number not in self._told:
-                _tell(name, keys)
-                self._told.add(number)
+            if number not in self._applied:
+                _drop(name, keys)
+                self._applied.add(number)
 
-    def told(self, ids: Sequence[int]) -> None:
-        """Notes that these facts were told. If that comes too late, they are told twice, which does no harm."""
-        if len(self._told) + len(ids) <= MOST_FACTS:
-            self._told.update(ids)
+    def record_applied(self, ids: Sequence[int]) -> None:
+        """A fact that is recorded too late is applied twice, which does no harm."""
+        if len(self._applied) + len(ids) <= MOST_FACTS:
+            self._applied.update(ids)
 
     def lost(self, error: BaseException | None) -> None:
-        """Logs an error. While ``is_hearing`` is false, ``Kept.mark`` returns None."""
+        """Logs an error. While ``is_current`` is false, ``Kept.mark`` returns None."""
         if error is not None:
             log.warning("caches.not_hearing", error=str(error).strip())
 
     def restored(self) -> None:
-        """Drops everything, because the database was restored and may give out IDs again that were told already."""
-        self._floor, self._told = None, set()
+        """Drops everything, because the database was restored and may give out IDs again that were applied already."""
+        self._floor, self._applied = None, set()
         log.warning("caches.all_dropped", reason="the database was restored")
 
     def stop(self) -> None:
         """Ends the feed. From now on nothing may be kept."""
-        self.is_hearing = False
+        self.is_current = False
         super().stop()
 
 
@@ -296,7 +296,7 @@ def _clear_all(reason: str = "") -> None:
     if reason:
         log.warning("caches.all_dropped", reason=reason)
     for kept in list(_all):
-        kept.told(None)
+        kept.invalidate(None)
 
 
 _feeds = Subscriptions(_Feed)
@@ -307,11 +307,11 @@ _begin_again_at: dict[str, float] = {}
 def _is_hearing(alias: str) -> bool:
     feed = _feeds.get(alias)
     if feed is not None:
-        return feed.is_hearing
+        return feed.is_current
     if not apps.is_installed("streams.catalog") or time.monotonic() < _begin_again_at.get(alias, 0.0):
         return False
     try:
-        return _feeds.obtain(alias).is_hearing
+        return _feeds.obtain(alias).is_current
     except driver.OperationalError as error:
         log.warning("caches.not_hearing", error=str(error).strip())
         _begin_again_at[alias] = time.monotonic() + RETRY_SECONDS

@@ -150,7 +150,7 @@ class Stream(BoundStream):
         """
         listener = Listener(self, after, beat, using or self.database)
         if after is None and _may_block():
-            listener.begin()
+            listener.start()
         return listener
 
     @property

@@ -97,7 +97,7 @@ class NotifierCache:
                 return None
             rooms = self._rooms.get((user_id,))
             if rooms is MISSING:
-                return events.token, self._rooms.begin((user_id,))
+                return events.token, self._rooms.start((user_id,))
             changed = events.changes[Target.ROOM].changed_among(rooms, since)
             moved = events.changes[Target.USER].may_have_changed(user_id, since)
             return UserChanges(events.token, rooms, changed, moved)
@@ -175,7 +175,7 @@ class NotifierCache:
 
     def remove_waiters(self) -> list[RoutedWaiter]:
         with self._lock:
-            return self._waiters.take_all()
+            return self._waiters.pop_all()
 
     @property
     def waiting(self) -> int:
@@ -213,7 +213,7 @@ class NotifierCache:
         with self._lock:
             self._rooms.drop_all()
             self.is_ready = True
-            return self._waiters.take_all()
+            return self._waiters.pop_all()
 
     def replace(self, stream: StreamCache) -> list[RoutedWaiter]:
         """Replaces the memory of one stream. Removes and returns all waiters, because they have to ask again."""
@@ -221,7 +221,7 @@ class NotifierCache:
             self.streams = {**self.streams, stream.name: stream}
             if stream.name in _ABOUT_MEMBERSHIPS:
                 self._rooms.drop_all()
-            return self._waiters.take_all()
+            return self._waiters.pop_all()
 
     def store_positions(self, name: str, positions: Mapping[str, int]) -> None:
         """Stores the announced positions of a stream's writers, shown only as far as its rows are fed."""
@@ -266,7 +266,7 @@ class NotifierCache:
         # If ``contact_rooms`` is None, the rooms of contacts were not read, because no caller waited. Callers may have begun to
         # wait since, and nothing says which of them the rows concern. So all are woken.
         woken = (
-            self._waiters.take_all()
+            self._waiters.pop_all()
             if contact_rooms is None
             else self._waiters.remove_concerned(users, rooms.union(*contact_rooms.values()))
         )

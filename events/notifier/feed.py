@@ -177,7 +177,7 @@ class NotifierFeed(Subscriber):
 
     # --- feeding ----------------------------------------------------------------------------------------------------
 
-    def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
+    def apply(self, cursor: Any, found: Found, *, everything: bool) -> None:
         """Feeds the rows up to the positions ``found``.
 
         If the memory is empty, a call with ``everything`` starts a thread that fills it from the newest rows. The next
@@ -195,8 +195,8 @@ class NotifierFeed(Subscriber):
     def prepare(self) -> None:
         """Reads the newest rows of all streams into the memory, which may take seconds.
 
-        The next call of ``before`` adds rows that came meanwhile. New positions are not held up: they wait only for
-        ``before``.
+        The next call of ``apply`` adds rows that came meanwhile. New positions are not held up: they wait only for
+        ``apply``.
         """
         clearings = self.cache.clearings
         with (
@@ -216,8 +216,8 @@ class NotifierFeed(Subscriber):
         except Exception as error:  # noqa: BLE001 - it is tried again
             self.lost(error)
             time.sleep(RETRY_SECONDS)
-        self._preparing = None  # before ``look_again``, which starts another thread if the memory was cleared meanwhile
-        self.watcher.look_again()
+        self._preparing = None  # before ``reread``, which starts another thread if the memory was cleared meanwhile
+        self.watcher.reread()
 
     def _new_stream_cache(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> StreamCache:
         declaration = registry.get(name).declaration

@@ -41,7 +41,7 @@ class RoutedWaiters(Waiters[RoutedWaiter, str]):
         return len(self) < self.limit and super().add(waiter)
 
     def remove_concerned(self, users: Collection[str], rooms: AbstractSet[str]) -> list[RoutedWaiter]:
-        found = [waiter for user in users for waiter in self.take(user)]
+        found = [waiter for user in users for waiter in self.pop(user)]
         if rooms:
             # Those that were taken above wait no more, so none is found twice.
             found += [waiter for waiter in self if not rooms.isdisjoint(waiter.rooms) and self.leave(waiter)]

@@ -85,7 +85,7 @@ class NamedTable:
         """
         self._lock = ReaderLock(self.reader, self._using, lambda: self._reached)
         self._lock.kind = "spark"
-        self._owner = self._lock.take()
+        self._owner = self._lock.acquire()
         errors: dict[str, BaseException] = {}
         try:
             yield

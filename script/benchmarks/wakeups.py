@@ -57,7 +57,7 @@ class Ear(NotifyListener[str]):
         super().__init__(CHANNEL, lambda _: None, None, "bench")
         self._way, self._readers, self._candidate = way, readers, candidate
 
-    def take(self, heard: Any) -> list[str]:
+    def parse(self, heard: Any) -> list[str]:
         """Called with what was received."""
         if self._candidate is not None:
             self._candidate.heard(heard)

@@ -110,7 +110,7 @@ class BrowserStream:
         self._render: Render = render or (lambda fact: row_of(stream, fact))
         self._log_at = 0.0
 
-    async def begin(self, request: HttpRequest) -> BrowserClient:
+    async def open(self, request: HttpRequest) -> BrowserClient:
         """Returns a new client for a request that may read the stream. Raises ``Refused`` for any other request.
 
         The client begins after the token in the header ``Last-Event-ID``. Without this header it begins after the token
@@ -119,20 +119,22 @@ class BrowserStream:
         limit = stream_settings().browser_limit
         if len(_clients) >= limit:
             counts["full"] += 1
-            self._log_full(limit)
+            if (now := time.monotonic()) >= self._log_at:
+                self._log_at = now + LOG_SECONDS
+                log.warning("browsers.full", stream=self.stream.name, limit=limit)
             raise Refused(503, "Too many browsers at once.")
         client = BrowserClient(self, request)
         _clients.add(client)  # before the first await: else many requests would pass the limit at once
         try:
             if not await self._is_allowed(request):
                 raise Refused(403, "This stream is not for you.")
-            await client.begin(request.headers.get("Last-Event-ID") or request.GET.get("after") or None)
+            await client.start(request.headers.get("Last-Event-ID") or request.GET.get("after") or None)
         except TokenError as error:
             raise Refused(400, str(error)) from None
         except driver.database_gone:
             raise Refused(503, "The database cannot be read.") from None
         finally:
-            if not client.has_begun:
+            if not client.has_started:
                 client.end("refused")
         return client
 
@@ -144,12 +146,6 @@ class BrowserStream:
             return bool(await found if inspect.isawaitable(found) else found)
         except PermissionDenied:
             return False
-
-    def _log_full(self, limit: int) -> None:
-        now = time.monotonic()
-        if now >= self._log_at:
-            self._log_at = now + LOG_SECONDS
-            log.warning("browsers.full", stream=self.stream.name, limit=limit)
 
     def text(self, fact: Any) -> str:
         """Returns the rendered text of a fact.
@@ -167,7 +163,7 @@ class BrowserClient:
     """One connection of a browser to a stream. It produces the messages to send."""
 
     def __init__(self, source: BrowserStream, request: HttpRequest) -> None:
-        self.has_begun = False
+        self.has_started = False
         self.is_ended = False
         self._source = source
         self._request = request
@@ -176,7 +172,7 @@ class BrowserClient:
         self._token = ""
         self._resync: Exception | None = None
 
-    async def begin(self, after: str | None) -> None:
+    async def start(self, after: str | None) -> None:
         """Makes the client begin after the token ``after``, or at the stream's present end if ``after`` is None.
 
         If the database was restored since the token was made, the client begins at the present end with a message
@@ -187,7 +183,7 @@ class BrowserClient:
         except EpochChanged as error:
             self._resync = error
             self._token = await READS.run(self._checked, None)
-        self.has_begun = True
+        self.has_started = True
 
     def _checked(self, after: str | None) -> str:
         """Returns ``after`` if it is a valid token, or the token of the stream's present end if ``after`` is None.

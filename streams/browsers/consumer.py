@@ -67,7 +67,7 @@ class _StreamConsumer(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         """Begins to send facts. If the browser is refused, closes the WebSocket with the code of the refusal."""
         try:
-            client = await self.source.begin(_request(self.scope))
+            client = await self.source.open(_request(self.scope))
         except Refused as refused:
             await self.accept()  # a browser gets the close code only of a WebSocket that was accepted
             await self.close(code=REFUSED + refused.status)
@@ -79,7 +79,6 @@ class _StreamConsumer(AsyncWebsocketConsumer):
         """Ignores a message from the browser."""
 
     async def disconnect(self, code: int) -> None:
-        """Ends the browser's client when the WebSocket is closed."""
         self._has_left = True
         if self._sending is not None:
             self._sending.cancel()

@@ -57,7 +57,7 @@ def stream_view(
         if request.method != "GET":
             return HttpResponseNotAllowed(["GET"])
         try:
-            return _Answer(await source.begin(request))
+            return _Answer(await source.open(request))
         except Refused as refused:
             return _refusal(refused)
 

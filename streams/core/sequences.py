@@ -254,18 +254,16 @@ def _read_unused(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
 def read_sequences(cursor: Any, declarations: Collection[StreamDeclaration]) -> dict[str, FoundSequence]:
     """Returns the sequences of the streams, ``{stream: sequence}``. Streams of one sequence must be given together."""
     tables: dict[str, list[str]] = {}
-    for declaration in declarations:
-        tables.setdefault(declaration.sequence, []).extend(table.name for table in declaration.tables)
+    for d in declarations:
+        tables.setdefault(d.sequence, []).extend(table.name for table in d.tables)
     given = [{"stream": d.name, "sequence": d.sequence, "tables": tables[d.sequence]} for d in declarations]
     cursor.execute(_SEQUENCES, {"given": json.dumps(given)})
     rows = {stream: values for stream, *values in cursor.fetchall()}
     found = {}
-    for declaration in declarations:
-        *values, schemas, missing, owner = rows[declaration.name]
+    for d in declarations:
+        *values, schemas, missing, owner = rows[d.name]
         values += [tuple(schemas), tuple(missing), owner]
-        found[declaration.name] = FoundSequence(
-            declaration.name, declaration.sequence, declaration.empty_position, *values
-        )
+        found[d.name] = FoundSequence(d.name, d.sequence, d.empty_position, *values)
     unused = [f for f in found.values() if f.last_value is None and f.is_readable and f.persistence == "p"]
     values = _read_unused(cursor, sorted({f.sequence for f in unused}))
     return found | {f.stream: replace(f, last_value=values[f.sequence]) for f in unused}

@@ -56,7 +56,7 @@ class AskedRetries:
         self._is_open = False
         """True if the request has begun and its result is not stored yet."""
         self._left: deque[int] = deque()
-        self._taken = self._failed = 0
+        self._handled = self._failed = 0
 
     def go_on(self, stop: threading.Event) -> bool:
         """Retries dead letters for at most one heartbeat interval, if an operator has asked for it.
@@ -64,7 +64,7 @@ class AskedRetries:
         Returns true if further dead letters wait for a retry. Then the caller must call this method again. If a
         database error ends the retry of a dead letter, the next call retries this dead letter again.
         """
-        if not self._is_open and not self._begin():
+        if not self._is_open and not self._start():
             return False
         ends = time.monotonic() + stream_settings().heartbeat_seconds
         while self._left and not stop.is_set() and time.monotonic() < ends:
@@ -72,7 +72,7 @@ class AskedRetries:
             # error, the next call goes on with the second dead letter, and the first one is not retried.
             done = retry_one(self._handler, self._left[0])
             self._left.popleft()
-            self._taken, self._failed = self._taken + (done is True), self._failed + (done is False)
+            self._handled, self._failed = self._handled + (done is True), self._failed + (done is False)
         if not self._left:
             self._end()
         return self._is_open and not stop.is_set()
@@ -83,7 +83,7 @@ class AskedRetries:
             with connections[self._handler.effects_database].cursor() as cursor:
                 put_back_retry(cursor, self._owner, self._request)
 
-    def _begin(self) -> bool:
+    def _start(self) -> bool:
         request = self._waiting(self._handler.stream)
         # The `ReaderLock` returns the same request until its next heartbeat, even if the request was carried out here
         # already.
@@ -98,7 +98,7 @@ class AskedRetries:
         with connections[self._handler.effects_database].cursor() as cursor:
             self._is_open = begin_retry(cursor, self._owner, request)
         self._request, self._left = request, left
-        self._taken = self._failed = 0
+        self._handled = self._failed = 0
         return self._is_open
 
     def _end(self) -> None:
@@ -107,9 +107,9 @@ class AskedRetries:
             return
         left = parked_facts(handler.reader, handler.stream).using(handler.effects_database).count()
         with connections[handler.effects_database].cursor() as cursor:
-            result = f"{self._taken} handled, {self._failed} failed again, {left} left"
+            result = f"{self._handled} handled, {self._failed} failed again, {left} left"
             end_retry(cursor, self._owner, request, result)
         self._is_open = False
         log.info(
-            "reader.retried", reader=handler.reader, stream=handler.stream, handled=self._taken, failed=self._failed
+            "reader.retried", reader=handler.reader, stream=handler.stream, handled=self._handled, failed=self._failed
         )

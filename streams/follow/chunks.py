@@ -96,7 +96,6 @@ class Chunk:
 
     @cached_property
     def facts(self) -> list[FollowedFact]:
-        """The facts of the chunk, each with all its rows."""
         return [
             FollowedFact(self.stream, token, writer, tuple(row.row for row in rows), self)
             for (token, writer), rows in groupby(self.rows, lambda row: (row.token, row.instance))

@@ -31,16 +31,16 @@ __all__ = [
     "forget_cursors",
     "known_streams",
     "move_cursor",
+    "new_lease",
     "put_back_retry",
     "read_cursor",
-    "sign_of_life",
-    "take_lease",
+    "store_heartbeat",
 ]
 
 _COLUMNS = "base, entries::text, epoch"
 _READ = f"SELECT {_COLUMNS} FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
 #: The update changes nothing. It is needed because RETURNING yields no row after DO NOTHING.
-_BEGIN = f"""
+_CREATE = f"""
 INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, lease, host, process_id)
 VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, %(lease)s, %(host)s, %(process_id)s)
 ON CONFLICT (reader, stream) DO UPDATE SET epoch = streams_storedcursor.epoch
@@ -61,7 +61,7 @@ _WAITING = "CASE WHEN retry_began_at IS NULL THEN retry_asked_at END, retry_toke
 #: Gives all cursors of the reader the same lease, which is above their present leases, so that no earlier owner can move
 #: them. A retry that the last process began and did not end is not begun again, because the dead letter may have killed
 #: that process.
-_TAKE = f"""
+_NEW_LEASE = f"""
 UPDATE streams_storedcursor SET lease = (SELECT max(lease) + 1 FROM streams_storedcursor WHERE reader = %(reader)s),
     host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL,
     retry_result = CASE WHEN retry_began_at IS NOT NULL AND retry_result = ''
@@ -145,7 +145,7 @@ def read_cursor(cursor: Any, reader: str, stream: str) -> tuple[VectorToken, str
 def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epoch: str) -> tuple[VectorToken, str]:
     """Stores a reader's first cursor on a stream. Keeps a cursor that exists. Returns (token, epoch) of the stored cursor."""
     cursor.execute(
-        _BEGIN,
+        _CREATE,
         {
             "reader": owner.reader, "stream": stream, "base": token.base, "entries": _text(token.entries), "epoch": epoch,
             "lease": owner.lease, "host": owner.host, "process_id": owner.process_id,
@@ -180,17 +180,17 @@ def move_cursor(
     raise CursorMoved
 
 
-def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> tuple[Owner, dict[str, RetryRequest]]:
+def new_lease(cursor: Any, reader: str, host: str, process_id: int) -> tuple[Owner, dict[str, RetryRequest]]:
     """Begins a new lease for all cursors of the reader. Returns (owner, ``{stream: waiting retry request}``).
 
     Waits for open transactions in which an earlier owner moves the cursors. A reader without cursors gets lease 1.
     """
-    cursor.execute(_TAKE, {"reader": reader, "host": host, "process_id": process_id})
+    cursor.execute(_NEW_LEASE, {"reader": reader, "host": host, "process_id": process_id})
     rows = cursor.fetchall()
     return Owner(reader, rows[0][0] if rows else 1, host, process_id), _requests(row[1:] for row in rows)
 
 
-def sign_of_life(cursor: Any, owner: Owner) -> dict[str, RetryRequest]:
+def store_heartbeat(cursor: Any, owner: Owner) -> dict[str, RetryRequest]:
     """Stores a heartbeat of the reader's process in all cursors of the reader.
 
     Returns the waiting retry requests as ``{stream: request}``.

@@ -68,7 +68,7 @@ def retry_parked(reader: str, stream: str | None = None, token: int | None = Non
     dead letter on a stream without a handler.
     """
     handlers = {handler.stream: handler for handler in handlers_of(reader)}
-    taken = failed = 0
+    handled = failed = 0
     for key, of_stream in list(parked_facts(reader, stream, token).values_list("pk", "stream")):
         handler = handlers.get(of_stream)
         if handler is None:
@@ -76,8 +76,8 @@ def retry_parked(reader: str, stream: str | None = None, token: int | None = Non
                 f"Reader {reader!r} has no handler for stream {of_stream!r}, of which facts are parked."
             )
         done = retry_one(handler, key)
-        taken, failed = taken + (done is True), failed + (done is False)
-    return taken, failed
+        handled, failed = handled + (done is True), failed + (done is False)
+    return handled, failed
 
 
 def retry_one(handler: Handler, key: int) -> bool | None:

@@ -93,7 +93,7 @@ class Delivery:
         if token != self.stored:
             self._move_guarded(token, (0, 0))
 
-    def take_counts(self) -> tuple[int, int]:
+    def pop_counts(self) -> tuple[int, int]:
         """Returns two numbers of facts since the last call of this method: (handled, parked)."""
         counts = self._handled, self._parked
         self._handled = self._parked = 0

@@ -66,13 +66,13 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
                     f"{parked} facts of reader {reader!r} are parked. Retry them (manage.py parked retry {quote(reader)}) or "
                     f"give them up (manage.py parked drop {quote(reader)} --all), then forget it."
                 )
-            gone = forget_cursors(cursor, reader, stream)
+            deleted = forget_cursors(cursor, reader, stream)
             is_all = not known_streams(cursor, reader)
         if is_all:
             remove_reader(row, reader_row_key(reader))
-    for of_stream, base in gone.items():
+    for of_stream, base in deleted.items():
         log.warning("reader.forgotten", reader=reader, stream=of_stream, was=base, by=by)
-    return [Forgotten(of_stream, base) for of_stream, base in sorted(gone.items())]
+    return [Forgotten(of_stream, base) for of_stream, base in sorted(deleted.items())]
 
 
 def _forget_query(row: Any, name: str) -> bool:

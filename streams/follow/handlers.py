@@ -189,7 +189,6 @@ def streams_database_of(reader: str | None) -> str:
 
 
 def readers() -> list[str]:
-    """Returns the names of all readers that have handlers, sorted."""
     return sorted(_handlers)
 
 

@@ -18,7 +18,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.lock_holders import describe_lock_holder
 from streams.errors import ReaderNameTaken
-from streams.follow.cursors import Owner, RetryRequest, end_lease, end_retry, sign_of_life, take_lease
+from streams.follow.cursors import Owner, RetryRequest, end_lease, end_retry, new_lease, store_heartbeat
 from streams.reading.reader_table import NAMED, store_readers
 from streams.replication.common.command_counts import received_rdata
 from streams.runtime.error_text import error_text
@@ -36,12 +36,11 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 def reader_row_key(reader: str) -> str:
-    """Returns the key of a named reader in the table ``streams_reader``."""
     return f"{NAMED}{reader}"
 
 
 class ReaderLock:
-    """The lock on a reader's name, held from ``take`` to ``release``.
+    """The lock on a reader's name, held from ``acquire`` to ``release``.
 
     While the lock is held, a thread stores heartbeats. If the lock is lost, this thread sets the event ``lost`` and
     calls the function that was passed as ``lost``. The function ``positions`` must return ``{stream: {writer:
@@ -78,14 +77,14 @@ class ReaderLock:
         self._not_shown = Condition(log, "reader.not_shown", "reader.shown_again", reader=reader)
         self._thread = threading.Thread(target=self._beat, name=f"replsite-reader-{reader}", daemon=True)
 
-    def take(self) -> Owner:
+    def acquire(self) -> Owner:
         """Locks the name and begins a lease. Raises ``ReaderNameTaken``, which names the holder, or ``DatabaseError``."""
         self._connection = driver.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
         try:
             with self._connection.cursor() as cursor:
                 # The lock is taken first: raising the lease of a reader that runs elsewhere would fence its process.
                 hold_name(cursor, self._reader)
-                self._owner, self._requests = take_lease(cursor, self._reader, socket.gethostname(), os.getpid())
+                self._owner, self._requests = new_lease(cursor, self._reader, socket.gethostname(), os.getpid())
         except BaseException:
             self._connection.close()
             raise
@@ -104,18 +103,15 @@ class ReaderLock:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
-        said = {stream: error_text(error) for stream, error in (errors or {}).items()}
-        self._store_end(said)
-        self._show("failed" if said else "stopped", next(iter(said.values()), ""))
+        texts = {stream: error_text(error) for stream, error in (errors or {}).items()}
+        self._store_end(texts)
+        self._store_row("failed" if texts else "stopped", next(iter(texts.values()), ""))
         self._shown_on.close()
         with suppress(*driver.connection_gone):
             self._connection.close()
 
     def _store_end(self, errors: Mapping[str, str]) -> None:
-        """Stores the end of the lease. If the lock's connection is gone, uses a new connection.
-
-        ``errors`` is ``{stream: error text}``.
-        """
+        """Stores the end of the lease. If the lock's connection is gone, uses a new connection."""
         if self._owner is None:
             return
         try:
@@ -135,13 +131,13 @@ class ReaderLock:
                 try:
                     with self._connection.cursor() as cursor:
                         if self._owner is not None:
-                            self._requests = sign_of_life(cursor, self._owner)
+                            self._requests = store_heartbeat(cursor, self._owner)
                             self._end_unhandled(cursor, self._owner)
                 except driver.DatabaseError as error:
                     if not driver.still_works(error):
                         raise
                     log.debug("reader.beat_failed", reader=self._reader, error=driver.explain(error))
-                self._show()
+                self._store_row()
                 self._stop.wait(stream_settings().heartbeat_seconds)
         except driver.DatabaseError as error:
             log.warning("reader.lock_lost", reader=self._reader, error=str(error).strip())
@@ -156,8 +152,8 @@ class ReaderLock:
             if stream not in self._handled:
                 end_retry(cursor, owner, request, "none handled: the reader's process has no handler of this stream")
 
-    def _show(self, close_reason: str = "", error: str = "") -> None:
-        """Writes the reader's row to the table of readers. Database errors are logged and do not stop the reader."""
+    def _store_row(self, close_reason: str = "", error: str = "") -> None:
+        """Database errors are logged and do not stop the reader."""
         row = {
             "key": reader_row_key(self._reader),
             "name": self._reader,

@@ -38,13 +38,13 @@ class Reader:
         self._handlers = list(handlers) if handlers is not None else handlers_of(name)
         for handler in self._handlers:
             handler.check_stream()
-        self._using = self._one_database({one.streams_database for one in self._handlers}, "read streams of")
-        effects = {one.effects_database for one in self._handlers}
+        self._using = self._one_database({handler.streams_database for handler in self._handlers}, "read streams of")
+        effects = {handler.effects_database for handler in self._handlers}
         self._effects_using = self._one_database(effects, "have their effects in")
         self._stopping = threading.Event()
         self._database_lost = Condition(log, "reader.database_lost", "reader.database_back", reader=name)
         self._round_over = threading.Event()
-        self._lanes: list[HandlerLoop] = []
+        self._loops: list[HandlerLoop] = []
         self._counts = [0, 0]
         self.is_positioned = threading.Event()
         """An event that is set once the name is held and every handler has a stored cursor."""
@@ -70,32 +70,32 @@ class Reader:
         """Ends ``run`` after the current chunk. May be called from any thread or from a signal handler."""
         self._stopping.set()
         self._round_over.set()
-        for lane in self._lanes:
-            lane.wake()
+        for loop in self._loops:
+            loop.wake()
 
     @property
     def facts_handled(self) -> int:
         """The number of facts that were handled in this run."""
-        return self._counts[0] + sum(lane.facts_handled for lane in self._lanes)
+        return self._counts[0] + sum(loop.facts_handled for loop in self._loops)
 
     @property
     def facts_parked(self) -> int:
         """The number of facts that were stored as dead letters in this run."""
-        return self._counts[1] + sum(lane.facts_parked for lane in self._lanes)
+        return self._counts[1] + sum(loop.facts_parked for loop in self._loops)
 
     def positions(self) -> Mapping[str, Mapping[str, int]]:
         """Returns the positions up to which the reader has handled facts, as ``{stream: {writer: position}}``."""
-        return {lane.handler.stream: lane.positions() for lane in self._lanes}
+        return {loop.handler.stream: loop.positions() for loop in self._loops}
 
-    def begun_now(self) -> list[str]:
+    def started_at_now(self) -> list[str]:
         """Returns the streams on which the reader had no cursor and began at the present end. It skips their older facts."""
-        return [lane.handler.stream for lane in self._lanes if lane.is_new and lane.handler.begin is Begin.NOW]
+        return [loop.handler.stream for loop in self._loops if loop.is_new and loop.handler.begin is Begin.NOW]
 
-    def _one_database(self, found: set[str], what: str) -> str:
+    def _one_database(self, found: set[str], purpose: str) -> str:
         """Returns the only alias in ``found``. Raises ``BadHandler`` for several, because a reader has a lock in one database."""
         if len(found) > 1:
             raise BadHandler(
-                f"The handlers of reader {self.name!r} {what} different databases ({', '.join(sorted(found))}): give those "
+                f"The handlers of reader {self.name!r} {purpose} different databases ({', '.join(sorted(found))}): give those "
                 f"of each a reader of their own."
             )
         return found.pop() if found else stream_settings().database
@@ -105,7 +105,7 @@ class Reader:
     def _run(self, *, until_caught_up: bool) -> None:
         retry_seconds = FIRST_RETRY_SECONDS
         while not self._stopping.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             try:
                 if self._hold_and_follow(until_caught_up=until_caught_up):
                     return
@@ -113,7 +113,7 @@ class Reader:
                 raise
             except driver.DatabaseError as error:
                 self._database_lost.begins(driver.explain(error))
-            if time.monotonic() - began > LONGEST_RETRY_SECONDS:
+            if time.monotonic() - started > LONGEST_RETRY_SECONDS:
                 retry_seconds = FIRST_RETRY_SECONDS
             self._stopping.wait(retry_seconds)
             retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
@@ -128,7 +128,7 @@ class Reader:
             shown_in=self._using,
             handled={handler.stream for handler in self._handlers},
         )
-        owner = lock.take()
+        owner = lock.acquire()
         self._database_lost.ends()
         log.info("reader.runs", reader=self.name, lease=owner.lease)
         try:
@@ -141,7 +141,7 @@ class Reader:
 
         Omits ``ReaderFenced``, which only means that another process now runs the reader.
         """
-        found = {lane.handler.stream: lane.error for lane in self._lanes if lane.error is not None}
+        found = {loop.handler.stream: loop.error for loop in self._loops if loop.error is not None}
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
     def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
@@ -149,10 +149,10 @@ class Reader:
             # A writer's first fact is covered only when a looker has stored its row, and nobody may have looked since.
             look_now(self._using, even_if_led=True)
         self._begin_round(owner, lock, until_caught_up=until_caught_up)
-        listener = PositionListener(self._wake_lanes, self._using, f"reader {self.name}")
+        listener = PositionListener(self._wake, self._using, f"reader {self.name}")
         listener.start()
         try:
-            threads = [threading.Thread(target=lane.run, args=(self._lane_ended,)) for lane in self._lanes]
+            threads = [threading.Thread(target=loop.run, args=(self._loop_ended,)) for loop in self._loops]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -160,7 +160,7 @@ class Reader:
         finally:
             self._end_round()
             listener.stop()
-        errors = [lane.error for lane in self._lanes if lane.error is not None]
+        errors = [loop.error for loop in self._loops if loop.error is not None]
         # The lock was lost together with its connection. Another process may have taken the name and fenced our loops. In
         # this case the next attempt to lock the name raises ReaderNameTaken.
         if lock.lost.is_set() and all(isinstance(error, ReaderFenced) for error in errors):
@@ -174,27 +174,27 @@ class Reader:
         self._round_over = threading.Event()
         if self._stopping.is_set():
             self._round_over.set()
-        self._lanes = [self._lane(handler, owner, lock, until_caught_up=until_caught_up) for handler in self._handlers]
+        self._loops = [self._loop(handler, owner, lock, until_caught_up=until_caught_up) for handler in self._handlers]
 
-    def _lane(self, handler: Handler, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> HandlerLoop:
+    def _loop(self, handler: Handler, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> HandlerLoop:
         retries = AskedRetries(handler, owner, lock.waiting_request)
-        return HandlerLoop(handler, owner, self._round_over, self._lane_began, retries, until_caught_up=until_caught_up)
+        return HandlerLoop(handler, owner, self._round_over, self._positioned, retries, until_caught_up=until_caught_up)
 
     def _end_round(self) -> None:
         self._round_over.set()
-        for lane in self._lanes:
-            lane.wake()
+        for loop in self._loops:
+            loop.wake()
 
-    def _lane_began(self) -> None:
-        if self._lanes and all(lane.cursor is not None for lane in self._lanes):
+    def _positioned(self) -> None:
+        if self._loops and all(loop.cursor is not None for loop in self._loops):
             self.is_positioned.set()
 
-    def _lane_ended(self) -> None:
+    def _loop_ended(self) -> None:
         """Ends all handler loops if a loop has ended with an error. So an error on one stream stops the whole reader."""
-        if any(lane.error is not None for lane in self._lanes):
+        if any(loop.error is not None for loop in self._loops):
             self._end_round()
 
-    def _wake_lanes(self, streams: list[str]) -> None:
-        for lane in self._lanes:
-            if not streams or lane.handler.stream in streams:  # an empty list: notifications may have been lost
-                lane.wake()
+    def _wake(self, streams: list[str]) -> None:
+        for loop in self._loops:
+            if not streams or loop.handler.stream in streams:  # an empty list: notifications may have been lost
+                loop.wake()

@@ -80,10 +80,10 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
                 kept = read_cursor(cursor, reader, stream)
                 goal = _goal(streams_cursor, reader, stream, token)
                 done.append(Resynced(stream, None if kept is None else kept[0], goal))
-            for one in done:
-                _store(cursor, reader, one, (epoch, by))
-    for one in done:
-        log.warning("reader.resynced", reader=reader, stream=one.stream, was=str(one.was), now=str(one.now), by=by)
+            for new in done:
+                _store(cursor, reader, new, (epoch, by))
+    for new in done:
+        log.warning("reader.resynced", reader=reader, stream=new.stream, was=str(new.was), now=str(new.now), by=by)
     return done
 
 
@@ -126,15 +126,15 @@ def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> V
     return wanted
 
 
-def _store(cursor: Any, reader: str, one: Resynced, epoch_and_by: tuple[str, str]) -> None:
+def _store(cursor: Any, reader: str, new: Resynced, epoch_and_by: tuple[str, str]) -> None:
     epoch, by = epoch_and_by
-    was = one.was or VectorToken(0)
+    was = new.was or VectorToken(0)
     given = {
         "reader": reader,
-        "stream": one.stream,
-        "base": one.now.base,
-        "entries": orjson.dumps(dict(one.now.entries)).decode(),
-        "from_base": None if one.was is None else was.base,
+        "stream": new.stream,
+        "base": new.now.base,
+        "entries": orjson.dumps(dict(new.now.entries)).decode(),
+        "from_base": None if new.was is None else was.base,
         "from_entries": orjson.dumps(dict(was.entries)).decode(),
         "epoch": epoch,
         "by": by,

@@ -31,7 +31,6 @@ __all__ = ["HandlerLoop"]
 
 log = get_logger(__name__)
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 5.0
-After = Callable[[VectorToken, Chunk], VectorToken]
 
 
 class HandlerLoop:
@@ -45,7 +44,7 @@ class HandlerLoop:
         handler: Handler,
         owner: Owner,
         stop: threading.Event,
-        began: Callable[[], None],
+        positioned: Callable[[], None],
         retries: AskedRetries,
         *,
         until_caught_up: bool = False,
@@ -58,7 +57,7 @@ class HandlerLoop:
         self.facts_handled = self.facts_parked = 0
         self._owner = owner
         self._stop = stop
-        self._began = began
+        self._positioned = positioned
         self._retries = retries
         self._using = handler.effects_database
         self._streams_using = handler.streams_database
@@ -90,22 +89,18 @@ class HandlerLoop:
         except BaseException as error:  # noqa: BLE001 - the reader raises it in its own thread
             self.error = error
         finally:
-            self._close()
+            self._ahead.shutdown(wait=True, cancel_futures=True)
+            self._source.close()
+            connections.close_all()  # of this thread
             ended()
-
-    def _close(self) -> None:
-        """Closes the database connections of the loop's thread, in which it must be called."""
-        self._ahead.shutdown(wait=True, cancel_futures=True)
-        self._source.close()
-        connections.close_all()
 
     def _run(self) -> None:
         """Follows the stream. After each loss of the database connection, continues from the stored cursor."""
         retry_seconds = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
-                delivery = self._begin()
-                self._began()
+                delivery = self._open_delivery()
+                self._positioned()
                 self._database_lost.ends()
                 retry_seconds = FIRST_RETRY_SECONDS
                 self._follow(delivery)
@@ -118,14 +113,14 @@ class HandlerLoop:
                 self._database_lost.begins(driver.explain(error))
                 self._source.close()
                 connections.close_all()
-                if self._pause(retry_seconds):
+                if self._stop.wait(retry_seconds):
                     return
                 retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
-    def _begin(self) -> Delivery:
-        """Reads the stored cursor, or stores a first cursor. Returns the ``Delivery`` that begins at this cursor."""
+    def _open_delivery(self) -> Delivery:
+        """Begins at the stored cursor, or stores a first cursor."""
         handler = self.handler
-        first, epoch = self._source.begin(), self._source.epoch()
+        first, epoch = self._source.first_token(), self._source.epoch()
         with (
             _as_connection_lost(),
             transaction.atomic(using=self._using, durable=True),
@@ -138,7 +133,7 @@ class HandlerLoop:
             self._check_epoch(cursor, kept[1], epoch)
             self._source.check_given_out(kept[0])
         self.cursor = kept[0]
-        return Delivery(handler, self._owner, kept[0], self._pause, self._using)
+        return Delivery(handler, self._owner, kept[0], self._stop.wait, self._using)
 
     def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
         """Raises ``EpochChanged`` if the database was restored but the handler's effects were not.
@@ -162,8 +157,9 @@ class HandlerLoop:
             while not self._stop.is_set():
                 if not batch.is_last:
                     ahead = self._ahead.submit(self._source.next, batch.cursor)  # read while this batch is handled
-                self._take(delivery, batch)
-                has_more = self._retry_asked()
+                self._deliver(delivery, batch)
+                with _as_connection_lost():
+                    has_more = self._retries.go_on(self._stop)
                 if ahead is not None:
                     batch, ahead = ahead.result(), None
                     continue
@@ -175,20 +171,26 @@ class HandlerLoop:
                 batch = self._source.next(batch.cursor)
             if self.cursor is not None:
                 delivery.store(self.cursor)
-            self._leave_retries()
+            with _as_connection_lost():
+                self._retries.leave()
         finally:
             if ahead is not None:
                 ahead.cancel()
                 wait([ahead])
 
-    def _take(self, delivery: Delivery, batch: Batch) -> None:
+    def _deliver(self, delivery: Delivery, batch: Batch) -> None:
         if batch.rows:
-            chunk = Chunk(self.handler.stream, batch.rows, self._streams_using)
 
             def after(cursor: VectorToken, part: Chunk) -> VectorToken:
                 return cursor.after_partial_read(batch.target, part.rows[-1].token)
 
-            self._deliver(delivery, chunk, after, batch.cursor)
+            try:
+                delivery.deliver(Chunk(self.handler.stream, batch.rows, self._streams_using), after, batch.cursor)
+                self._delays.handled(batch.rows[-1].token)
+            finally:
+                handled, parked = delivery.pop_counts()
+                self.facts_handled += handled
+                self.facts_parked += parked
         self.cursor = batch.cursor
 
     def _wait_for_news(self, delivery: Delivery, cursor: VectorToken) -> None:
@@ -206,32 +208,10 @@ class HandlerLoop:
             delivery.store(cursor)
             self._store_due = time.monotonic() + beat_seconds
 
-    def _deliver(self, delivery: Delivery, chunk: Chunk, after: After, upto: VectorToken) -> None:
-        try:
-            delivery.deliver(chunk, after, upto)
-            self._delays.handled(chunk.rows[-1].token)
-        finally:
-            handled, parked = delivery.take_counts()
-            self.facts_handled += handled
-            self.facts_parked += parked
-
-    def _retry_asked(self) -> bool:
-        """Retries dead letters for a while, if an operator has asked for it. Returns true if further dead letters are waiting."""
-        with _as_connection_lost():
-            return self._retries.go_on(self._stop)
-
-    def _leave_retries(self) -> None:
-        with _as_connection_lost():
-            self._retries.leave()
-
-    def _pause(self, seconds: float) -> bool:
-        """Waits for ``seconds`` seconds, or until the loop's ``stop`` is set. Returns true if ``stop`` is set."""
-        return self._stop.wait(seconds)
-
 
 @contextmanager
 def _as_connection_lost() -> Iterator[None]:
-    """Turns an error whose cause is a database error, raised inside the ``with`` block, into ``ConnectionLost``."""
+    """Raises ``ConnectionLost`` for an error whose cause is one of the database."""
     try:
         yield
     except Exception as error:

@@ -21,7 +21,7 @@ from streams.epochs import check_epoch, current_epoch, is_standby
 from streams.errors import EpochChanged
 from streams.follow.handlers import Begin, Handler
 from streams.reading import watcher
-from streams.reading.looked_positions import looked_positions_and_sequence
+from streams.reading.looked_positions import seen_positions_and_sequence
 from streams.reading.possible_positions import positions_and_sequence
 from streams.reading.rows import StoredPosition
 from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
@@ -58,7 +58,7 @@ def _present(
     A reader's cursor lies in the database, so the reader looks for itself, unless this process keeps values that follow the
     stored positions.
     """
-    read = positions_and_sequence if watcher.keeps_values(using) else looked_positions_and_sequence
+    read = positions_and_sequence if watcher.keeps_values(using) else seen_positions_and_sequence
     stored, given_out = read(cursor, declaration)
     # Drops cached values that these facts make outdated, before a handler uses them.
     watcher.before_shown({declaration.name: stored}, using)
@@ -83,7 +83,7 @@ class TableSource:
         self._target: VectorToken | None = None
         self.writers: tuple[str, ...] = ()
 
-    def begin(self) -> VectorToken:
+    def first_token(self) -> VectorToken:
         """Returns the token at which a reader without a stored cursor starts. The handler's option ``begin`` decides.
 
         Also makes the next call of ``next`` look, because the database may have been restored.
@@ -96,7 +96,6 @@ class TableSource:
             return present_token(cursor, self._handler.stream, self._handler.view)
 
     def epoch(self) -> str:
-        """Returns the present epoch of the streams' database."""
         with self._connection.cursor() as cursor:
             return current_epoch(cursor)
 
@@ -131,13 +130,12 @@ class TableSource:
         """
         with self._connection.cursor() as cursor:
             if self._target is None or next_range(after, self._target) is None:
-                self._target = self._look(cursor, after)
+                self._target = self._read_target(cursor, after)
             # The positions are read before the rows. In the other order, the rows are read, fact 5 commits, its position is
             # stored and read, and the cursor moves past fact 5, which is not among the rows.
             return self._read(cursor, after, self._target)
 
-    def _look(self, cursor: Any, after: VectorToken) -> VectorToken:
-        """Returns the token up to which facts may be delivered now."""
+    def _read_target(self, cursor: Any, after: VectorToken) -> VectorToken:
         stored, given_out = _present(cursor, self._declaration, self._using)
         self._check_given_out(cursor, after, given_out)
         self.writers = tuple(stored)

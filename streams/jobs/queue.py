@@ -74,9 +74,9 @@ def requeue_killed(lock: JobLock, using: str) -> list[int]:
 class _QueueListener(NotifyListener[None]):
     """A listener for notifications that a job was queued. It ignores the payload: the table of jobs says which jobs wait."""
 
-    def take(self, heard: Sequence[tuple[int, str]]) -> list[None]:
+    def parse(self, notifications: Sequence[tuple[int, str]]) -> list[None]:
         """Returns ``[None]`` if ``heard`` has a notification, otherwise an empty list. The server is woken once for each item."""
-        return [None] if heard else []
+        return [None] if notifications else []
 
 
 class JobServer:

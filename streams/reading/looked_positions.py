@@ -20,10 +20,10 @@ from streams.holds.look import Seen, look_where_possible
 from streams.reading.possible_positions import positions_and_sequence, possible_positions
 from streams.reading.rows import StoredPosition
 
-__all__ = ["looked_positions", "looked_positions_and_sequence"]
+__all__ = ["seen_positions", "seen_positions_and_sequence"]
 
 
-def looked_positions(cursor: Any, streams: Collection[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
+def seen_positions(cursor: Any, streams: Collection[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
     """Returns ``{stream: {writer: position}}`` as ``possible_positions`` does, or the positions of a look if they are higher.
 
     A writer's first fact is not covered before a looker has stored its row.
@@ -33,10 +33,10 @@ def looked_positions(cursor: Any, streams: Collection[str] | None = None) -> dic
     return {stream: _raised(stored, seen.get(stream)) for stream, stored in found.items()}
 
 
-def looked_positions_and_sequence(
+def seen_positions_and_sequence(
     cursor: Any, declaration: StreamDeclaration
 ) -> tuple[dict[str, StoredPosition], int | None]:
-    """Returns the positions of one stream as ``looked_positions`` does, and the last value of its sequence.
+    """Returns the positions of one stream as ``seen_positions`` does, and the last value of its sequence.
 
     The value is None as in ``positions_and_sequence``.
     """

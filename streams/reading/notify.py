@@ -25,22 +25,22 @@ __all__ = ["NotifyListener"]
 log = get_logger(__name__)
 T = TypeVar("T")
 RETRY_SECONDS = 0.2
-#: A connection for the queries of ``take`` is closed after it was not used for this time.
+#: A connection for the queries of ``parse`` is closed after it was not used for this time.
 ASKING_SECONDS = 5.0
 
 
 class NotifyListener(Generic[T]):
-    """A thread that receives the notifications of a channel, and calls ``on_heard`` with what ``take`` returns for them.
+    """A thread that receives the notifications of a channel, and calls ``on_items`` with what ``parse`` returns for them.
 
     A call with an empty list means that notifications may be lost, so everything must be read again. This call follows
-    each (re)connection, and each call of ``on_heard`` that raised an error. A subclass defines ``take``, which must
-    check the notifications, because every role that may connect can send them. ``on_heard`` runs in the listener's
+    each (re)connection, and each call of ``on_items`` that raised an error. A subclass defines ``parse``, which must
+    check the notifications, because every role that may connect can send them. ``on_items`` runs in the listener's
     thread and must be quick.
     """
 
-    def __init__(self, channel: str, on_heard: Callable[[list[T]], None], using: str | None, name: str) -> None:
+    def __init__(self, channel: str, on_items: Callable[[list[T]], None], using: str | None, name: str) -> None:
         self._channel = channel
-        self._on_heard = on_heard
+        self._on_items = on_items
         self._using = using
         self._name = name
         self._away = Condition(log, "notifications.connection_lost", "notifications.connected_again", listener=name)
@@ -61,20 +61,20 @@ class NotifyListener(Generic[T]):
         self._thread = threading.Thread(target=self._run, args=(wake_up,), name=name, daemon=True)
         self._thread.start()
 
-    def received(self, heard: Sequence[tuple[int, str]]) -> None:
-        """Reacts to a portion of notifications before ``take`` gets it. Must be quick."""
+    def received(self, notifications: Sequence[tuple[int, str]]) -> None:
+        """Reacts to a portion of notifications before ``parse`` gets it. Must be quick."""
 
-    def take(self, heard: Sequence[tuple[int, str]]) -> list[T]:
-        """Parses and checks the received notifications, which are pairs (PID of the sending session, payload).
+    def parse(self, notifications: Sequence[tuple[int, str]]) -> list[T]:
+        """Parses and checks notifications, which are pairs (PID of the sending session, payload).
 
-        Called in the listener's thread, and may use ``asking``. ``heard`` is empty if nothing was received, for example
-        when ``due_seconds`` have passed.
+        Called in the listener's thread, and may use ``asking``. ``notifications`` is empty if nothing was received, for
+        example when ``due_seconds`` have passed.
         """
         raise NotImplementedError
 
     @contextmanager
     def asking(self) -> Iterator[Any]:
-        """Yields a cursor for the queries of ``take``.
+        """Yields a cursor for the queries of ``parse``.
 
         The cursor's connection is closed when it was not used for ``ASKING_SECONDS``.
         """
@@ -88,18 +88,18 @@ class NotifyListener(Generic[T]):
         return bool(self._connection.is_behind)
 
     def due_seconds(self) -> float | None:
-        """Returns the seconds after which ``take`` is called even if nothing is received. None means never."""
+        """Returns the seconds after which ``parse`` is called even if nothing is received. None means never."""
         return None
 
     def connected(self) -> None:
         """Reacts to a new connection that listens.
 
-        ``on_heard`` will be called next with an empty list, so the subclass may discard all notifications that it
+        ``on_items`` will be called next with an empty list, so the subclass may discard all notifications that it
         received before.
         """
 
     def lost(self) -> None:
-        """Reacts to the loss of the connection. Nothing is received until ``on_heard`` is called with an empty list."""
+        """Reacts to the loss of the connection. Nothing is received until ``on_items`` is called with an empty list."""
 
     def nudge(self) -> None:
         """Requests an immediate call of ``nudged`` in the listener's thread.
@@ -153,7 +153,7 @@ class NotifyListener(Generic[T]):
                 connected = False
                 # Without a connection a nudge is discarded, because the empty list after the reconnection replaces it.
                 if driver.ready_to_read([wake_up], RETRY_SECONDS):
-                    self._take_nudge(wake_up)
+                    self._clear_nudge(wake_up)
 
     def _wait_for_notifications(self, wake_up: WakeUp) -> None:
         waits = RETRY_SECONDS if self._missed else self.due_seconds()
@@ -163,17 +163,17 @@ class NotifyListener(Generic[T]):
         if time.monotonic() >= self._asked_at + ASKING_SECONDS:
             self._asked_at = math.inf
             self._connection_to_ask.close()
-        if wake_up in ready and self._take_nudge(wake_up):
+        if wake_up in ready and self._clear_nudge(wake_up):
             self._call(self.nudged)
         if self._stopping.is_set():
             return
         received = self._connection.receive()
         self.received(received)
-        heard = self.take(received)
-        if heard or self._missed:
-            self._deliver(heard)
+        items = self.parse(received)
+        if items or self._missed:
+            self._deliver(items)
 
-    def _take_nudge(self, wake_up: WakeUp) -> bool:
+    def _clear_nudge(self, wake_up: WakeUp) -> bool:
         """Empties the wake-up pipe. Returns true if ``nudge`` was called since the pipe was emptied last."""
         wake_up.hush()
         # The flag is cleared after the pipe was read. In the other order, A clears the flag, B sets it and writes a byte, and A
@@ -181,14 +181,13 @@ class NotifyListener(Generic[T]):
         nudged, self._is_nudged = self._is_nudged, False
         return nudged
 
-    def _deliver(self, heard: list[T]) -> None:
-        """Calls ``on_heard``. If ``on_heard`` raises an error, listening goes on, and the next call gets an empty list."""
-        if self._call(lambda: self._on_heard([] if self._missed else heard)):
+    def _deliver(self, items: list[T]) -> None:
+        if self._call(lambda: self._on_items([] if self._missed else items)):
             self._missed = False
 
-    def _call(self, back: Callable[[], None]) -> bool:
+    def _call(self, callback: Callable[[], None]) -> bool:
         try:
-            back()
+            callback()
         except Exception as error:
             if isinstance(error, driver.database_gone) and not driver.still_works(error):
                 log.warning("notifications.database_lost", listener=self._name, error=driver.explain(error))

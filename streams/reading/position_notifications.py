@@ -16,12 +16,12 @@ from streams.reading import looker
 from streams.reading.hints import CHANNEL
 from streams.reading.notify import NotifyListener
 
-__all__ = ["CHANNEL", "LOOK_GAP_SECONDS", "PositionListener"]
+__all__ = ["CHANNEL", "READ_GAP_SECONDS", "PositionListener"]
 
 #: Least time between two reads of the table. The first read is made at once. The looker stores positions no faster than this.
-LOOK_GAP_SECONDS = 0.004
+READ_GAP_SECONDS = 0.004
 #: While notifications wait in the server's queue, the table is read this often. So a flood delays no position for longer.
-BEHIND_LOOK_SECONDS = 0.1
+BEHIND_READ_SECONDS = 0.1
 
 
 class PositionListener(NotifyListener[str]):
@@ -33,7 +33,7 @@ class PositionListener(NotifyListener[str]):
     def __init__(self, on_streams: Callable[[list[str]], None], using: str | None = None, name: str = "reader") -> None:
         super().__init__(CHANNEL, on_streams, using, f"notifications {name}")
         self._waiting: set[str] = set()
-        self._look_due = self._behind_due = 0.0
+        self._read_due = self._behind_due = 0.0
         self._alias = using or stream_settings().database
 
     def start(self) -> None:
@@ -42,35 +42,33 @@ class PositionListener(NotifyListener[str]):
         looker.join(self._alias, self)
 
     def stop(self) -> None:
-        """Stops to listen, and to look."""
         looker.leave(self._alias, self)
         super().stop()
 
-    def received(self, heard: Sequence[tuple[int, str]]) -> None:
+    def received(self, notifications: Sequence[tuple[int, str]]) -> None:
         """Passes the notifications to the looker, which knows hints among them."""
-        if heard:
-            looker.heard(self._alias, self, heard)
+        if notifications:
+            looker.heard(self._alias, self, notifications)
 
-    def take(self, heard: Sequence[tuple[int, str]]) -> list[str]:
-        """Returns the known streams among the notifications, in turns that are ``LOOK_GAP_SECONDS`` apart."""
-        self._waiting.update(name for _, name in heard if lookup.find(name) is not None)
+    def parse(self, notifications: Sequence[tuple[int, str]]) -> list[str]:
+        """Returns the known streams among the notifications, in turns that are ``READ_GAP_SECONDS`` apart."""
+        self._waiting.update(name for _, name in notifications if lookup.find(name) is not None)
         now = time.monotonic()
         if self.is_behind and now >= self._behind_due:
             # Example: a role sends 120,000 notifications of 7.9 kB, and then positions are stored. Their notification arrives
             # seconds later, but the table has them now.
-            self._behind_due = now + BEHIND_LOOK_SECONDS
+            self._behind_due = now + BEHIND_READ_SECONDS
             self._waiting.update(lookup.names())
-        if not self._waiting or now < self._look_due:
+        if not self._waiting or now < self._read_due:
             return []
-        self._look_due = now + LOOK_GAP_SECONDS
+        self._read_due = now + READ_GAP_SECONDS
         names, self._waiting = sorted(self._waiting), set()
         return names
 
     def due_seconds(self) -> float | None:
         """Returns the seconds until waiting streams may be read from the table, or None if no stream waits."""
-        return max(0.0, self._look_due - time.monotonic()) if self._waiting else None
+        return max(0.0, self._read_due - time.monotonic()) if self._waiting else None
 
     def connected(self) -> None:
-        """Discards what was received before, because all positions are about to be read from the table."""
-        self._waiting = set()
+        self._waiting = set()  # all positions are about to be read from the table
         looker.heard(self._alias, self, None)

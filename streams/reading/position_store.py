@@ -145,12 +145,12 @@ _LOCKED = "end the transaction that alters the stream's sequence or table; pg_lo
 #: may have such facts.
 _OF_A_ROW = frozenset({"22", "23", "54"})
 #: A look on a standby (``object_not_in_prerequisite_state``) or in a transaction that keeps its snapshot.
-_NO_LOOK_AT_ALL = frozenset({"55000", "25000"})
+_NO_STREAM_READABLE = frozenset({"55000", "25000"})
 
 
 def _is_of_one_stream(error: BaseException) -> bool:
     """Returns true if other streams can be looked at."""
-    return driver.still_works(error) and driver.sqlstate(error) not in _NO_LOOK_AT_ALL
+    return driver.still_works(error) and driver.sqlstate(error) not in _NO_STREAM_READABLE
 
 
 class Unconfirmed(Exception):
@@ -224,8 +224,8 @@ class PositionStore:
             self._retire_due = now + RETIRE_EVERY_SECONDS
             _retire(cursor)
         everything = everything or self._unconfirmed
-        seen = self._look(cursor, now)
-        moved = [stream for stream, here in seen.items() if everything or self._stored.get(stream) != here]
+        seen = self._see(cursor, now)
+        moved = [stream for stream, at in seen.items() if everything or self._stored.get(stream) != at]
         if not moved:
             return []
         rows, marks = self._read_rows(cursor, moved)
@@ -236,7 +236,7 @@ class PositionStore:
         self.is_behind = False
         for stream in list(moved):
             try:
-                seen[stream] = self._find(cursor, stream, seen[stream], rows[stream], rises)
+                seen[stream] = self._find_rises(cursor, stream, seen[stream], rows[stream], rises)
             except driver.DatabaseError as error:
                 self._block(stream, now, error)
                 self._tables.pop(stream, None)
@@ -250,7 +250,7 @@ class PositionStore:
             written = self._write_each(cursor, moved, rises, now)
         for stream in moved:
             # Rows that another session held, or that were refused, must be found again by the next call.
-            if written[stream] == sum(stream == one for one, *_ in (*rises.raised, *rises.entered)):
+            if written[stream] == sum(stream == name for name, *_ in (*rises.raised, *rises.entered)):
                 self._stored[stream] = seen[stream]
                 self._known[stream] = _active(rows[stream])
                 others = seen[stream].position_of_others(self._known[stream])
@@ -262,7 +262,7 @@ class PositionStore:
 
     # --- look -----------------------------------------------------------------------------------------------------
 
-    def _look(self, cursor: Any, now: float) -> dict[str, Seen]:
+    def _see(self, cursor: Any, now: float) -> dict[str, Seen]:
         """Looks at all held streams but those that cannot be read at present.
 
         An open ALTER SEQUENCE, or a sequence or table of another role, must stop no other stream.
@@ -297,7 +297,7 @@ class PositionStore:
 
     # --- what changes ---------------------------------------------------------------------------------------------
 
-    def _find(self, cursor: Any, stream: str, seen: Seen, rows: Mapping[str, _Row], rises: _Rises) -> Seen:
+    def _find_rises(self, cursor: Any, stream: str, seen: Seen, rows: Mapping[str, _Row], rises: _Rises) -> Seen:
         """Finds the rows of one stream that this look raises, and the writers that it learns.
 
         Returns what was seen, or less, if there are too many facts for one look. The next one goes on from there.
@@ -310,8 +310,8 @@ class PositionStore:
             self._others[stream] = before
         # A writer that was retired since may have had an append open, and committed it by now.
         known = self._known.get(stream, ())
-        gone = [rows[writer].position for writer in known if writer in rows and writer not in active]
-        self._others[stream] = before = min([before, *gone])
+        retired = [rows[writer].position for writer in known if writer in rows and writer not in active]
+        self._others[stream] = before = min([before, *retired])
 
         def lows() -> list[int]:
             rising = [rows[writer].position for writer in active if found[writer] > rows[writer].position]
@@ -355,8 +355,8 @@ class PositionStore:
             for sister in moved:
                 is_new = writer not in rows[sister] and (sister, writer) not in known
                 if is_new and self._sequences[sister] == self._sequences[stream]:
-                    here = seen[sister]
-                    position = min(here.position_of(writer), here.position_of_others(_active(rows[sister])))
+                    at = seen[sister]
+                    position = min(at.position_of(writer), at.position_of_others(_active(rows[sister])))
                     rises.entered.append((sister, writer, self._signs[sister] * position, None, 0))
 
     def _last_facts(

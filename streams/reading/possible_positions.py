@@ -42,7 +42,7 @@ FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
 """
 #: (stream, writer) -> the wrong position that was logged last for this writer.
-_told: dict[tuple[str, str], int] = {}
+_logged: dict[tuple[str, str], int] = {}
 
 
 class At(Protocol):
@@ -93,7 +93,7 @@ def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
     }
     cursor.execute(_GIVEN_OUT, {"names": list(sequences), "sequences": list(sequences.values())})
     found = {name: last_value for name, last_value in cursor.fetchall() if last_value is not None}
-    return {name: max(last_value, 1) for name, last_value in _begun(cursor, found, sequences, found).items()}
+    return {name: max(last_value, 1) for name, last_value in _true_values(cursor, found, sequences, found).items()}
 
 
 def _read(
@@ -121,10 +121,10 @@ def _read(
         if last_value is not None:
             given_out[stored.stream] = last_value
     beyond = {name for name, stored in found.items() if any(at.position > 1 for at in stored.values())}
-    return found, _begun(cursor, given_out, sequences, beyond)
+    return found, _true_values(cursor, given_out, sequences, beyond)
 
 
-def _begun(
+def _true_values(
     cursor: Any, given_out: Mapping[str, int], sequences: Mapping[str, str], streams: Collection[str]
 ) -> dict[str, int]:
     """Returns ``given_out`` with the true values of sequences that were set and have given out no ID since.
@@ -151,8 +151,8 @@ def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str,
         at = stored[writer]
         before = known[writer].position if writer in known else lowest
         held[writer] = replace(at, position=min(before, given_out))
-        if _told.get((at.stream, writer)) != at.position:
-            _told[at.stream, writer] = at.position
+        if _logged.get((at.stream, writer)) != at.position:
+            _logged[at.stream, writer] = at.position
             log.error(
                 "stream.position_above_sequence",
                 stream=at.stream, writer=writer, position=at.position, sequence=given_out,

@@ -88,5 +88,4 @@ def forget_readers(cursor: Any) -> None:
 
 
 def remove_reader(cursor: Any, key: str) -> None:
-    """Deletes the reader's row."""
     cursor.execute(_REMOVE, {"key": key})

@@ -71,16 +71,16 @@ class TrustedSessions:
     def __init__(self) -> None:
         self._strangers: dict[int, float] = {}
 
-    def of(self, sessions: Collection[int], cursor: Cursor) -> set[int]:
+    def among(self, sessions: Collection[int], cursor: Cursor) -> set[int]:
         """Returns the trusted sessions among ``sessions``: their roles may write positions. Raises ``DatabaseError``."""
         now = time.monotonic()
-        unknown = {one for one in sessions if self._strangers.get(one, -math.inf) + FRESH_SECONDS < now}
+        unknown = {session for session in sessions if self._strangers.get(session, -math.inf) + FRESH_SECONDS < now}
         if not unknown:
             return set()
         with cursor() as asking:
             asking.execute(_TRUSTED, {"sessions": sorted(unknown)})
             trusted = {row[0] for row in asking.fetchall()}
         if len(self._strangers) > _MOST_SESSIONS:
-            self._strangers = {one: at for one, at in self._strangers.items() if one in sessions}
+            self._strangers = {session: at for session, at in self._strangers.items() if session in sessions}
         self._strangers |= dict.fromkeys(unknown - trusted, now)
         return trusted

@@ -5,7 +5,7 @@ listens for notifications, and a connection on which rows are read. The watcher 
 generations. Its subscribers are the caches, the notifier, and the callers that wait for positions.
 
 No code of this process may see a position before each subscriber has applied it. So each batch of notifications has two
-phases: first ``before`` of all subscribers is called, then ``shown`` of all subscribers. Followers, and all code that reads
+phases: first ``apply`` of all subscribers is called, then ``publish`` of all subscribers. Followers, and all code that reads
 the table of positions, get positions in another way. They call ``before_shown`` before they show
 or use a position.
 
@@ -58,21 +58,21 @@ class Subscriber:
 
     rank: ClassVar[Rank]
     watcher: PositionWatcher
-    is_hearing = False
+    is_current = False
     """True while the subscriber has applied everything that was received, and nothing can have been lost."""
 
     def __init__(self, using: str) -> None:
         self.using = using
         #: Set once all positions were applied for the first time.
-        self.begun = threading.Event()
+        self.all_applied = threading.Event()
 
     def prepare(self) -> None:
-        """Does slow work before the first call of ``before``. Runs in the thread that first needs the subscriber.
+        """Does slow work before the first call of ``apply``. Runs in the thread that first needs the subscriber.
 
         May raise any error.
         """
 
-    def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
+    def apply(self, cursor: Any, found: Found, *, everything: bool) -> None:
         """Applies the facts up to these positions, before any code of this process sees one of the positions.
 
         If ``everything`` is true, ``found`` has the positions of all streams. That is so at the start and after an
@@ -80,13 +80,13 @@ class Subscriber:
         this method is called again.
         """
 
-    def shown(self, found: Found) -> None:
+    def publish(self, found: Found) -> None:
         """Shows the positions to the code that uses the subscriber. All subscribers have applied the positions before."""
 
     def lost(self, error: BaseException | None) -> None:
         """Reacts to an error, or to the loss of the connection (``error`` is None).
 
-        Until ``before`` is called with ``everything``, the subscriber must not rely on notifications.
+        Until ``apply`` is called with ``everything``, the subscriber must not rely on notifications.
         """
 
     def restored(self) -> None:
@@ -97,14 +97,19 @@ class Subscriber:
 
     def stop(self) -> None:
         """Ends the subscription. Must not be called by the watcher's thread."""
-        _unsubscribe(self)
+        with _guard:
+            watcher = _watchers.get(self.using)
+            if watcher is None or watcher.remove(self):
+                return
+            del _watchers[self.using]
+        watcher.close()
 
 
 class PositionWatcher(PositionListener):
     """The thread, the connections and the known positions of one database in this process."""
 
     def __init__(self, using: str) -> None:
-        super().__init__(self.heard, using, "positions")
+        super().__init__(self.apply_and_publish, using, "positions")
         self.is_away = False
         #: Held while facts are applied, so that each position is applied once and in order.
         self._applying = threading.RLock()
@@ -117,24 +122,19 @@ class PositionWatcher(PositionListener):
     # --- subscribers ----------------------------------------------------------------------------------------------
 
     def add(self, subscriber: Subscriber) -> None:
-        """Adds a subscriber. The watcher soon calls its ``before`` with all positions."""
+        """Adds a subscriber. The watcher soon calls its ``apply`` with all positions."""
         subscriber.watcher = self
         with self._applying:
-            self._subscribers = tuple(sorted([*self._subscribers, subscriber], key=lambda one: one.rank))
-            self.look_again()
+            self._subscribers = tuple(sorted([*self._subscribers, subscriber], key=lambda each: each.rank))
+            self.reread()
 
     def remove(self, subscriber: Subscriber) -> bool:
         """Removes a subscriber, which is not called after that. Returns true if other subscribers remain."""
         with self._applying:
-            self._subscribers = tuple(one for one in self._subscribers if one is not subscriber)
-            return self.is_used
+            self._subscribers = tuple(other for other in self._subscribers if other is not subscriber)
+            return bool(self._subscribers)
 
-    @property
-    def is_used(self) -> bool:
-        """True if there are subscribers."""
-        return bool(self._subscribers)
-
-    def look_again(self) -> None:
+    def reread(self) -> None:
         """Requests that all subscribers are soon called with all positions of the table."""
         self._is_behind = True
         self.nudge()
@@ -153,7 +153,6 @@ class PositionWatcher(PositionListener):
             yield cursor
 
     def close(self) -> None:
-        """Ends the thread and closes the connections."""
         self.stop()
         with self._applying:
             self._connection_for_rows.close()
@@ -170,59 +169,57 @@ class PositionWatcher(PositionListener):
     def catch_up(self, streams: Collection[str] | None = None) -> None:
         """Reads the stored positions of ``streams`` (None: of all streams), and has the subscribers apply them.
 
-        Does not raise errors. After an error ``lost`` of the subscribers is called, and later ``before`` with all positions.
+        Does not raise errors. After an error ``lost`` of the subscribers is called, and later ``apply`` with all positions.
         """
         if self.keeps_values():
             with self._applying:
-                error = self._apply(lambda cursor: self._look(cursor, streams))[1]
+                error = self._apply(lambda cursor: self._read(cursor, streams))[1]
             if error is not None:
                 self.nudge()
 
     def keeps_values(self) -> bool:
         """Returns true if a subscriber holds data that new positions may make outdated."""
-        return any(one.is_hearing and one.rank < Rank.WAITERS for one in self._subscribers)
+        return any(subscriber.is_current and subscriber.rank < Rank.WAITERS for subscriber in self._subscribers)
 
     def _is_known(self, stream: str, stored: Mapping[str, StoredPosition]) -> bool:
-        known, may_begin_anew = self.known(stream), _may_begin_anew(stream)
+        known, may_restart = self.known(stream), _may_restart(stream)
         for writer, at in stored.items():
-            here = known.get(writer)
-            if here is None or at.position > here.position:
+            ours = known.get(writer)
+            if ours is None or at.position > ours.position:
                 return False
-            if may_begin_anew and at.generation != here.generation:  # the same number may be of another generation
+            if may_restart and at.generation != ours.generation:  # the same number may be of another generation
                 return False
         return True
 
     # --- what is received -----------------------------------------------------------------------------------------
 
-    def heard(self, streams: Sequence[str]) -> None:
+    def apply_and_publish(self, streams: Sequence[str]) -> None:
         """Makes the subscribers apply and show the positions of these streams, or of all streams if the list is empty."""
         if not self._subscribers:
             return  # without subscribers the connection for rows is not opened
         with self._applying:
             everything = self._is_behind or not streams
             found, error = self._apply(
-                self._look_at_everything if everything else lambda cursor: self._look(cursor, streams),
+                self._read_all if everything else lambda cursor: self._read(cursor, streams),
                 everything=everything,
             )
-        for one in self._subscribers:
-            one.shown(found)
+        for subscriber in self._subscribers:
+            subscriber.publish(found)
         if error is not None:
             raise error  # the listener logs it, and calls again with an empty list
 
     def connected(self) -> None:
-        """Records that the connection listens again."""
         super().connected()
         self.is_away = False
 
     def lost(self) -> None:
-        """Records that the connection is lost, and reports the loss to all subscribers."""
         self.is_away = True
         self._lose(self._subscribers, None)
 
     def nudged(self) -> None:
         """Applies all positions if that was requested. Runs in the listener's thread."""
         if self._is_behind:
-            self.heard([])
+            self.apply_and_publish([])
 
     # --- apply, with ``_applying`` held ---------------------------------------------------------------------------
 
@@ -241,26 +238,26 @@ class PositionWatcher(PositionListener):
         if everything:
             self._is_behind = False  # before the calls, because each subscriber may request another read of everything
         failed: Exception | None = None
-        for one in self._subscribers:
+        for subscriber in self._subscribers:
             try:
                 with self.cursor() as cursor:  # one for each, so that an error of one does not affect the others
-                    one.before(cursor, found, everything=everything)
+                    subscriber.apply(cursor, found, everything=everything)
             except Exception as error:  # noqa: BLE001 - the caller decides
-                self._lose([one], error)
+                self._lose([subscriber], error)
                 failed = error
             else:
                 if everything:
-                    one.is_hearing = True  # last: no value may be kept before everything was applied
-                    one.begun.set()
+                    subscriber.is_current = True  # last: no value may be kept before everything was applied
+                    subscriber.all_applied.set()
         return found, failed
 
     def _lose(self, subscribers: Iterable[Subscriber], error: BaseException | None) -> None:
         self._is_behind = True
-        for one in subscribers:
-            one.is_hearing = False
-            one.lost(error)
+        for subscriber in subscribers:
+            subscriber.is_current = False
+            subscriber.lost(error)
 
-    def _look_at_everything(self, cursor: Any) -> Found:
+    def _read_all(self, cursor: Any) -> Found:
         """Reads the positions of all streams from the table, and also reads the epoch.
 
         The database may have been restored while the connection was lost. A new epoch shows this.
@@ -270,14 +267,14 @@ class PositionWatcher(PositionListener):
             self._known = {}
             self._restored()
         self._epoch = found
-        return self._look(cursor, None)
+        return self._read(cursor, None)
 
     def _restored(self) -> None:
-        for one in self._subscribers:
-            one.restored()
-        self.look_again()
+        for subscriber in self._subscribers:
+            subscriber.restored()
+        self.reread()
 
-    def _look(self, cursor: Any, streams: Collection[str] | None) -> Found:
+    def _read(self, cursor: Any, streams: Collection[str] | None) -> Found:
         found = possible_positions(cursor, None if streams is None else sorted(streams), self._known)
         if any(self._is_below(at) for stored in found.values() for at in stored.values()):
             self._restored()  # the database was restored without a loss of the connection, or the stream was repaired
@@ -290,12 +287,12 @@ class PositionWatcher(PositionListener):
         Returns false for a stream that can restart at 0.
         """
         known = self.known(at.stream).get(at.writer)
-        if known is None or _may_begin_anew(at.stream):
+        if known is None or _may_restart(at.stream):
             return False
         return at.position < known.position
 
 
-def _may_begin_anew(stream: str) -> bool:
+def _may_restart(stream: str) -> bool:
     found = lookup.find(stream)
     return found is None or found.declaration.in_memory
 
@@ -334,8 +331,9 @@ class Subscriptions(Generic[S]):
                 return found
             made = self._make(alias)
             made.prepare()
-            _subscribe(made)
-            if made.watcher.is_away or not made.begun.wait(START_SECONDS):
+            with _guard:
+                _running(alias).add(made)
+            if made.watcher.is_away or not made.all_applied.wait(START_SECONDS):
                 made.stop()
                 raise driver.OperationalError(
                     f"Database {alias!r} does not answer, so nothing is known of what changed. Start it, and ask again."
@@ -348,8 +346,8 @@ class Subscriptions(Generic[S]):
         with self._guard:
             found = list(self._found.values())
             self._found.clear()
-        for one in found:
-            one.stop()
+        for subscriber in found:
+            subscriber.stop()
 
     def forget(self) -> None:
         """Forgets the subscribers of all databases in a forked child.
@@ -360,15 +358,6 @@ class Subscriptions(Generic[S]):
         self._guard = threading.Lock()
 
 
-def _subscribe(subscriber: Subscriber) -> None:
-    with _guard:
-        _running(subscriber.using).add(subscriber)
-
-
-def _unsubscribe(subscriber: Subscriber) -> None:
-    _end_use(subscriber.using, lambda watcher: watcher.remove(subscriber))
-
-
 def _running(using: str) -> PositionWatcher:
     watcher = _watchers.get(using)
     if watcher is None:
@@ -376,15 +365,6 @@ def _running(using: str) -> PositionWatcher:
         watcher.start()
         _watchers[using] = watcher
     return watcher
-
-
-def _end_use(using: str, remove: Callable[[PositionWatcher], bool]) -> None:
-    with _guard:
-        watcher = _watchers.get(using)
-        if watcher is None or remove(watcher):
-            return
-        del _watchers[using]
-    watcher.close()
 
 
 def watcher_of(using: str | None = None) -> PositionWatcher | None:
@@ -417,7 +397,7 @@ def keeps_values(using: str | None = None) -> bool:
 
 
 def _after_fork() -> None:
-    """Forgets all watchers and subscribers in a forked child. Their threads and connections belong to the parent."""
+    # The threads and connections of watchers and subscribers belong to the parent.
     global _guard  # noqa: PLW0603
     _watchers.clear()
     _guard = threading.Lock()

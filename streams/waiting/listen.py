@@ -74,10 +74,10 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         self._using = using
         self._facts: deque[Any] = deque()
         self._last = ""
-        self._closed = self._began = self._in_test = False
+        self._closed = self._has_read = self._in_test = False
         self._must_read = True
         self._read_at = 0.0
-        self._heard: tuple[object, int] = (None, 0)
+        self._seen_view: tuple[object, int] = (None, 0)
         self._away = Condition(log, "listener.database_lost", "listener.database_back", stream=stream.name)
 
     @property
@@ -87,7 +87,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
 
     # --- life -----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Sets the place after which facts are yielded: the present end of the stream, unless a token was given."""
         if self._after is None:
             self._after = end_token(self._stream, self._using)
@@ -100,7 +100,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             wake_all([self])
 
     async def aclose(self) -> None:
-        """Does the same as ``close``, for async code."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -124,8 +123,8 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         due = self._due()
         while not self._closed:
             if self._facts:
-                return self._given()
-            if self._must_read and self._take(self._read_or_none()):
+                return self._next_fact()
+            if self._must_read and self._store_page(self._read_or_none()):
                 continue
             if due is not None and time.monotonic() >= due:
                 return None
@@ -140,11 +139,11 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         try:
             read = self._read()
         except driver.database_gone as error:
-            if not self._began:
+            if not self._has_read:
                 raise
             self._lost(error)
             return None
-        self._has_begun()
+        self._read_succeeded()
         return read
 
     def _read(self) -> _Read:
@@ -156,14 +155,14 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
                 f"for as long as it listens. Leave the atomic block first; read() may be called inside."
             )
         try:
-            self.begin()
+            self.start()
             return page_after(self._stream, self._after, PAGE_FACTS, self._using), testcase.is_in_test(connection)
         except driver.database_gone:
             if not connection.in_atomic_block:
                 connection.close()
             raise
 
-    def _take(self, read: _Read | None) -> bool:
+    def _store_page(self, read: _Read | None) -> bool:
         """Stores the facts of a page, to be yielded one by one. ``read`` is None if the database is away.
 
         Returns true if the caller need not wait: there are facts to yield, or another page to read.
@@ -190,7 +189,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             waiter = view.wait(self._stream.name, self._next_position(), event)
             if waiter is not None:
                 event.wait(seconds)
-            self._heard_from(view, waiter)
+            self._after_wait(view, waiter)
         except driver.database_gone as error:  # the watcher cannot start
             self._lost(error)
         finally:
@@ -205,8 +204,8 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         due = self._due()
         while not self._closed:
             if self._facts:
-                return self._given()
-            if self._must_read and self._take(await self._aread_or_none()):
+                return self._next_fact()
+            if self._must_read and self._store_page(await self._aread_or_none()):
                 continue
             if due is not None and time.monotonic() >= due:
                 return None
@@ -217,11 +216,11 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         try:
             read = await self._shared_read()
         except driver.database_gone as error:
-            if not self._began:
+            if not self._has_read:
                 raise
             self._lost(error)
             return None
-        self._has_begun()
+        self._read_succeeded()
         return read
 
     async def _shared_read(self) -> _Read:
@@ -257,13 +256,13 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             self._lost(error)
         finally:
             if view is not None:
-                self._heard_from(view, waiter)
+                self._after_wait(view, waiter)
             future.cancel()
             self.wake = None
 
     # --- both -----------------------------------------------------------------------------------------------------
 
-    def _given(self) -> Any:
+    def _next_fact(self) -> Any:
         fact = self._facts.popleft()
         self._last = fact.token
         return fact
@@ -275,15 +274,15 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         """Returns the position for which to wait: the position right after the last page that was read."""
         return VectorToken(base_of(str(self._after)) + 1)
 
-    def _heard_from(self, view: wait.PositionView, waiter: TokenWaiter | None) -> None:
+    def _after_wait(self, view: wait.PositionView, waiter: TokenWaiter | None) -> None:
         """Decides after a wait whether the next page is to be read, and then sets ``_must_read``.
 
         ``waiter`` is None if there was nothing to wait for.
         """
-        heard, before = (view, view.restores), self._heard
-        self._heard = heard
+        seen, before = (view, view.restores), self._seen_view
+        self._seen_view = seen
         silent = waiter is not None and not view.is_there(waiter)
-        if not silent or heard != before or time.monotonic() - self._read_at > LONGEST_SILENCE_SECONDS:
+        if not silent or seen != before or time.monotonic() - self._read_at > LONGEST_SILENCE_SECONDS:
             self._must_read = True
 
     def _check_anything_can_come(self) -> None:
@@ -293,8 +292,8 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
                 f"wait for ever: nothing else can be appended in it. Give it a beat, or use TransactionTestCase."
             )
 
-    def _has_begun(self) -> None:
-        self._began, self._read_at = True, time.monotonic()
+    def _read_succeeded(self) -> None:
+        self._has_read, self._read_at = True, time.monotonic()
         self._away.ends()
 
     def _lost(self, error: BaseException) -> None:

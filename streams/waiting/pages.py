@@ -109,7 +109,6 @@ def page_before(
 
 
 def end_token(stream: BoundStream, using: str) -> str:
-    """Returns the token of the stream's present end."""
     with connections[using].cursor() as cursor:
         return epochs.stamp(str(complete_position(cursor, stream, using)), epochs.stored_epoch(cursor))
 

@@ -123,25 +123,20 @@ class _Seen:
     """The positions of one stream as this process sees them."""
 
     def __init__(self, stored: Mapping[str, StoredPosition]) -> None:
-        self._linear = linear_position(stored.values(), 0)
+        self.linear = linear_position(stored.values(), 0)
         self.positions = active_and_retired(stored)[0]
-
-    @property
-    def linear(self) -> int:
-        """The linear position."""
-        return self._linear
 
     def position_of(self, writer: str) -> int:
         """Returns the position of a writer, which is not below the linear position."""
-        return max(self.positions.get(writer, 0), self._linear)
+        return max(self.positions.get(writer, 0), self.linear)
 
     def at(self, writer: str | None) -> int:
         """Returns the position of this writer, or the linear position if ``writer`` is None."""
-        return self._linear if writer is None else self.position_of(writer)
+        return self.linear if writer is None else self.position_of(writer)
 
     def token(self) -> VectorToken:
         """Returns the position as a token: the linear position, and an entry for each writer that is ahead of it."""
-        return VectorToken.of(self._linear, self.positions)
+        return VectorToken.of(self.linear, self.positions)
 
 
 class PositionView(Subscriber):
@@ -182,12 +177,10 @@ class PositionView(Subscriber):
             return not self._waiters.leave(waiter) or self._next_place(waiter) is None
 
     def give_up(self, waiter: TokenWaiter) -> None:
-        """Removes the waiter, because its caller was cancelled."""
         with self._lock:
             self._waiters.leave(waiter)
 
     def waiting(self) -> int:
-        """Returns the number of waiters."""
         with self._lock:
             return len(self._waiters)
 
@@ -223,12 +216,12 @@ class PositionView(Subscriber):
     # --- positions ------------------------------------------------------------------------------------------------
 
     def restored(self) -> None:
-        """Discards all positions. A restored database may lack facts that were seen."""
+        # A restored database may lack facts that were seen.
         with self._lock:
             self._stored = {}
             self.restores += 1
 
-    def shown(self, found: Found) -> None:
+    def publish(self, found: Found) -> None:
         """Stores the positions, and wakes the callers that waited for them."""
         with self._lock:
             self._stored = {**self._stored, **found}
@@ -236,8 +229,8 @@ class PositionView(Subscriber):
             for stream, writer in self._waiters.keys:
                 seen = self._seen(stream)
                 at = seen.at(writer)
-                came = self._waiters.take((stream, writer), at)
-                reached += [waiter for waiter in came if not self._waiters.add(waiter)]
+                due = self._waiters.pop((stream, writer), at)
+                reached += [waiter for waiter in due if not self._waiters.add(waiter)]
         wake_all(reached)
 
 

@@ -71,32 +71,31 @@ class Waiters(Generic[W, Key]):
         del self._waiting[waiter]
         self._left += 1
         if self._left > max(_MANY_LEFT, len(self)):
-            self._throw_out()
+            self._drop_left()
         return True
 
-    def take(self, key: Key, upto: int = 0) -> list[W]:
+    def pop(self, key: Key, upto: int = 0) -> list[W]:
         """Removes and returns the waiters that wait for ``key`` to reach a number of at most ``upto``.
 
         The caller may add the returned waiters again, to wait for their next key.
         """
-        heap, taken = self._heaps.get(key, []), []
+        heap, popped = self._heaps.get(key, []), []
         while heap and heap[0][0] <= upto:
             waiter = heapq.heappop(heap)[2]
             if waiter in self._waiting:
                 del self._waiting[waiter]
-                taken.append(waiter)
+                popped.append(waiter)
             else:
                 self._left -= 1
         if not heap:
             self._heaps.pop(key, None)
-        return taken
+        return popped
 
-    def take_all(self) -> list[W]:
-        """Removes and returns all waiters."""
-        taken, self._waiting, self._heaps, self._left = list(self._waiting), {}, {}, 0
-        return taken
+    def pop_all(self) -> list[W]:
+        popped, self._waiting, self._heaps, self._left = list(self._waiting), {}, {}, 0
+        return popped
 
-    def _throw_out(self) -> None:
+    def _drop_left(self) -> None:
         for key, heap in list(self._heaps.items()):
             heap[:] = [entry for entry in heap if entry[2] in self._waiting]
             heapq.heapify(heap)

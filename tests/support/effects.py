@@ -59,7 +59,7 @@ class Running:
 
     def wait_for_positions(self) -> None:
         """Until it stands somewhere in each of its streams."""
-        wait_until(lambda: self.error or (all(lane.cursor for lane in self.reader._lanes) and self.reader._lanes))
+        wait_until(lambda: self.error or (all(loop.cursor for loop in self.reader._loops) and self.reader._loops))
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Command(SiteCommand):
         if all(reader.is_positioned.is_set() for reader in running):
             self.announce_ready(f"ready readers={','.join(reader.name for reader in running)}")
         for reader in running:
-            for stream in reader.begun_now():
+            for stream in reader.started_at_now():
                 self.stdout.write(_beginning(reader.name, stream))
 
 

@@ -119,24 +119,24 @@ class _Listener(NotifyListener[Part]):
         self._trusted = TrustedSessions()
         self._told_at = -math.inf
 
-    def take(self, heard: Sequence[tuple[int, str]]) -> list[Part]:
+    def parse(self, notifications: Sequence[tuple[int, str]]) -> list[Part]:
         """Returns the parts that trusted sessions sent. Counts and drops all other payloads.
 
         ``heard`` has pairs (number of the sending session, payload).
         """
         try:
-            trusted = self._trusted.of({session for session, _ in heard}, self.asking)
+            trusted = self._trusted.among({session for session, _ in notifications}, self.asking)
         except driver.DatabaseError as error:  # hints may be lost, and the listening connection still works
             log.debug("relay.senders_not_known", error=str(error).strip())
-            self._relay.dropped["relay"] += len(heard)
+            self._relay.dropped["relay"] += len(notifications)
             return []
-        strangers = {session for session, _ in heard} - trusted
+        strangers = {session for session, _ in notifications} - trusted
         if strangers and time.monotonic() > self._told_at + TELL_SECONDS:
             self._told_at = time.monotonic()
             log.warning("relay.stranger", sessions=sorted(strangers)[:10])
-        parts = [Part.parse(payload) for session, payload in heard if session in trusted]
+        parts = [Part.parse(payload) for session, payload in notifications if session in trusted]
         known = [part for part in parts if part is not None]
-        self._relay.dropped["relay"] += len(heard) - len(known)
+        self._relay.dropped["relay"] += len(notifications) - len(known)
         return known
 
 

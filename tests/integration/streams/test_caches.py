@@ -301,12 +301,12 @@ def test_so_it_is_if_another_process_wrote_both(deaf):
 def test_own_facts_are_noted_after_they_were_told():
     """Another process may find them complete before, and then what moves positions here must not skip them."""
     own, noted = feed(), []
-    kept = Kept("noted_words", lambda keys: noted.append(set(own._told)), lambda: None)
+    kept = Kept("noted_words", lambda keys: noted.append(set(own._applied)), lambda: None)
     try:
         (token,) = invalidate("noted_words", ["k"])
     finally:
         kept.close()
-    assert token not in noted[0] and token in own._told
+    assert token not in noted[0] and token in own._applied
 
 
 def test_other_process_drops_before_it_sees_the_position(elsewhere):
@@ -397,7 +397,7 @@ def feed() -> caches._Feed:
 def test_nothing_is_kept_while_the_connection_is_lost():
     store_quietly("a", "1")
     assert word("a") == "1"
-    feed().is_hearing = False
+    feed().is_current = False
     store_quietly("a", "2")
     assert word("a") == "2" and word.kept.mark() is None
 
@@ -444,7 +444,7 @@ def test_values_of_before_a_restore_are_dropped():
     with session() as cursor:
         epochs.begin_epoch(cursor, "test")
     own.watcher.lost()
-    own.watcher.heard([])
+    own.watcher.apply_and_publish([])
     assert word("a") == "0"
 
 
@@ -475,9 +475,9 @@ def test_many_facts_above_a_position_that_is_held_back_hide_no_newer_one(monkeyp
             set_elsewhere(number)
             registry.get("caches").current()
             assert word("a") == str(number)
-    assert len(feed()._told) <= 3
+    assert len(feed()._applied) <= 3
     invalidate("others", *(["k"] for _ in range(10)))
-    assert len(feed()._told) <= 3
+    assert len(feed()._applied) <= 3
 
 
 def test_facts_that_are_told_meanwhile_stop_no_feed():
@@ -488,7 +488,7 @@ def test_facts_that_are_told_meanwhile_stop_no_feed():
 
     def note() -> None:
         for first in range(0, 40_000, 10):
-            own.told(range(first, first + 10))
+            own.record_applied(range(first, first + 10))
         ended.set()
 
     def look() -> None:
@@ -522,7 +522,7 @@ def test_what_a_restore_lets_in_is_not_kept(monkeypatch):
     monkeypatch.setattr(caches._Feed, "restored", restored)
     with own.watcher._applying:
         own.watcher._restored()
-    own.watcher.heard([])
+    own.watcher.apply_and_publish([])
     assert word("a") == "2"
 
 
@@ -531,13 +531,13 @@ def test_what_was_trimmed_while_nothing_was_heard_drops_everything(elsewhere):
     assert word("a") == "1"
     own = feed()
     own.watcher.stop()
-    own.is_hearing = False
+    own.is_current = False
     token = int(elsewhere.ask("set", "a", "2"))
     wait_until(lambda: linear() >= token)
     with session() as cursor:
         request = TrimRequest(registry.get("caches"), Keep(facts=0), settle_seconds=0)
         assert list(trim(cursor, request, lambda seconds: None))
-    own.watcher.heard([])
+    own.watcher.apply_and_publish([])
     assert word("a") == "2"
 
 
@@ -553,7 +553,7 @@ def test_what_was_trimmed_before_it_was_read_drops_everything_too(elsewhere, hea
         wait_until(lambda: linear() >= token)
         request = TrimRequest(registry.get("caches"), Keep(facts=0), settle_seconds=0)
         assert list(trim(cursor, request, lambda seconds: None))
-    own.watcher.heard(["caches"] if hears else [])
+    own.watcher.apply_and_publish(["caches"] if hears else [])
     assert word("a") == "2"
 
 

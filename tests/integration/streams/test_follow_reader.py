@@ -490,7 +490,7 @@ def test_who_begins_again_does_not_read_up_to_positions_of_before_a_restore(monk
     wait_for_linear(ids()[-1])
     source = TableSource(handler(chunk_rows=1), "default")
     try:
-        source.begin()
+        source.first_token()
         first = source.next(VectorToken(0))
         assert first.target.covers(None, ids()[-1])
         assert not first.is_last
@@ -498,7 +498,7 @@ def test_who_begins_again_does_not_read_up_to_positions_of_before_a_restore(monk
         monkeypatch.setattr(
             "streams.follow.table_source._present", lambda *_: ({"master": replace(kept, position=ids()[0])}, None)
         )
-        source.begin()
+        source.first_token()
         assert not source.next(VectorToken(ids()[0])).cursor.covers(None, ids()[1])
     finally:
         source.close()

@@ -14,7 +14,7 @@ from streams import registry
 from streams.errors import SequenceBehind, WaitTimedOut
 from streams.maintenance.check import inspect_streams
 from streams.reading import watcher
-from streams.reading.position_notifications import LOOK_GAP_SECONDS
+from streams.reading.position_notifications import READ_GAP_SECONDS
 from streams.replication.server.relay import parts_of
 from streams.waiting import wait
 from streams.writing.given_out import forget_given_out
@@ -105,7 +105,7 @@ def test_a_flood_costs_few_looks(liar, monkeypatch):
         liar.execute("SELECT pg_notify('replsite_streams', 'caches') FROM generate_series(1, 500) AS n")
         liar.execute("SELECT pg_notify('replsite_streams', '?' || n) FROM generate_series(1, 500) AS n")
     assert stream().wait_for(append()[0], DEADLINE_SECONDS)
-    assert len(looked) <= 2 + (time.monotonic() - began) / LOOK_GAP_SECONDS
+    assert len(looked) <= 2 + (time.monotonic() - began) / READ_GAP_SECONDS
     view = wait.views.get()
     assert set(view._stored) <= set(registry.names())
     assert set(view.seen("caches").positions) == {"master"}

@@ -83,11 +83,11 @@ def test_instances_of_a_chunk_are_loaded_together():
     try:
         reader = Reader("mailer", [handler(mail)])
         with held(reader) as (owner, lock):
-            (lane,) = [reader._lane(one, owner, lock, until_caught_up=True) for one in reader._handlers]
-            lane.run()
+            (loop,) = [reader._loop(one, owner, lock, until_caught_up=True) for one in reader._handlers]
+            loop.run()
     finally:
         connection.force_debug_cursor = False
-    assert lane.error is None
+    assert loop.error is None
     assert len(loads) == 1
 
 
@@ -95,7 +95,7 @@ def test_instances_of_a_chunk_are_loaded_together():
 def held(reader):
     lock = ReaderLock(reader.name, "default", dict)
     try:
-        yield lock.take(), lock
+        yield lock.acquire(), lock
     finally:
         lock.release()
 

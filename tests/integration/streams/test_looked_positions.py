@@ -13,7 +13,7 @@ from streams.follow import Reader
 from streams.follow.handlers import Begin, Chunk, Handler
 from streams.follow.table_source import Batch, TableSource
 from streams.reading import watcher
-from streams.reading.looked_positions import looked_positions, looked_positions_and_sequence
+from streams.reading.looked_positions import seen_positions, seen_positions_and_sequence
 from streams.reading.rows import stored_positions
 from tests.support.held_tables import ORDERS, Session, Sessions, held_orders, sessions
 from tests.support.writing import stream
@@ -66,21 +66,21 @@ def test_a_look_is_ahead_of_the_stored_rows_and_never_of_what_is_open(session: S
         north("SET streams.writer = 'north'")
         south("SET streams.writer = 'south'")
         north.append("n")
-        assert looked_positions(reader.cursor, ["orders"]) == {}
+        assert seen_positions(reader.cursor, ["orders"]) == {}
         reader("INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('orders', 'north', 2), "
                "('orders', 'south', 2), ('other', 'north', 2)")  # fmt: skip
         north("BEGIN")
         north.append("open")
         south.append("s")
-        found = looked_positions(reader.cursor, ["orders", "other"])
+        found = seen_positions(reader.cursor, ["orders", "other"])
         assert {name: {writer: at.position for writer, at in rows.items()} for name, rows in found.items()} == {
             "orders": {"north": 2, "south": 4},
             "other": {"north": 2},
         }
-        rows, given = looked_positions_and_sequence(reader.cursor, ORDERS)
+        rows, given = seen_positions_and_sequence(reader.cursor, ORDERS)
         assert ({writer: at.position for writer, at in rows.items()}, given) == ({"north": 2, "south": 4}, 4)
         north("COMMIT")
-        rows, _ = looked_positions_and_sequence(reader.cursor, ORDERS)
+        rows, _ = seen_positions_and_sequence(reader.cursor, ORDERS)
         assert {writer: at.position for writer, at in rows.items()} == {"north": 4, "south": 4}
         assert {at.position for at in stored_positions(reader.cursor, ["orders"])["orders"].values()} == {2}
 
@@ -92,9 +92,9 @@ def test_a_transaction_with_one_snapshot_has_the_rows_of_its_snapshot(session: S
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SELECT 1")
             session().append("later")
-            assert looked_positions(cursor, ["orders"])["orders"]["master"].position == 1
+            assert seen_positions(cursor, ["orders"])["orders"]["master"].position == 1
         with connection.cursor() as cursor:
-            assert looked_positions(cursor, ["orders"])["orders"]["master"].position == 2
+            assert seen_positions(cursor, ["orders"])["orders"]["master"].position == 2
 
 
 def take(chunk: Chunk) -> None:
@@ -114,7 +114,7 @@ def told(source: TableSource, after: VectorToken) -> Batch:
 
 
 def test_a_named_reader_needs_no_stored_position(source: TableSource, north: Session, session: Sessions):
-    batch = source.next(source.begin())
+    batch = source.next(source.first_token())
     append(north, "first")
     batch = told(source, batch.cursor)
     assert names(batch.rows) == ["first"]
@@ -133,7 +133,7 @@ def test_a_process_that_keeps_values_reads_up_to_the_stored_positions(
 ):
     """Its caches follow these, so a handler would find a value that the fact before it made outdated."""
     monkeypatch.setattr(watcher, "keeps_values", lambda using: True)
-    batch = source.next(source.begin())
+    batch = source.next(source.first_token())
     append(north, "first")
     batch = told(source, batch.cursor)
     assert names(batch.rows) == []

@@ -32,7 +32,7 @@ class Ear(NotifyListener[tuple[int, str]]):
         super().__init__(hints.CHANNEL, lambda _: None, "default", "ear")
         self.candidate, self.payloads = candidate, list[str]()
 
-    def take(self, heard: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    def parse(self, heard: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
         self.candidate.heard(heard)
         self.payloads += [payload for _, payload in heard]
         return []

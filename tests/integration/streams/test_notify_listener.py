@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Listener(NotifyListener[str]):
-    def take(self, heard):
+    def parse(self, heard):
         return [payload for _, payload in heard]
 
 

@@ -23,7 +23,7 @@ def source(request) -> Iterator[TableSource]:
     handler = Handler("caches", "r", print, begin=Begin.OLDEST, view=request.param)
     source = TableSource(handler, "default")
     try:
-        source.begin()
+        source.first_token()
         source.next(source.next(VectorToken(0)).cursor)
         yield source
     finally:
@@ -50,8 +50,8 @@ def test_facts_come_as_soon_as_they_are_committed_and_not_before(source, cursor)
 def test_facts_that_were_found_are_read_before_the_next_look(source, cursor, monkeypatch):
     monkeypatch.setattr(source._pace, "_rows", 2)
     monkeypatch.setattr(source._pace, "learn", lambda rows: None)
-    looks, look = [], source._look
-    monkeypatch.setattr(source, "_look", lambda *arguments: looks.append(1) or look(*arguments))
+    looks, look = [], source._read_target
+    monkeypatch.setattr(source, "_read_target", lambda *arguments: looks.append(1) or look(*arguments))
     numbers = append(6)
     found = []
     while len(found) < 6:

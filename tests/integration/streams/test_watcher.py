@@ -47,12 +47,12 @@ def north(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 class Recorder(Subscriber):
     """Writes down how it is called."""
 
-    def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
+    def apply(self, cursor: Any, found: Found, *, everything: bool) -> None:
         if failing := FAILS.pop(type(self), None):
             raise failing
         self.note("before", "everything" if everything else self.north(found))
 
-    def shown(self, found: Found) -> None:
+    def publish(self, found: Found) -> None:
         self.note("shown", self.north(found))
 
     def lost(self, error: BaseException | None) -> None:
@@ -229,7 +229,7 @@ def test_one_that_fails_holds_nobody_back_and_is_called_again(north, recorders, 
     for one in {First, Second, Last} - {kind}:
         assert (one.__name__, "before", 5) in recorders
         assert (one.__name__, "lost", error) not in recorders
-    wait_until(lambda: all(feed.get().is_hearing for feed in _recorders))
+    wait_until(lambda: all(feed.get().is_current for feed in _recorders))
     assert ("Last", "shown", 5) in recorders
 
 
@@ -248,7 +248,7 @@ def test_a_position_that_fell_is_taken_for_a_restore(north, recorders):
 def test_another_epoch_after_a_lost_connection_is_taken_for_a_restore(north, recorders):
     with session() as cursor:
         epochs.current_epoch(cursor)
-    watcher.watcher_of().heard([])
+    watcher.watcher_of().apply_and_publish([])
     recorders.clear()
     with session() as cursor:
         epochs.begin_epoch(cursor, "test")

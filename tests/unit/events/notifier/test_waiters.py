@@ -48,7 +48,7 @@ def test_who_is_concerned_twice_is_woken_once():
 def test_who_was_woken_waits_no_more():
     alice = waiter("@alice:x", "!1")
     waiters = filled(alice)
-    waiters.take_all()
+    waiters.pop_all()
     assert waiters.remove_concerned(["@alice:x"], {"!1"}) == []
     assert len(waiters) == 0
 

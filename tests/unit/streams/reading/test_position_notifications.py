@@ -7,7 +7,7 @@ import pytest
 from streams.core import lookup
 from streams.reading import position_notifications
 from streams.reading.hints import answer_to
-from streams.reading.position_notifications import BEHIND_LOOK_SECONDS, LOOK_GAP_SECONDS, PositionListener
+from streams.reading.position_notifications import BEHIND_READ_SECONDS, READ_GAP_SECONDS, PositionListener
 
 
 class Clock:
@@ -54,8 +54,8 @@ def test_everything_else_is_passed_over(listener, payload):
 def test_a_flood_of_names_causes_one_read_in_each_gap(listener, clock):
     assert listener.take([(7, "caches")] * 1_000) == ["caches"]
     assert [listener.take([(7, "caches"), (7, "events")]) for _ in range(1_000)] == [[]] * 1_000
-    assert listener.due_seconds() == pytest.approx(LOOK_GAP_SECONDS)
-    clock.now += LOOK_GAP_SECONDS
+    assert listener.due_seconds() == pytest.approx(READ_GAP_SECONDS)
+    clock.now += READ_GAP_SECONDS
     assert listener.due_seconds() == 0.0
     assert listener.take([]) == ["caches", "events"]
     assert listener.take([]) == []
@@ -64,9 +64,9 @@ def test_a_flood_of_names_causes_one_read_in_each_gap(listener, clock):
 def test_while_the_queue_is_long_all_streams_are_read_again_and_again(listener, clock):
     listener.is_behind = True
     assert listener.take([(7, "x" * 7_999)]) == sorted(lookup.names())
-    clock.now += LOOK_GAP_SECONDS
+    clock.now += READ_GAP_SECONDS
     assert listener.take([(7, "x" * 7_999)]) == []
-    clock.now += BEHIND_LOOK_SECONDS
+    clock.now += BEHIND_READ_SECONDS
     assert listener.take([(7, "x" * 7_999)]) == sorted(lookup.names())
 
 

@@ -45,7 +45,7 @@ class WaitingRoom:
         for name, writer in self.waiters.keys:
             if name == stream:
                 at = self.seen.linear if writer is None else self.seen.position_of(writer)
-                reached += [one for one in self.waiters.take((name, writer), at) if not self.waiters.add(one)]
+                reached += [one for one in self.waiters.pop((name, writer), at) if not self.waiters.add(one)]
         return reached
 
 
@@ -130,7 +130,7 @@ def test_everybody_is_given_back_when_it_ends():
     room = WaitingRoom(seen)
     some = [waiter(12), waiter(10, a=30)]
     room.add(*some)
-    assert set(room.waiters.take_all()) == set(some)
+    assert set(room.waiters.pop_all()) == set(some)
     assert len(room.waiters) == 0
 
 
