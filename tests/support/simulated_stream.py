@@ -20,9 +20,9 @@ from streams.core.tokens import VectorToken
 from streams.holds.functions_sql import ANY_WRITER, class_of
 from streams.holds.look import Seen
 from streams.reading import position_store
-from streams.reading.looked_positions import _raised
 from streams.reading.position_store import PositionStore
 from streams.reading.rows import StoredPosition
+from streams.reading.seen_positions import _raised
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.protocol.range_math import due_rows, next_range, target_of
 

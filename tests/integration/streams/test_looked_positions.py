@@ -13,8 +13,8 @@ from streams.follow import Reader
 from streams.follow.handlers import Begin, Chunk, Handler
 from streams.follow.table_source import Batch, TableSource
 from streams.reading import watcher
-from streams.reading.looked_positions import seen_positions, seen_positions_and_sequence
 from streams.reading.rows import stored_positions
+from streams.reading.seen_positions import seen_positions, seen_positions_and_sequence
 from tests.support.held_tables import ORDERS, Session, Sessions, held_orders, sessions
 from tests.support.writing import stream
 
