@@ -73,7 +73,7 @@ class Following:
         self._until: dict[str, VectorToken] = {}
         self._follower: Follower | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="output")
-        self._output_is_gone = False
+        self._output_is_closed = False
         self._recording: Recording | None = None
         self._recorded: Mapping[str, Mapping[str, int]] = {}
 
@@ -143,11 +143,11 @@ class Following:
 
         Leaves out each stream that has a record, because the follower continues where the record of the stream ends.
         """
-        begin = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
-        for stream in begin.keys() & self._recorded.keys():
+        start = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
+        for stream in start.keys() & self._recorded.keys():
             log.info("follower.goes_on_at_record", stream=stream, positions=self._recorded[stream])
-            del begin[stream]
-        return begin
+            del start[stream]
+        return start
 
     async def _follow(self, follower: Follower, timeout_seconds: float | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -162,13 +162,13 @@ class Following:
         finally:
             if registration is not None:
                 await registration.end()
-        return self._output_is_gone or self._is_reached(follower)
+        return self._output_is_closed or self._is_reached(follower)
 
     # --- output ---------------------------------------------------------------------------------------------------
 
     async def _handle(self, rows: Sequence[FollowedRow]) -> None:
         if self._recording is not None:
-            await self._recording.take(rows)
+            await self._recording.store(rows)
         await self._print(rows)
 
     async def _print(self, rows: Sequence[FollowedRow]) -> None:
@@ -177,7 +177,7 @@ class Following:
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, _write_all, self._output, text)
         except BrokenPipeError:
-            self._output_is_gone = True
+            self._output_is_closed = True
             if self._follower is not None:
                 self._follower.finish()
 

@@ -149,7 +149,7 @@ class _Server:
         from streams.replication.transport.http_server import HttpServer  # noqa: PLC0415 - loads the reactor
 
         body_limit = stream_settings().http_body_limit_bytes
-        self._http = HttpServer(application, listener, self._begin, self._end, body_limit)
+        self._http = HttpServer(application, listener, self._start, self._end, body_limit)
         self._http.run()
 
     async def run_alone(self) -> None:
@@ -158,13 +158,13 @@ class _Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, is_over.set)
         try:
-            await self._begin()
+            await self._start()
             await is_over.wait()
         finally:
             await self._end()
 
-    async def _begin(self) -> None:
-        self._signs = asyncio.ensure_future(
+    async def _start(self) -> None:
+        self._watchdog = asyncio.ensure_future(
             systemd.notify_watchdog()
         )  # referenced, so that it is not garbage-collected
         await self._broadcaster.start()

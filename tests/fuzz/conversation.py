@@ -128,7 +128,7 @@ def _hear(connection: Connection, parts: Sequence[bytes]) -> tuple[Heard, bytes]
     for part in parts:
         heard += connection.receive(part, 1.0)
         _check_size(connection, data)
-    output = connection.take_output()
+    output = connection.pop_output()
     _hold((connection.close_reason is None) == connection.is_open, "closed without a reason", data)
     return Heard(tuple(heard), connection.state, connection.close_reason), output
 
@@ -167,12 +167,12 @@ def _check_with_time(connection: Connection, parts: Sequence[bytes], rng: random
         reason = reason or connection.close_reason
         _hold(connection.close_reason is reason, "the first reason does not stand", data)
         if rng.random() < 0.2:
-            connection.take_output()
+            connection.pop_output()
     if rng.random() < 0.3:
         connection.close(CloseReason.STOPPING, now, "server stopping")
     connection.lost()
     _hold(connection.state is State.CLOSED and connection.close_reason is not None, "lost without a reason", data)
-    _hold(not connection.take_output() and not connection._rest, "keeps bytes after its end", data)
+    _hold(not connection.pop_output() and not connection._rest, "keeps bytes after its end", data)
 
 
 def _hold(rule: bool, what: str, data: bytes) -> None:

@@ -400,7 +400,7 @@ def check_linear_view(rng: random.Random) -> None:
             reached = rng.randint(due.after + 1, due.upto)
             out += [number for number in table if due.after < number <= reached]
             view.read(reached)
-        taken = view.take(linear)
+        taken = view.pop(linear)
         out += list(dict.fromkeys(row.token for row in taken))
         _hold(view.buffered_rows <= limit, "keeps more rows than it may")
         _hold(out == [number for number in table if number <= linear], f"at {linear}: {out} of {table}")

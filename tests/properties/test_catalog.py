@@ -15,7 +15,7 @@ from streams.core.json_codec import encode_json
 from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Read, encode_rows
 from streams.replication.protocol.commands import Position, RData, parse_line
-from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
+from streams.replication.protocol.rdata_sql import can_write_lines, encode_lines, lines_sql
 from tests.properties.test_wire import JSON
 from tests.support.effort import examples
 from tests.support.writing import session
@@ -100,7 +100,7 @@ def test_database_writes_the_same_lines_as_python(name):
             step = Read(name, "w", 0, 50)
             parameters = {"prefix": f"RDATA {name} w ", "writer": "w", "after": 0, "upto": 50, "limit": 1000}
             cursor.execute(lines_sql(declaration), parameters)
-            written = take_lines(step, cursor.fetchone(), LIMIT * 100)
+            written = encode_lines(step, cursor.fetchone(), LIMIT * 100)
             rows, reached = rows_between(cursor, declaration, "w", 0, 50, 1000)
         assert written is not None
         by_python = encode_rows(step, rows, reached, LIMIT * 100).data

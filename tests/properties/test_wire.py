@@ -63,7 +63,7 @@ def hear(connection, parts):
     """The commands, what was answered and how it ended."""
     connection.connected(0.0)
     heard = [command for part in parts for command in connection.receive(part, 1.0)]
-    return heard, connection.take_output(), connection.state, connection.close_reason
+    return heard, connection.pop_output(), connection.state, connection.close_reason
 
 
 @given(COMMAND)
@@ -114,10 +114,10 @@ def test_what_the_broadcaster_writes_is_what_the_follower_gets(steps, beyond, li
     cursors = Cursors()
     cursors.start("s", 10, {"w": 10})
     cursors.begin_connection()
-    cursors.take(wire.Position("s", "w", 10, 10))
+    cursors.apply(wire.Position("s", "w", 10, 10))
     got: dict[int, list] = {}
     for line in lines.data.splitlines():
-        event = cursors.take(wire.parse_line(line.decode()))
+        event = cursors.apply(wire.parse_line(line.decode()))
         if isinstance(event, Fact):
             got[event.token] = list(event.rows)
         elif isinstance(event, MissingRange):

@@ -50,7 +50,7 @@ def replay_to_server(name: str) -> tuple[ServerConnection, list[Command], bytes]
     for step in recordings.steps(name):
         if step.who == "client":
             commands += server.receive(step.data, step.seconds)
-    return server, commands, server.take_output()
+    return server, commands, server.pop_output()
 
 
 def server_lines(name: str) -> list[bytes]:
@@ -82,7 +82,7 @@ def test_server_refuses_with_the_recorded_error(name):
 def test_server_drops_everything_after_the_refusal(name):
     server, _, _ = replay_to_server(name)
     assert server.receive(b"REPLICATE\n", 1.0) == []
-    assert server.take_output() == b""
+    assert server.pop_output() == b""
 
 
 @pytest.mark.parametrize("name", sorted(set(recordings.names()) - REFUSED.keys()))
@@ -114,14 +114,14 @@ def test_client_takes_what_the_server_sent(name):
 def test_server_greets_as_recorded():
     server = ServerConnection("localhost:19110")
     server.connected(1795226126.422)
-    assert server.take_output().splitlines(keepends=True) == server_lines("w1_real_generic_worker")[:2]
+    assert server.pop_output().splitlines(keepends=True) == server_lines("w1_real_generic_worker")[:2]
 
 
 def test_client_greets_as_the_real_worker_does():
     client = ClientConnection("worker1", "localhost:19110")
     client.connected(1795226126.422)
     sent = [step.data for step in recordings.steps("w1_real_generic_worker") if step.who == "client"]
-    assert client.take_output() == b"".join(sent[:3])
+    assert client.pop_output() == b"".join(sent[:3])
 
 
 def test_a_client_that_never_pings_is_kept_for_a_minute():
@@ -142,7 +142,7 @@ def test_a_client_that_pinged_once_is_given_up_after_fifteen_seconds():
         server.tick(now)
     assert server.close_reason is CloseReason.PING_TIMEOUT
     assert 15.0 <= now < 15.1
-    assert server.take_output().endswith(b"ERROR ping timeout\n")
+    assert server.pop_output().endswith(b"ERROR ping timeout\n")
 
 
 def test_the_real_worker_is_never_given_up():
@@ -160,7 +160,7 @@ def test_the_real_worker_is_never_given_up():
 def test_a_follower_of_the_recording_misses_nothing():
     """Tokens without rows (13): POSITION 281 282 moves on, and 284, 285 are a gap that means nothing."""
     cursors = Cursors(streams=["events"])
-    events = [cursors.take(parse_line(line[:-1].decode())) for line in server_lines("13_position_without_rows")[2:]]
+    events = [cursors.apply(parse_line(line[:-1].decode())) for line in server_lines("13_position_without_rows")[2:]]
     assert [event.token for event in events if isinstance(event, Fact)] == [281, 283, 286]
     assert not [event for event in events if isinstance(event, MissingRange)]
     assert cursors.positions() == {"events": {"master": 286}}
@@ -173,7 +173,7 @@ def test_the_longest_recorded_batch_is_one_fact():
     for line in server_lines("09_remote_join_backfill_A"):
         command = parse_line(line[:-1].decode())
         if isinstance(command, Position | RData):
-            facts.append(cursors.take(command))
+            facts.append(cursors.apply(command))
     assert max(len(fact.rows) for fact in facts if isinstance(fact, Fact)) == 133
 
 

@@ -20,12 +20,12 @@ class MemoryClient(ReplicationClient):
         self.flush()
 
     def flush(self) -> None:
-        self.connection.take_output()
-        self.connection.take_words()
+        self.connection.pop_output()
+        self.connection.pop_words()
 
     def _set_timer(self) -> None: ...
 
-    def take_lines(self) -> list[bytes]:
+    def encode_lines(self) -> list[bytes]:
         """The lines since the last call."""
         lines = self.transport.sent.splitlines()
         self.transport.taken.clear()

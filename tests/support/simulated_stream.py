@@ -210,7 +210,7 @@ class Store(PositionStore):
         rows = [(STREAM, "1", writer, row.position, row.state) for writer, row in self._database.stored.items()]
         return rows or [(STREAM, "1", None, None, None)]
 
-    def _look(self, cursor: Any, now: float) -> dict[str, Seen]:
+    def _see(self, cursor: Any, now: float) -> dict[str, Seen]:
         seen = self._database.look(self._pause)
         return (
             {STREAM: _Uncapped(seen.given, seen.position, seen.open)}

@@ -174,7 +174,7 @@ class TcpLink:
         self._writer.transport.abort()
 
     def _flush(self) -> None:
-        if output := self.connection.take_output():
+        if output := self.connection.pop_output():
             self._writer.write(output)
 
     async def _keep_alive(self) -> None:

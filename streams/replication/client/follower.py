@@ -202,13 +202,13 @@ class Follower:
     async def _reconnect_for_ever(self) -> None:
         backoff = Backoff()
         while True:
-            self._outcome, began = Outcome.UNREACHABLE, time.monotonic()
+            self._outcome, started = Outcome.UNREACHABLE, time.monotonic()
             trouble: BaseException | str = "the server closed the connection before it sent a position"
             try:
                 await self._follow_one_connection()
             except (OSError, CatchUpError) as error:
                 trouble = error
-            retry_seconds = backoff.seconds_after(self._outcome, time.monotonic() - began)
+            retry_seconds = backoff.seconds_after(self._outcome, time.monotonic() - started)
             if isinstance(trouble, BaseException) or self._outcome is Outcome.USELESS:
                 self._not_connected.begins(trouble, next_try_seconds=retry_seconds)
             await asyncio.sleep(retry_seconds)
@@ -227,13 +227,13 @@ class Follower:
             speaker.attach(link.send)
         try:
             while commands := await link.receive():
-                await self._take(commands)
+                await self._apply(commands)
         finally:
             if speaker is not None:
                 speaker.attach(None)
                 for command in speaker.farewell() if self._finishing else ():
                     link.send(command)
-            await link.close(CloseReason.STOPPING if self._finishing else CloseReason.SERVER_GONE)
+            await link.close(CloseReason.STOPPING if self._finishing else CloseReason.SERVER_LOST)
 
     def _can_reset(self, stream: str) -> bool:
         return self.connector.can_reset(stream) and self._catch_up.can_reset(stream)
@@ -244,7 +244,7 @@ class Follower:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    async def _take(self, commands: Sequence[Command]) -> None:
+    async def _apply(self, commands: Sequence[Command]) -> None:
         """Applies the received commands in order. Then delivers the facts that may be delivered now."""
         for stream, number in Counter(command.stream for command in commands if type(command) is RData).items():
             received_rdata.add(stream if stream in self._streams else OTHER, number)
@@ -252,9 +252,9 @@ class Follower:
         for command in commands:
             match command:
                 case RData():
-                    await self._follow_event(self._cursors.take(command))
+                    await self._follow_event(self._cursors.apply(command))
                 case Position():
-                    await self._take_position(command)
+                    await self._apply_position(command)
                 case Server(name):
                     self._check_server(name)
                 case Error(text):
@@ -278,10 +278,10 @@ class Follower:
         Such a token would move the cursor too far. Later facts get tokens below the moved cursor, and the follower
         would skip these facts. A stream is not checked if the catch-up does not know the stream's sequence.
         """
-        wanted, own = self.options.streams, self.options.own_instance
+        wanted, ours = self.options.streams, self.options.own_instance
         named: dict[str, int] = {}
         for command in commands:
-            if not isinstance(command, RData | Position) or command.instance == own:
+            if not isinstance(command, RData | Position) or command.instance == ours:
                 continue
             if (wanted is None or command.stream in wanted) and self._catch_up.covers(command.stream):
                 token = command.new if isinstance(command, Position) else command.token or 0
@@ -304,12 +304,12 @@ class Follower:
                 f"that server by its name: --server-name {safe_text(name, None)}."
             )
 
-    async def _take_position(self, command: Position) -> None:
+    async def _apply_position(self, command: Position) -> None:
         self._outcome = Outcome.USED
         self._not_connected.ends()
         if not self._has_learned:
             await self._learn()
-        event = self._cursors.take(command)
+        event = self._cursors.apply(command)
         if self._cursors.is_starting(command.stream):
             self._views[command.stream] = LinearView(self._cursors.linear(command.stream))
         await self._follow_event(event)
@@ -320,7 +320,7 @@ class Follower:
         elif isinstance(event, Reset):
             await self._restart_stream(event)
         else:
-            self._note(event)
+            self._record(event)
 
     async def _restart_stream(self, event: Reset) -> None:
         """Handles a stream that started again.
@@ -339,7 +339,7 @@ class Follower:
             self._pending += self._views[event.stream].leave()
         await self._hand_out()
         self._missed(event)
-        self._note(event)
+        self._record(event)
         if upto:
             await self._fill(MissingRange(event.stream, event.instance, 0, upto))
 
@@ -358,7 +358,7 @@ class Follower:
             else:
                 self._start_stream(stream, writers)
 
-    def _note(self, event: Event | None) -> None:
+    def _record(self, event: Event | None) -> None:
         match event:
             case Fact(stream, instance, token, rows):
                 self._receive(FollowedRow(stream, instance, token, row) for row in rows)
@@ -443,7 +443,7 @@ class Follower:
                     async for rows, reached in batches:
                         self._pending += rows
                         await self._hand_out(partial(view.read, reached))
-            self._pending += view.take(linear)
+            self._pending += view.pop(linear)
             self._touched.discard(stream)  # last, so that after a failed fetch the next call handles the stream again
 
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:

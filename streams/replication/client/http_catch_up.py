@@ -103,7 +103,7 @@ class HttpServers:
                 default = HttpServer.parse(text)
         return cls(default, by_writer)
 
-    def of(self, stream: str, writer: str | None) -> HttpServer:
+    def server_for(self, stream: str, writer: str | None) -> HttpServer:
         """Returns the server for the writer's facts, or else the default server. Raises `GapError` if there is neither."""
         found = self.by_writer.get(writer or "", self.default)
         if found is None:
@@ -181,7 +181,7 @@ class HttpCatchUp:
         self._connections.clear()
 
     def _fetch(self, asked: _Asked) -> tuple[list[FollowedRow], int]:
-        server = self._servers.of(asked.stream, asked.writer)
+        server = self._servers.server_for(asked.stream, asked.writer)
         body = self._ask(server, asked)
         try:
             answer = msgspec.json.decode(body, type=_Updates)

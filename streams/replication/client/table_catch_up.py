@@ -133,9 +133,9 @@ class TableCatchUp:
         # The writers of a stream announced under one name are hidden from followers: only the linear position counts.
         return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
-    async def check_epoch(self, epoch: str, what: str) -> None:
-        """Raises `EpochChanged` if ``epoch`` is not the database's epoch. ``what`` names a token in the error message."""
-        await self._in_thread(lambda: self._check_epoch(epoch, what))
+    async def check_epoch(self, epoch: str, subject: str) -> None:
+        """Raises `EpochChanged` if ``epoch`` is not the database's epoch. ``subject`` names a token in the error message."""
+        await self._in_thread(lambda: self._check_epoch(epoch, subject))
 
     async def close(self) -> None:
         await self._in_thread(self._connection.close)
@@ -143,9 +143,9 @@ class TableCatchUp:
 
     # --- in the thread --------------------------------------------------------------------------------------------
 
-    def _check_epoch(self, epoch: str, what: str) -> None:
+    def _check_epoch(self, epoch: str, subject: str) -> None:
         with self._connection.cursor() as cursor:
-            check_epoch(cursor, epoch, what)
+            check_epoch(cursor, epoch, subject)
 
     def _check_life(self, epoch: str) -> None:
         if epoch_changed(self._epoch, epoch):

@@ -58,7 +58,6 @@ class PendingCounts:
         self._lock = threading.Lock()
 
     def add(self, name: str, number: int = 1) -> None:
-        """Adds ``number`` to the count of ``name``."""
         with self._lock:
             self._counts[name] += number
 

@@ -33,7 +33,6 @@ def subscribe(kind: type[C], handler: Callable[[C], None]) -> Callable[[], None]
 
 
 def dispatch(command: Command) -> None:
-    """Calls the handlers of the command's class."""
     for handler in list(_handlers.get(type(command), ())):  # a copy: a handler may end its own subscription
         try:
             handler(command)

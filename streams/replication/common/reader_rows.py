@@ -42,5 +42,4 @@ class ReaderRows:
             forget_readers(cursor)
 
     def close(self) -> None:
-        """Closes the database connection."""
         self._connection.close()

@@ -22,6 +22,7 @@ __all__ = [
     "count_addresses",
     "counted_names",
     "end_syncs",
+    "end_syncs_elsewhere",
     "forget_connections",
     "forget_old",
     "forget_server",
@@ -31,7 +32,6 @@ __all__ = [
     "store_addresses",
     "store_connections",
     "store_syncs",
-    "take_over",
 ]
 
 #: Most addresses that are kept of a user: as many as ``streams.workers.seen_addresses`` returns.
@@ -69,7 +69,7 @@ WHERE s.connection_key = given.connection AND s.worker = given.worker AND s.user
   AND s.device_id = given.device
 """
 #: Deletes the users that a worker reported over connections other than its present one.
-_TAKE_OVER = """
+_END_ELSEWHERE = """
 DELETE FROM streams_syncinguser s
 USING jsonb_each_text(%(rows)s::jsonb) AS given (worker, connection)
 WHERE s.worker = given.worker AND s.connection_key <> given.connection
@@ -128,7 +128,7 @@ FROM (
            row_number() OVER (PARTITION BY known.instance_name IS NULL ORDER BY given.key) AS number
     FROM jsonb_each_text(%(rows)s::jsonb) AS given
     LEFT JOIN streams_federationacknowledgement known ON known.instance_name = given.key
-) AS said, (SELECT max(position) AS position FROM streams_streamposition WHERE stream = 'federation') AS announced
+) AS numbered, (SELECT max(position) AS position FROM streams_streamposition WHERE stream = 'federation') AS announced
 WHERE NOT is_new OR number <= %(most)s - (SELECT count(*) FROM streams_federationacknowledgement)
 ORDER BY key
 ON CONFLICT (instance_name) DO UPDATE SET token = excluded.token, acknowledged_at = excluded.acknowledged_at
@@ -198,12 +198,12 @@ def end_syncs(cursor: Any, rows: Sequence[Row]) -> None:
     _write(cursor, _ENDS, rows)
 
 
-def take_over(cursor: Any, connections: Mapping[str, str]) -> None:
+def end_syncs_elsewhere(cursor: Any, connections: Mapping[str, str]) -> None:
     """Deletes the syncing users that a worker reported over another connection than the worker's present connection.
 
     ``connections`` maps each worker to its present connection.
     """
-    _write(cursor, _TAKE_OVER, connections)
+    _write(cursor, _END_ELSEWHERE, connections)
 
 
 def forget_workers(cursor: Any, workers: Sequence[str]) -> None:

@@ -103,21 +103,14 @@ class BackgroundWriter(Generic[B]):
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._write, self._unwritten)
         except driver.connection_gone as error:
-            self._note(error)
+            self._away.begins(error)
             return False
         except Exception:  # a batch that can never be written must not block all later ones
             log.exception("flusher.batch_lost", flusher=self._name)
         else:
-            self._note(None)
+            self._away.ends()
         self._unwritten = None
         return True
-
-    def _note(self, error: Exception | None) -> None:
-        """Logs one line when writing begins to fail, and one line when it works again. A successful write has no ``error``."""
-        if error is not None:
-            self._away.begins(error)
-        else:
-            self._away.ends()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -64,7 +64,7 @@ class Access:
         self._networks = networks_of(plain_networks)
         self._has_tls = has_tls
 
-    def of(self, host: str) -> AllowedTransport:
+    def transport_for(self, host: str) -> AllowedTransport:
         """Returns the transport that a client from ``host`` may use.
 
         A host that is no IP address, such as a socket file, is treated like loopback.

@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Protocol
 
 from streams.core.json_codec import encode_json
@@ -106,7 +108,7 @@ class _StreamState:
     sent: dict[str, int] = field(default_factory=dict)
     linear: int = 1
     """The linear position of the last snapshot."""
-    said_linear: int = 1
+    sent_linear: int = 1
     """The linear position of the last snapshot whose steps were carried out."""
     paced_at: float = -1e9
     generation: int = 0
@@ -118,7 +120,7 @@ class _StreamState:
 class Announcer:
     """The positions that were last sent, for every writer of every stream. It computes the next steps.
 
-    `steps` may run in another thread, but `start` and `skip` must not be called meanwhile.
+    `steps` may run in another thread, but `start` and `jump_to` must not be called meanwhile.
 
     Streams are announced in the order of ``streams``. ``stand_in`` is the name of the writer that is announced for a
     stream without writers. The streams ``in_memory`` are at 0 while they are empty, and may start again at 0.
@@ -151,7 +153,7 @@ class Announcer:
         """Sets the positions last sent to those of the snapshot, so that the next steps begin after these positions."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
-            state.linear = state.said_linear = linear_position(stored.values(), state.linear)
+            state.linear = state.sent_linear = linear_position(stored.values(), state.linear)
             state.generation, state.to_reset = _generation(stored), set()
             stand_in = self._announced_as.get(name, self._stand_in)
             state.sent = positions_to_show(stored, state.linear) or {stand_in: state.linear}
@@ -165,30 +167,30 @@ class Announcer:
         """Returns the steps, in order, that bring clients from the positions sent last to those of the snapshot.
 
         ``now`` is in seconds of a clock that never goes back. If ``only`` is given, returns only steps of these
-        streams. After each step the caller must call `said` with the position that was sent. If the caller did not send
+        streams. After each step the caller must call `record_sent` with the position that was sent. If the caller did not send
         all rows of a `Read`, it must not carry out a later `Move` of the same writer.
         """
         steps: list[Step] = []
         for name, state in self._streams.items():
             if only is None or name in only:
-                steps += self._of(name, state, self._stored(snapshot, name, state), now)
+                steps += self._steps_of(name, state, self._stored(snapshot, name, state), now)
         return steps
 
-    def skip(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
-        """Raises the positions last sent to those of the snapshot, without any steps. Used while the server has no clients."""
+    def jump_to(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
+        """Treats everything up to the snapshot as sent. Only while no client is connected."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
             self._reset_if_restarted(state, stored)
             state.to_reset = set()
-            state.linear = state.said_linear = max(state.linear, linear_position(stored.values(), state.linear))
+            state.linear = state.sent_linear = max(state.linear, linear_position(stored.values(), state.linear))
             for writer, target in self._with_pacers(state, stored).items():
                 state.sent[writer] = max(state.sent.get(writer, 0), target)
 
-    def said(self, stream: str, writer: str, position: int) -> None:
+    def record_sent(self, stream: str, writer: str, position: int) -> None:
         """Records that all lines of the writer up to ``position`` were sent."""
         state = self._streams[stream]
         state.sent[writer] = position
-        state.said_linear = state.linear  # the caller sends all steps of a round, or none
+        state.sent_linear = state.linear  # the caller sends all steps of a round, or none
         state.to_reset.discard(writer)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
@@ -197,7 +199,7 @@ class Announcer:
             for writer, position in sorted(state.sent.items()):
                 yield name, writer, position
 
-    def _of(
+    def _steps_of(
         self, name: str, state: _StreamState, stored: Mapping[str, StoredWithGeneration], now: float
     ) -> Iterator[Step]:
         state.wants_round_at = math.inf
@@ -206,7 +208,7 @@ class Announcer:
         # linear position 7. 2. The snapshot of the failed round had linear position 10 and a new writer B with fact 9. B
         # was not announced. 3. If B were announced now at 10, followers would skip fact 9. So B is announced at 7 at
         # most.
-        before = state.said_linear
+        before = state.sent_linear
         state.linear = max(state.linear, linear_position(stored.values(), state.linear))
         sent = dict(state.sent)
         for writer in sorted(state.to_reset):
@@ -255,7 +257,7 @@ class Announcer:
         Only a stream in memory can begin a new generation.
         """
         if (generation := _generation(stored)) > state.generation:
-            state.generation, state.linear, state.said_linear = generation, 0, 0
+            state.generation, state.linear, state.sent_linear = generation, 0, 0
             state.sent = dict.fromkeys(state.sent, 0)
             state.to_reset = set(state.sent)
 
@@ -264,12 +266,12 @@ class Announcer:
 
         For a writer without a stored position, the value is the linear position.
         """
-        gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
-        return gone | positions_to_show(stored, state.linear)
+        removed = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
+        return removed | positions_to_show(stored, state.linear)
 
 
 def _generation(stored: Mapping[str, StoredWithGeneration]) -> int:
-    return max((one.generation for one in stored.values()), default=0)
+    return max((at.generation for at in stored.values()), default=0)
 
 
 def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:
@@ -289,18 +291,19 @@ def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE
     prefix = b"RDATA %s %s " % (step.stream.encode(), step.writer.encode())
     out: list[bytes] = []
     lines = Lines()
-    said = step.after
-    for token, fact in _by_token(rows):
+    sent_upto = step.after
+    for token, group in groupby(rows, attrgetter("token")):
+        fact = list(group)
         try:
             out += _fact_lines(prefix, token, fact, limit)
             lines.rows += len(fact)
         except UnsendableCommand:
             out.append(position_line(step.stream, step.writer, token, token))
             lines.oversize += 1
-        said = token
+        sent_upto = token
         lines.facts += 1
-    if reached > said:
-        out.append(position_line(step.stream, step.writer, said, reached))
+    if reached > sent_upto:
+        out.append(position_line(step.stream, step.writer, sent_upto, reached))
     lines.data = b"".join(out)
     lines.count = len(out)
     return lines
@@ -316,12 +319,3 @@ def _fact_lines(prefix: bytes, token: int, fact: Sequence[Row], limit: int) -> l
     if max(map(len, lines)) > limit + 1:
         raise UnsendableCommand(f"a row of token {token} is longer than a line of {limit} bytes")
     return lines
-
-
-def _by_token(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row]]]:
-    """Yields (token, rows) for each group of adjacent rows with the same token."""
-    start = 0
-    for end in range(1, len(rows) + 1):
-        if end == len(rows) or rows[end].token != rows[start].token:
-            yield rows[start].token, rows[start:end]
-            start = end

@@ -41,29 +41,29 @@ class ClientState:
         self._worker_id = worker_id
         self._instance = instance
         self._now_ms = now_ms
-        self._say: Callable[[Command], None] = _drop
+        self._send: Callable[[Command], None] = _drop
         self._syncs: dict[tuple[str, str | None], int] = {}
         self._acknowledged: int | None = None
         self._seen: BoundedDict[tuple[str, str, str], int] = BoundedDict(MOST_ADDRESSES)
-        self._has_said_syncs = False
+        self._has_sent_syncs = False
 
     # --- the connection -------------------------------------------------------------------------------------------
 
-    def attach(self, say: Callable[[Command], None] | None) -> None:
-        """Sets ``say`` as the function that sends a command. If ``say`` is null, commands are dropped until the next call."""
-        self._say = say or _drop
+    def attach(self, send: Callable[[Command], None] | None) -> None:
+        """Sets the function that sends a command. If ``send`` is None, commands are dropped until the next call."""
+        self._send = send or _drop
 
     def greeting(self) -> list[Command]:
         """Returns the commands for a new connection: a USER_SYNC for each syncing user, and the last acknowledgement."""
-        said: list[Command] = [self._sync(key, is_syncing=True) for key in self._syncs]
-        self._has_said_syncs = bool(said)
+        commands: list[Command] = [self._sync(key, is_syncing=True) for key in self._syncs]
+        self._has_sent_syncs = bool(commands)
         if self._acknowledged is not None:
-            said.append(FederationAck(self._instance, self._acknowledged))
-        return said
+            commands.append(FederationAck(self._instance, self._acknowledged))
+        return commands
 
     def farewell(self) -> list[Command]:
         """Returns the commands to send before an orderly end: CLEAR_USER_SYNC if a USER_SYNC was sent, else no command."""
-        return [ClearUserSync(self._worker_id)] if self._has_said_syncs else []
+        return [ClearUserSync(self._worker_id)] if self._has_sent_syncs else []
 
     # --- syncing users --------------------------------------------------------------------------------------------
 
@@ -76,8 +76,8 @@ class ClientState:
         command = _checked(self._sync(key, is_syncing=True))
         self._syncs[key] = self._syncs.get(key, 0) + 1
         if self._syncs[key] == 1:
-            self._has_said_syncs = True
-            self._say(command)
+            self._has_sent_syncs = True
+            self._send(command)
 
     def stop_syncing(self, user_id: str, device_id: str | None = None) -> None:
         """Ends one sync request of a user and device. Sends USER_SYNC if no request is open now.
@@ -88,7 +88,7 @@ class ClientState:
         self._syncs[key] -= 1
         if self._syncs[key] == 0:
             del self._syncs[key]
-            self._say(self._sync(key, is_syncing=False))
+            self._send(self._sync(key, is_syncing=False))
 
     def _sync(self, key: tuple[str, str | None], *, is_syncing: bool) -> UserSync:
         user_id, device_id = key
@@ -99,7 +99,7 @@ class ClientState:
     def acknowledge_federation(self, token: int) -> None:
         """Reports that this process has handled every fact of the stream ``federation`` up to ``token``."""
         self._acknowledged = token
-        self._say(FederationAck(self._instance, token))
+        self._send(FederationAck(self._instance, token))
 
     def see(self, user_id: str, access_token: str, ip: str, user_agent: str, device_id: str | None = None) -> None:
         """Reports that the user was seen at the address ``ip``.
@@ -112,11 +112,11 @@ class ClientState:
             return
         command = _checked(UserIP(user_id, access_token, ip, user_agent, device_id, now))
         self._seen.put(key, now)
-        self._say(command)
+        self._send(command)
 
     def remote_server_up(self, server_name: str) -> None:
         """Reports that a remote homeserver can be reached again. The server relays the report to other processes."""
-        self._say(_checked(RemoteServerUp(server_name)))
+        self._send(_checked(RemoteServerUp(server_name)))
 
 
 def _drop(command: Command) -> None:

@@ -324,16 +324,16 @@ def _check_name(text: str, field: str) -> None:
 
 def _read_rdata(arguments: str) -> RData:
     stream, instance, token, row = _fields(arguments, "stream instance token row")
-    for name, what in ((stream, "stream"), (instance, "instance")):
-        _check_name(name, what)
+    for name, label in ((stream, "stream"), (instance, "instance")):
+        _check_name(name, label)
     number = None if token == _BATCH else _token(token, "token")
     return RData(stream, instance, number, decode_json(row))
 
 
 def _read_position(arguments: str) -> Position:
     stream, instance, previous, new = _fields(arguments, "stream instance prev new")
-    for name, what in ((stream, "stream"), (instance, "instance")):
-        _check_name(name, what)
+    for name, label in ((stream, "stream"), (instance, "instance")):
+        _check_name(name, label)
     return Position(stream, instance, _token(previous, "prev"), _token(new, "new"))
 
 

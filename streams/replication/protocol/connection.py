@@ -70,7 +70,7 @@ class CloseReason(enum.StrEnum):
     DISCONNECTED = "disconnected"
     NOT_ALLOWED = "not allowed"
     FAILED = "internal error"
-    SERVER_GONE = "server gone"
+    SERVER_LOST = "server gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Connection:
         self._output: list[bytes] = []
         self._words: Counter[str] = Counter()
         self._last_sent = self._last_command = self._closing_since = 0.0
-        self._peer_pings = False
+        self._other_pings = False
 
     # --- inputs ---------------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Connection:
             return []
         commands: list[Command] = []
         for line in lines:
-            command = self._take_line(line, now)
+            command = self._command_of(line, now)
             if command is not None:
                 commands.append(command)
             if self.state is not State.OPEN:
@@ -159,7 +159,7 @@ class Connection:
         line = format_line(command, self.limits.line_bytes)
         self._output.append(line)
         self._words[command.WORD] += 1
-        self.note_sent(len(line), 1, now)
+        self.count_sent(len(line), 1, now)
 
     def tick(self, now: float, *, reading: bool = True) -> None:
         """Handles a deadline: sends PING, or closes a connection whose other side is silent for too long.
@@ -173,7 +173,7 @@ class Connection:
         if not reading:
             self._last_command = now
         # As in 1.43, a client that never sent PING (a person with netcat) is never timed out.
-        if self._peer_pings and now >= self._last_command + self.limits.ping_timeout_seconds:
+        if self._other_pings and now >= self._last_command + self.limits.ping_timeout_seconds:
             self.close(CloseReason.PING_TIMEOUT, now, "ping timeout")
         elif now >= self._last_sent + self.limits.ping_interval_seconds:
             self.send(self._ping(now), now)
@@ -201,7 +201,7 @@ class Connection:
         self._output.clear()
         self._rest = b""
 
-    def note_sent(self, size: int, lines: int, now: float) -> None:
+    def count_sent(self, size: int, lines: int, now: float) -> None:
         """Counts ``size`` bytes in ``lines`` lines as sent.
 
         The caller writes lines that many connections share directly to the transport, and then calls this method.
@@ -212,13 +212,13 @@ class Connection:
 
     # --- outputs --------------------------------------------------------------------------------------------------
 
-    def take_output(self) -> bytes:
+    def pop_output(self) -> bytes:
         """Returns the bytes to send, and empties the connection's output."""
         output = b"".join(self._output)
         self._output.clear()
         return output
 
-    def take_words(self) -> Counter[str]:
+    def pop_words(self) -> Counter[str]:
         """Returns ``{command word: number of commands sent since the last call of this method}``.
 
         Lines that many connections share are not included.
@@ -244,7 +244,7 @@ class Connection:
         """
         if self.state is State.OPEN:
             ping_at = self._last_sent + self.limits.ping_interval_seconds
-            timeout_at = self._last_command + self.limits.ping_timeout_seconds if self._peer_pings else math.inf
+            timeout_at = self._last_command + self.limits.ping_timeout_seconds if self._other_pings else math.inf
             return min(ping_at, timeout_at)
         return self._closing_since + self.limits.abort_after_seconds if self.state is State.CLOSING else math.inf
 
@@ -256,9 +256,9 @@ class Connection:
     def _react(self, command: Command, now: float) -> None:
         """Applies the effects of a valid command on the state of this connection."""
         if isinstance(command, Ping):
-            self._peer_pings = True
+            self._other_pings = True
 
-    def _take_line(self, line: bytes, now: float) -> Command | None:
+    def _command_of(self, line: bytes, now: float) -> Command | None:
         if len(line) > self.limits.line_bytes:
             self._refuse_length(now)
             return None

@@ -223,7 +223,7 @@ class Cursors:
 
     # --- commands of the server -----------------------------------------------------------------------------------
 
-    def take(self, command: Position | RData) -> Event | None:
+    def apply(self, command: Position | RData) -> Event | None:
         """Applies a command, and returns the event that follows from it.
 
         Returns null if the command is ignored, or if it is not the last row of its fact. When a `Fact`, `Moved` or
@@ -237,7 +237,7 @@ class Cursors:
             return self._ignore(Ignored.OTHER_STREAM)
         if command.instance == self._own_instance:
             return self._ignore(Ignored.OWN_ECHO)
-        return self._take_position(command) if isinstance(command, Position) else self._take_rdata(command)
+        return self._apply_position(command) if isinstance(command, Position) else self._apply_rdata(command)
 
     def end_run(self) -> None:
         """Ends the run of first POSITIONs, so that the linear position may advance. Called when another command arrives."""
@@ -253,10 +253,15 @@ class Cursors:
         settled, self._settled = self._settled, set()
         return settled
 
-    def _take_position(self, command: Position) -> Event | None:
+    def _apply_position(self, command: Position) -> Event | None:
         state = self._streams.get(command.stream)
         if state is None or command.instance not in state.cursors:
-            self._count_name()
+            self._names += 1
+            if self._names > NAMES_LIMIT:
+                raise TooManyWriters(
+                    f"The server has named more than {NAMES_LIMIT} writers of streams, which none of ours does. See who it is, "
+                    f"or follow only some of its streams."
+                )
         if state is None:
             state = self._streams[command.stream] = _StreamCursors(command.new)
         self._follow_run(state, command)
@@ -265,7 +270,7 @@ class Cursors:
         is_known = command.instance in state.cursors
         cursor = self._place(state, command.instance)
         if command.new < cursor:
-            return self._take_lower(command, state, is_known)
+            return self._apply_lower(command, state, is_known)
         if command.previous <= cursor:
             self.reached(command.stream, command.instance, command.new)
             return Moved(command.stream, command.instance, command.new)
@@ -285,7 +290,7 @@ class Cursors:
         if state.is_new and state.run_start is not None:
             state.reset_writer(command.instance, command.new)
 
-    def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
+    def _apply_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
         """Handles a POSITION below the writer's cursor: the stream started again, or the POSITION is stale.
 
         A stream with a durable table never goes back. So its POSITION is stale: the server has read less of the table
@@ -308,7 +313,7 @@ class Cursors:
             state.run_start = 0  # the stream started again, so the run's further new writers have facts from 0 on
         return Reset(command.stream, command.instance, command.new)
 
-    def _take_rdata(self, command: RData) -> Event | None:
+    def _apply_rdata(self, command: RData) -> Event | None:
         state = self._streams.get(command.stream)
         if state is None or command.instance not in state.positioned:
             return self._ignore(Ignored.BEFORE_POSITION)
@@ -328,7 +333,7 @@ class Cursors:
         """Adds a row to the writer's incomplete fact.
 
         If the incomplete facts exceed the memory limit, the rows of this fact are discarded. When the last row of the
-        fact arrives, `_take_rdata` returns a `MissingRange`, so that the caller fetches the fact.
+        fact arrives, `_apply_rdata` returns a `MissingRange`, so that the caller fetches the fact.
         """
         batch = state.batches.setdefault(command.instance, _Batch())
         if batch.is_cut:
@@ -346,14 +351,6 @@ class Cursors:
         batch = state.batches.pop(instance, None) or _Batch()
         self._batches_bytes -= batch.size
         return batch
-
-    def _count_name(self) -> None:
-        self._names += 1
-        if self._names > NAMES_LIMIT:
-            raise TooManyWriters(
-                f"The server has named more than {NAMES_LIMIT} writers of streams, which none of ours does. See who it is, "
-                f"or follow only some of its streams."
-            )
 
     @staticmethod
     def _place(state: _StreamCursors, writer: str) -> int:
@@ -373,7 +370,6 @@ class Cursors:
     # --- positions ------------------------------------------------------------------------------------------------
 
     def knows(self, stream: str) -> bool:
-        """Returns true if the object has cursors of the stream."""
         return stream in self._streams
 
     def is_starting(self, stream: str) -> bool:

@@ -66,7 +66,6 @@ class LinearView:
 
     @property
     def buffered_rows(self) -> int:
-        """Returns the number of rows that wait for the linear position."""
         return self._waiting_rows
 
     def add(self, rows: Iterable[FollowedRow]) -> None:
@@ -108,7 +107,7 @@ class LinearView:
         """Records that the caller has read and delivered the range of `due` up to ``reached``."""
         self.handed_out = max(self.handed_out, reached)
 
-    def take(self, linear: int) -> list[FollowedRow]:
+    def pop(self, linear: int) -> list[FollowedRow]:
         """Returns the buffered rows up to the position ``linear``, ascending. May be called only while `due` returns null."""
         rows: list[FollowedRow] = []
         while self._waiting and self._waiting[0].token <= linear:
@@ -123,4 +122,4 @@ class LinearView:
 
         Called when the stream started again. Its new linear position cannot be compared with the tokens of these rows.
         """
-        return self.take(max((fact.token for fact in self._waiting), default=self.handed_out))
+        return self.pop(max((fact.token for fact in self._waiting), default=self.handed_out))

@@ -12,7 +12,7 @@ Its text is right only if each fact has one row. `plain_lines` makes a result of
 in this result are equal, each fact has one row. For a few facts, the statement of `few_rows_sql` costs even less. It
 returns rows, and `few_lines` makes a result of these rows.
 
-`take_lines` turns a result into bytes. It returns null if Python has to read the rows instead: a line may be too long,
+`encode_lines` turns a result into bytes. It returns null if Python has to read the rows instead: a line may be too long,
 or a fact has more rows than the limit.
 """
 
@@ -31,12 +31,12 @@ from streams.replication.protocol.announcer import Lines, Read, position_line
 __all__ = [
     "FEW_TOKENS",
     "can_write_lines",
+    "encode_lines",
     "few_lines",
     "few_rows_sql",
     "lines_sql",
     "plain_lines",
     "plain_lines_sql",
-    "take_lines",
 ]
 
 #: Steps over at most this number of tokens are read with `few_rows_sql`. With more tokens, Python would spend more time on
@@ -67,14 +67,14 @@ def lines_sql(declaration: StreamDeclaration) -> str | None:
     return f"""
 WITH {", ".join(selects)},
 reached AS (SELECT coalesce(min(last) - 1, %(upto)s::bigint) AS reached FROM ({" UNION ALL ".join(cuts)}) AS cut),
-said AS (
+whole AS (
     SELECT token, place, number, json, token = lead(token) OVER (ORDER BY token, place, number) AS more
     FROM ({union}) AS tables, reached WHERE token <= reached
 ),
 lines AS (
     SELECT token, place, number, more IS NOT TRUE AS ends,
            %(prefix)s || CASE WHEN more THEN 'batch ' ELSE token || ' ' END || json || E'\\n' AS line
-    FROM said
+    FROM whole
 )
 SELECT string_agg(line, '' ORDER BY token, place, number), count(*), count(*) FILTER (WHERE ends), max(token),
        max(length(line)), (SELECT reached FROM reached)
@@ -170,7 +170,7 @@ def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row:
     )
 
 
-def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lines, int] | None:
+def encode_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lines, int] | None:
     """Returns (lines, position that they reach) from a result of this module, or null if Python has to read the rows.
 
     The module's docstring describes the result. ``limit_bytes`` is the length of the longest allowed line.

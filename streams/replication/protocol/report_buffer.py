@@ -47,22 +47,22 @@ Addresses = dict[tuple[str, str, str], tuple[str, str, int]]
 class Reports:
     """A batch of reports, to be written in the order of the fields.
 
-    The rows of all syncing users are deleted that were reported over a connection in ``gone``, or by a worker in
-    ``cleared``. ``taken_over`` maps a worker to the connection over which the worker reports now. ``ends`` are the
+    The rows of all syncing users are deleted that were reported over a connection in ``ended``, or by a worker in
+    ``cleared``. ``owners`` maps a worker to the connection over which the worker reports now. ``ends`` are the
     users that stopped syncing. ``starts`` maps each user that started syncing to the time in milliseconds.
     ``acknowledged`` maps a federation sender to a token. ``addresses`` are users' addresses.
     """
 
-    gone: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     cleared: set[str] = field(default_factory=set)
-    taken_over: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
     ends: set[Sync] = field(default_factory=set)
     starts: dict[Sync, int] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)
     addresses: Addresses = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        parts = (self.gone, self.cleared, self.taken_over, self.ends, self.starts, self.acknowledged, self.addresses)
+        parts = (self.ended, self.cleared, self.owners, self.ends, self.starts, self.acknowledged, self.addresses)
         return any(parts)
 
 
@@ -87,11 +87,11 @@ class ReportBuffer:
         #: Number of waiting reports by (connection, kind of report).
         self._waiting_of: Counter[tuple[str, str]] = Counter()
 
-    def take(self, connection: str, command: Command) -> bool:
+    def add(self, connection: str, command: Command) -> bool:
         """Buffers a report of a connection, or drops it if there is no room. Returns false if the command is not a report."""
         match command:
             case UserSync():
-                self._take_sync(connection, command)
+                self._add_sync(connection, command)
             case ClearUserSync(worker):
                 self._clear(connection, worker)
             case FederationAck(instance, token):
@@ -102,13 +102,13 @@ class ReportBuffer:
                 return False
         return True
 
-    def gone(self, connection: str) -> None:
+    def remove(self, connection: str) -> None:
         """Records that the connection has ended, so that the users reported over it no longer sync."""
         workers = self._connections.pop(connection, None)
         if workers is not None:
             for worker in workers:
                 self._drop_worker(worker)
-            self._reports.gone.add(connection)
+            self._reports.ended.add(connection)
 
     def drain(self) -> Reports:
         """Returns the reports that were buffered since the last call, and empties the buffer."""
@@ -131,7 +131,7 @@ class ReportBuffer:
 
     # --- syncing users --------------------------------------------------------------------------------------------
 
-    def _take_sync(self, connection: str, command: UserSync) -> None:
+    def _add_sync(self, connection: str, command: UserSync) -> None:
         device = "" if command.device_id in (None, "None") else command.device_id or ""
         names = [_name(text) for text in (command.instance_id, command.user_id, device)]
         if None in names:
@@ -145,14 +145,14 @@ class ReportBuffer:
 
     def _start(self, sync: Sync, milliseconds: int) -> None:
         owner, syncs = self._workers.get(sync.worker, ("", set()))
-        takes_over = owner != sync.connection
-        if takes_over:
+        is_moved = owner != sync.connection
+        if is_moved:
             syncs = set()
         # The limit applies to new users only, because a repeated start of a known user takes no further room. If there is
         # no room for the takeover, the start is dropped, too. Otherwise the database would have rows of the worker's
         # earlier connection beside the new row.
         is_over_limit = sync not in syncs and self._users_of[sync.connection] >= self._limit - self._users
-        if is_over_limit or (takes_over and not self._take_over(sync.worker, sync.connection, syncs)):
+        if is_over_limit or (is_moved and not self._move_worker(sync.worker, sync.connection, syncs)):
             self.dropped[UserSync.WORD] += 1
             return
         self._users += sync not in syncs
@@ -164,19 +164,19 @@ class ReportBuffer:
             self._waiting_of[sync.connection, "ends"] -= 1
         self._reports.starts[sync] = milliseconds
 
-    def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> bool:
+    def _move_worker(self, worker: str, connection: str, syncs: set[Sync]) -> bool:
         """Records that a worker process now reports over this connection.
 
         Drops the users that the worker reported over an earlier connection. If there is no room for the report, changes
         nothing and returns false.
         """
-        is_new = worker not in self._reports.taken_over
-        if is_new and not self._takes_room(connection, "workers", self._waiting_workers()):
+        is_new = worker not in self._reports.owners
+        if is_new and not self._reserve_room(connection, "workers", self._waiting_workers()):
             return False
         self._drop_worker(worker)
         self._workers[worker] = connection, syncs
         self._connections.setdefault(connection, set()).add(worker)
-        self._reports.taken_over[worker] = connection
+        self._reports.owners[worker] = connection
         return True
 
     def _end(self, sync: Sync) -> None:
@@ -193,7 +193,7 @@ class ReportBuffer:
             if not syncs:
                 self._drop_worker(sync.worker)
         self._reports.starts.pop(sync, None)
-        if sync in self._reports.ends or self._takes_room(sync.connection, "ends", len(self._reports.ends)):
+        if sync in self._reports.ends or self._reserve_room(sync.connection, "ends", len(self._reports.ends)):
             self._reports.ends.add(sync)
         else:
             self.dropped[UserSync.WORD] += 1
@@ -201,7 +201,7 @@ class ReportBuffer:
     def _clear(self, connection: str, text: str) -> None:
         worker = _name(text)
         is_new = worker not in self._reports.cleared
-        if worker is None or (is_new and not self._takes_room(connection, "workers", self._waiting_workers())):
+        if worker is None or (is_new and not self._reserve_room(connection, "workers", self._waiting_workers())):
             self.dropped[ClearUserSync.WORD] += 1
             return
         self._drop_worker(worker)
@@ -220,7 +220,7 @@ class ReportBuffer:
         if self._users_of[connection] <= 0:
             del self._users_of[connection]
 
-    def _takes_room(self, connection: str, kind: str, waiting: int) -> bool:
+    def _reserve_room(self, connection: str, kind: str, waiting: int) -> bool:
         """Counts one more waiting report of this kind and connection. Returns false if there is no room for the report.
 
         ``waiting`` is the number of waiting reports of this kind, of all connections.
@@ -231,14 +231,16 @@ class ReportBuffer:
         return True
 
     def _waiting_workers(self) -> int:
-        return len(self._reports.cleared) + len(self._reports.taken_over)
+        return len(self._reports.cleared) + len(self._reports.owners)
 
     # --- other reports --------------------------------------------------------------------------------------------
 
     def _acknowledge(self, connection: str, text: str, token: int) -> None:
         instance = _name(text)
         waiting = self._reports.acknowledged
-        if instance is None or not (instance in waiting or self._takes_room(connection, "acknowledged", len(waiting))):
+        if instance is None or not (
+            instance in waiting or self._reserve_room(connection, "acknowledged", len(waiting))
+        ):
             self.dropped[FederationAck.WORD] += 1
             return
         waiting[instance] = token
@@ -251,7 +253,7 @@ class ReportBuffer:
         token = (command.access_token or "").encode("utf-8", "surrogatepass")
         key = user, hashlib.sha256(token).hexdigest(), ip
         waiting = self._reports.addresses
-        if key not in waiting and not self._takes_room(connection, "addresses", len(waiting)):
+        if key not in waiting and not self._reserve_room(connection, "addresses", len(waiting)):
             self.dropped[UserIP.WORD] += 1
             return
         agent = storable(command.user_agent or "")[:LONGEST_AGENT]

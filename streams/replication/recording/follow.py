@@ -62,10 +62,6 @@ class Recording:
         self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="recorder")
         return known
 
-    async def take(self, rows: Sequence[FollowedRow]) -> None:
-        """Stores the rows. Returns when the rows are committed."""
-        await self._store(rows)
-
     def missed(
         self, event: MissingRange | Reset, reason: str = "not sent to us, and no --catch-up http was given"
     ) -> None:
@@ -85,7 +81,7 @@ class Recording:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             with contextlib.suppress(TimeoutError):  # the next run fetches what was not stored
-                await asyncio.wait_for(self._store(()), 2 * BEAT_SECONDS)
+                await asyncio.wait_for(self.store(()), 2 * BEAT_SECONDS)
         await self._in_thread(self._recorder.close)
         self._thread.shutdown(wait=True)
 
@@ -94,16 +90,16 @@ class Recording:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            await self._store(())
+            await self.store(())
             if loop.time() >= trim_at:
                 trim_at = loop.time() + (0.0 if await self._trim() >= TRIM_ROWS else TRIM_SECONDS)
 
-    async def _store(self, rows: Sequence[FollowedRow]) -> None:
-        """Stores the rows, with the restarts and gaps that wait to be stored. Retries while the database is unreachable.
+    async def store(self, rows: Sequence[FollowedRow]) -> None:
+        """Stores the rows, with the restarts and gaps that wait to be stored. Returns when they are committed.
 
-        If there are no rows, stores the follower's positions.
+        Retries while the database is unreachable. If there are no rows, stores the follower's positions.
         """
-        retry_seconds, has_told = FIRST_RETRY_SECONDS, False
+        retry_seconds, has_logged = FIRST_RETRY_SECONDS, False
         async with self._turn:
             resets, gaps = len(self._resets), len(self._gaps)
             batch = Batch(self._resets[:resets], rows, self._gaps[:gaps], {} if rows else self._positions())
@@ -112,9 +108,9 @@ class Recording:
                     await _to_its_end(self._store_once(batch))
                     break
                 except driver.DatabaseError as error:
-                    if not has_told:
+                    if not has_logged:
                         log.warning("recorder.waits_for_database", error=str(error).strip(), rows=len(rows))
-                    has_told = True
+                    has_logged = True
                     await asyncio.sleep(retry_seconds)
                     retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
@@ -149,7 +145,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it; the next `_store` repeats a failed batch
+            task.exception()  # retrieved, so that asyncio does not log it; the next `store` repeats a failed batch
         raise
 
 

@@ -157,29 +157,26 @@ class Recorder:
 
         Raises `RecorderBusy` if another process records under the name, or if the name is the record of another server.
         """
-        with self._connection.cursor() as cursor:
-            return self._open(cursor)
-
-    def _open(self, cursor: Any) -> dict[str, dict[str, int]]:
         name = self._about["name"]
-        key = driver.recorder_key(cursor, name)
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
-        if not cursor.fetchone()[0]:
-            cursor.execute("SELECT host, process_id FROM streams_recordedserver WHERE name = %s", [name])
-            host, process_id = cursor.fetchone() or ("?", "?")
-            raise RecorderBusy(
-                f"{name!r} is recorded by process {process_id} on {host}{describe_lock_holder(cursor, key)} already: stop "
-                f"that, or take another name."
-            )
-        about = {**self._about, "host": socket.gethostname(), "process_id": os.getpid()}
-        cursor.execute(_SERVER, about)
-        self._server, server_name = cursor.fetchone()
-        if server_name != self._about["server_name"]:
-            raise RecorderBusy(
-                f"{name!r} is the record of {server_name!r}, not of {self._about['server_name']!r}: take another name."
-            )
-        cursor.execute(_POSITIONS, {"server": self._server})
-        self._lives = {(stream, writer): _Life(life, at) for stream, writer, life, at in cursor.fetchall()}
+        with self._connection.cursor() as cursor:
+            key = driver.recorder_key(cursor, name)
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+            if not cursor.fetchone()[0]:
+                cursor.execute("SELECT host, process_id FROM streams_recordedserver WHERE name = %s", [name])
+                host, process_id = cursor.fetchone() or ("?", "?")
+                raise RecorderBusy(
+                    f"{name!r} is recorded by process {process_id} on {host}{describe_lock_holder(cursor, key)} already: stop "
+                    f"that, or take another name."
+                )
+            about = {**self._about, "host": socket.gethostname(), "process_id": os.getpid()}
+            cursor.execute(_SERVER, about)
+            self._server, server_name = cursor.fetchone()
+            if server_name != self._about["server_name"]:
+                raise RecorderBusy(
+                    f"{name!r} is the record of {server_name!r}, not of {self._about['server_name']!r}: take another name."
+                )
+            cursor.execute(_POSITIONS, {"server": self._server})
+            self._lives = {(stream, writer): _Life(life, at) for stream, writer, life, at in cursor.fetchall()}
         known: dict[str, dict[str, int]] = {}
         for (stream, writer), life in self._lives.items():
             known.setdefault(stream, {})[writer] = life.position

@@ -58,7 +58,6 @@ class RedisConnection:
         return await self.receive(CONNECT_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
-        """Closes the connection, whatever its state."""
         await self._connection.disconnect(nowait=True)
 
 

@@ -80,7 +80,7 @@ class RedisConnector:
             await link.subscribe()
             await self._ask_for_positions()
         except BaseException:
-            await link.close(CloseReason.SERVER_GONE)
+            await link.close(CloseReason.SERVER_LOST)
             raise
         return link
 
@@ -107,7 +107,7 @@ class RedisLink:
         self._has_some = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._is_settled = False
         self._error: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,13 +128,13 @@ class RedisLink:
             await self._settle()
             self._is_settled = True
             if self._waiting:
-                return first_positions_first(self._take())
+                return first_positions_first(self._pop())
         while not self._waiting:
             self._has_some.clear()
             if self._error is not None:
                 raise self._error
             await self._has_some.wait()
-        return self._take()
+        return self._pop()
 
     def send(self, command: Command) -> None:
         """Does nothing: a follower is not a process of the homeserver, and only these processes may publish on the channel."""
@@ -148,20 +148,20 @@ class RedisLink:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def _take(self) -> list[Command]:
+    def _pop(self) -> list[Command]:
         commands, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._has_room.set()
         return commands
 
     async def _settle(self) -> None:
         """Waits until the homeserver's processes have sent their positions, at most ``GATHER_SECONDS``."""
         ends_at = time.monotonic() + GATHER_SECONDS
-        named, named_at, looked_at = set[tuple[str, str]](), 0.0, 0
+        named, named_at, seen = set[tuple[str, str]](), 0.0, 0
         while self._error is None and time.monotonic() < ends_at and not self._is_full(GATHER_LIMIT):
-            new = self._waiting[looked_at:]
-            looked_at = len(self._waiting)
-            found = {(one.stream, one.instance) for one in new if isinstance(one, Position)} - named
+            new = self._waiting[seen:]
+            seen = len(self._waiting)
+            found = {(command.stream, command.instance) for command in new if isinstance(command, Position)} - named
             if found:
                 named |= found
                 named_at = time.monotonic()
@@ -178,7 +178,7 @@ class RedisLink:
         limit = WAITING_LIMIT
         try:
             while True:
-                self._note(await self._connection.receive())
+                self._receive_message(await self._connection.receive())
                 if self._is_full(limit if self._is_settled else GATHER_LIMIT):
                     self._has_room.clear()
                     await self._has_room.wait()
@@ -186,8 +186,8 @@ class RedisLink:
             self._error = error
             self._has_some.set()
 
-    def _note(self, answer: Any) -> None:
-        self._heard_at = time.monotonic()
+    def _receive_message(self, answer: Any) -> None:
+        self._received_at = time.monotonic()
         if not isinstance(answer, list) or len(answer) < 3 or answer[0] != b"message":
             return  # the answer to PING, a confirmation
         data: bytes = answer[2]
@@ -213,8 +213,8 @@ class RedisLink:
         except (UnicodeDecodeError, CommandError) as error:
             self.ignored += 1
             if self.ignored <= LOGGED_LIMIT:
-                said = safe_text(data[:80].decode("utf-8", "replace"))
-                log.warning("follower.message_ignored", server=self._where, error=str(error), message=said)
+                message = safe_text(data[:80].decode("utf-8", "replace"))
+                log.warning("follower.message_ignored", server=self._where, error=str(error), message=message)
             return None
 
     async def _keep_alive(self) -> None:
@@ -224,7 +224,7 @@ class RedisLink:
                 await asyncio.sleep(PING_SECONDS)
                 # While reading is paused, silence says nothing about the connection.
                 is_full = not self._has_room.is_set()
-                if not is_full and time.monotonic() > self._heard_at + SILENCE_LIMIT_SECONDS:
+                if not is_full and time.monotonic() > self._received_at + SILENCE_LIMIT_SECONDS:
                     raise ConnectionError(f"nothing was received from Redis for {SILENCE_LIMIT_SECONDS:g} s")
                 await self._connection.send("PING")
         except Exception as error:  # noqa: BLE001 - raised by `receive`

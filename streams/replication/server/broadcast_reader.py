@@ -1,9 +1,7 @@
 """Reads positions and then rows for the broadcaster, on a database connection of its own.
 
 A stored position covers only facts that were committed before it was stored. So no fact is missed if positions are read
-before rows (``streams.reading.rows``). Notifications are applied in the order in which they came, no matter which
-thread reads (``streams.reading.position_cache``). All calls block, and only one thread may call at a time. Only
-``hear`` may be called while another call runs.
+before rows (``streams.reading.rows``). All calls block, and only one thread may call at a time.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ from streams.replication.protocol.announcer import (
 from streams.replication.protocol.rdata_sql import (
     FEW_TOKENS,
     can_write_lines,
+    encode_lines,
     few_lines,
     few_rows_sql,
     lines_sql,
     plain_lines,
     plain_lines_sql,
-    take_lines,
 )
 
 __all__ = ["BroadcastReader", "Done", "Piece", "Round", "read_lines"]
@@ -107,10 +105,10 @@ class BroadcastReader:
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """Returns all positions that are stored now, as ``{stream: {writer: position}}``. Raises `DatabaseRestored`."""
-        began = time.monotonic()
+        started = time.monotonic()
         with self._at_work() as cursor:
             found = self._positions(cursor, None)
-        self._current_at = began
+        self._current_at = started
         return found
 
     def reload(self) -> dict[str, dict[str, StoredPosition]]:
@@ -163,14 +161,14 @@ class BroadcastReader:
     def round(self, only: Collection[str] | None = None) -> Round:
         """Makes the reading part of a round over the streams in ``only``, or over all streams if ``only`` is null.
 
-        The caller must send the lines, and then call the announcer's ``said`` for each entry of ``Round.done``. Raises
+        The caller must send the lines, and then call the announcer's ``record_sent`` for each entry of ``Round.done``. Raises
         `DatabaseRestored` and the driver's errors.
         """
         result = Round()
         cut: set[tuple[str, str]] = set()
-        began = time.monotonic()
+        started = time.monotonic()
         with self._at_work() as cursor:
-            for step in self._announcer.steps(self._positions(cursor, only), began, only):
+            for step in self._announcer.steps(self._positions(cursor, only), started, only):
                 if (step.stream, step.writer) in cut:
                     continue
                 lines, position = self._carry_out(cursor, step)
@@ -187,11 +185,10 @@ class BroadcastReader:
                 result.done.append(Done(step.stream, step.writer, position))
         result.has_more = {stream for stream, _ in cut}
         if only is None and not cut:
-            self._current_at = began  # not the end: facts announced since the start may be unread
+            self._current_at = started  # not the end: facts announced since the start may be unread
         return result
 
     def close(self) -> None:
-        """Closes the database connection."""
         self._connection.close()
 
     def _carry_out(self, cursor: Any, step: Step) -> tuple[Lines, int]:
@@ -245,7 +242,7 @@ def read_lines(
             "upto": step.upto,
             "limit": ROWS_PER_READ,
         }
-        if (found := take_lines(step, _result(cursor, declaration, parameters, plain), line_limit_bytes)) is not None:
+        if (found := encode_lines(step, _result(cursor, declaration, parameters, plain), line_limit_bytes)) is not None:
             return found
     writer = None if declaration.announced_as else step.writer  # one name for all writers: read the rows of all
     rows, reached = existing_rows(cursor, declaration, writer, step.after, step.upto, ROWS_PER_READ)

@@ -52,9 +52,9 @@ FORGET_EVERY_SECONDS = 30.0
 ANSWER_OTHERS_SECONDS = 0.05
 #: The least time between two answers to one client that asks, and between two answers to the clients that did not ask.
 #: A client that asks again must also have read its last answer. All its requests until then get one answer.
-ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
+ANSWER_AGAIN_SECONDS, OTHERS_AGAIN_SECONDS = 0.1, 1.0
 #: A client has read its last answer when fewer bytes than this wait in its buffer.
-ANSWER_TAKEN_BYTES = 4 * 1024
+ANSWER_READ_BYTES = 4 * 1024
 #: A client in whose buffer more bytes than this wait gets no relayed lines. They would wait with the facts behind them, and a
 #: client that sends many such lines would have clients on slow lines cut.
 RELAY_BYTES = 64 * 1024
@@ -117,7 +117,7 @@ class Broadcaster:
         self.settings = settings or stream_settings()
         self.rights = RightsTable(self.settings.wire_rights)
         self.streams = registry.announced()
-        self.peers: dict[str, ReplicationClient] = {}
+        self.clients: dict[str, ReplicationClient] = {}
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
@@ -132,20 +132,20 @@ class Broadcaster:
             },
         )
         name = f"replsite broadcaster {served_by or instance}"
-        self._backlog = BroadcastReader(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
+        self._reader = BroadcastReader(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
         self._reader_rows = ReaderRows("connection", served_by or instance, self.settings.database)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="broadcaster")
         self._figure_threads = ThreadPoolExecutor(1, thread_name_prefix="reader-rows")
         self._wake = asyncio.Event()
         self._moved: set[str] = set()
-        self._look_at_all = True
+        self._reads_all = True
         #: Held from the reading of a round until its lines are sent. Meanwhile no other code may use announcer and
         #: backlog. Without this lock, the listener's thread reads facts 5 to 7. Before these facts count as sent, the
         #: database thread begins a round at 5 as well. Clients would receive the facts twice.
         self._in_round = threading.Lock()
         self._all_due = 0.0
         self._is_restored = False
-        self._pokes: PositionListener | None = None
+        self._listener: PositionListener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[ReplicationClient] = []
         self._unchecked_bytes = 0
@@ -155,14 +155,14 @@ class Broadcaster:
         self.free_time = FreeTime()
         self.client_lines = LineBound(CLIENT_LINES, CLIENT_LINES_SECONDS)
         self._without_rest = 0.0
-        self._questions = 0
+        self._replicates = 0
         self._answer_others: asyncio.TimerHandle | None = None
         self._others_answered_at = -math.inf
         self._asked_again: dict[str, ReplicationClient] = {}
         self._answer_again: asyncio.TimerHandle | None = None
-        self._positions_said: list[Piece] | None = None
+        self._position_lines: list[Piece] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._looked_at = time.monotonic()
+        self._round_at = time.monotonic()
         self._database_away = Condition(log, "broadcaster.database_away", "broadcaster.database_back")
         self._readers_not_written = Condition(
             log, "broadcaster.readers_not_written", "broadcaster.readers_written_again"
@@ -176,11 +176,10 @@ class Broadcaster:
         """
         if not self._tasks:
             return None
-        return math.inf if any(task.done() for task in self._tasks) else time.monotonic() - self._looked_at
+        return math.inf if any(task.done() for task in self._tasks) else time.monotonic() - self._round_at
 
     @property
     def limits(self) -> Limits:
-        """Returns the limits of a connection, from the settings."""
         given = self.settings
         return Limits(
             given.ping_interval_seconds, given.ping_timeout_seconds, given.close_limit_seconds, given.line_limit_bytes
@@ -190,8 +189,8 @@ class Broadcaster:
     def commands(self) -> Counter[str]:
         """Returns ``{command word: number of received commands}``."""
         found: Counter[str] = Counter()
-        for what, number in self.counts.received.items():
-            found[what.partition(" ")[0]] += number
+        for key, number in self.counts.received.items():
+            found[key.partition(" ")[0]] += number
         return found
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -202,12 +201,12 @@ class Broadcaster:
         Raises the driver's errors if the database cannot be used.
         """
         self._loop = asyncio.get_running_loop()
-        self._announcer.start(await self._in_thread(self._backlog.snapshot))
-        self._pokes = PositionListener(self._notified, self.settings.database, "broadcaster")
-        await self._in_thread(self._pokes.start)
+        self._announcer.start(await self._in_thread(self._reader.snapshot))
+        self._listener = PositionListener(self._notified, self.settings.database, "broadcaster")
+        await self._in_thread(self._listener.start)
         self._tasks = [
             self._loop.create_task(self._broadcast(), name="broadcast"),
-            self._loop.create_task(self._keep_house(), name="keep house"),
+            self._loop.create_task(self._housekeeping(), name="housekeeping"),
         ]
 
     async def stop(self) -> None:
@@ -216,36 +215,36 @@ class Broadcaster:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        for peer in list(self.peers.values()):
-            peer.close(CloseReason.STOPPING, "server stopping")
+        for client in list(self.clients.values()):
+            client.close(CloseReason.STOPPING, "server stopping")
         deadline = time.monotonic() + 1.0
-        while self.peers and time.monotonic() < deadline:  # noqa: ASYNC110
+        while self.clients and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # the transports do not notify when they are empty
-        await self._store_readers([*self._lost, *self.peers.values()])
-        if self._pokes is not None:
-            await self._in_thread(self._pokes.stop)
-        await self._in_thread(self._backlog.close)
+        await self._store_readers([*self._lost, *self.clients.values()])
+        if self._listener is not None:
+            await self._in_thread(self._listener.stop)
+        await self._in_thread(self._reader.close)
         self._threads.shutdown(wait=False)
         self._figure_threads.shutdown(wait=False)
 
     # --- clients --------------------------------------------------------------------------------------------------
 
-    def join(self, peer: ReplicationClient) -> None:
+    def join(self, client: ReplicationClient) -> None:
         """Adds a client. From now on the client gets every line."""
-        self.peers[peer.key] = peer
+        self.clients[client.key] = client
 
-    def leave(self, peer: ReplicationClient) -> None:
+    def leave(self, client: ReplicationClient) -> None:
         """Removes a client, and counts the reason why it was closed.
 
         If the client has a row in the table of readers, or has sent REPLICATE, its end is written to this table. For
         other clients, an end is written only if fewer than ``MOST_LOST`` ends are waiting to be written.
         """
-        if self.peers.pop(peer.key, None) is not None:
-            self.counts.add_sent(peer.label, peer.connection.take_words())
-            self.closed[str(peer.connection.close_reason)] += 1
-            self._asked_again.pop(peer.key, None)
-            if peer.is_told or peer.has_replicated or len(self._lost) < MOST_LOST:
-                self._lost.append(peer)
+        if self.clients.pop(client.key, None) is not None:
+            self.counts.add_sent(client.label, client.connection.pop_words())
+            self.closed[str(client.connection.close_reason)] += 1
+            self._asked_again.pop(client.key, None)
+            if client.is_stored or client.has_replicated or len(self._lost) < MOST_LOST:
+                self._lost.append(client)
 
     def rest_after(self, seconds: float) -> float:
         """Returns the seconds to rest after ``seconds`` of work for clients that send a lot.
@@ -260,71 +259,73 @@ class Broadcaster:
         rest, self._without_rest = self._without_rest, 0.0
         return rest
 
-    def name_peer(self, peer: ReplicationClient, name: str) -> None:
+    def name_client(self, client: ReplicationClient, name: str) -> None:
         """Sets the client's name. Commands that were sent to the client before are counted under its former label."""
-        self.counts.add_sent(peer.label, peer.connection.take_words())
-        peer.name, peer.label = name, self.counts.label(name)
+        self.counts.add_sent(client.label, client.connection.pop_words())
+        client.name, client.label = name, self.counts.label(name)
 
     def count_sent(self) -> None:
         """Adds the commands that were sent to single clients, such as PING, to the counts.
 
         Lines that many clients share are counted when they are written.
         """
-        for peer in self.peers.values():
-            self.counts.add_sent(peer.label, peer.connection.take_words())
+        for client in self.clients.values():
+            self.counts.add_sent(client.label, client.connection.pop_words())
 
-    def limit_streams(self, peer: ReplicationClient, streams: Sequence[str]) -> None:
+    def limit_streams(self, client: ReplicationClient, streams: Sequence[str]) -> None:
         """Makes a client receive only lines of ``streams``, or of all streams if ``streams`` is empty.
 
         The client's rights may exclude some of these streams.
         """
-        allowed = peer.rights.of_streams(self.streams)
+        allowed = client.rights.of_streams(self.streams)
         asked = frozenset(streams) & frozenset(self.streams) if streams else None
-        peer.follows = asked if allowed is None else allowed if asked is None else allowed & asked
+        client.follows = asked if allowed is None else allowed if asked is None else allowed & asked
 
-    def answer_replicate(self, peer: ReplicationClient) -> None:
+    def answer_replicate(self, client: ReplicationClient) -> None:
         """Answers a REPLICATE: sends the positions of all writers to this client at once, and to all other clients soon.
 
         The other clients get the positions once for all REPLICATEs that arrive before. If this client got its last
         answer a moment ago, or has not read this answer yet, the new answer is delayed. Until then further REPLICATEs
         of this client get no separate answers.
         """
-        peer.has_replicated = True
+        client.has_replicated = True
         now = time.monotonic()
-        if peer.key in self._asked_again:
+        if client.key in self._asked_again:
             return
-        if not self._may_be_answered(peer, now):
-            self._asked_again[peer.key] = peer
+        if not self._may_be_answered(client, now):
+            self._asked_again[client.key] = client
             if self._answer_again is None:
-                self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
+                self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_delayed)
             return
-        self._answer([peer], now)
+        self._answer([client], now)
 
     @staticmethod
-    def _may_be_answered(peer: ReplicationClient, now: float) -> bool:
-        return now >= peer.answered_at + ANSWER_AGAIN_SECONDS and peer.buffered_bytes < ANSWER_TAKEN_BYTES
+    def _may_be_answered(client: ReplicationClient, now: float) -> bool:
+        return now >= client.answered_at + ANSWER_AGAIN_SECONDS and client.buffered_bytes < ANSWER_READ_BYTES
 
-    def _answer_those(self) -> None:
+    def _answer_delayed(self) -> None:
         """Sends the delayed answers to REPLICATEs, except to clients that have not read their last answer."""
         self._answer_again, now = None, time.monotonic()
-        ready = [peer for peer in self._asked_again.values() if not peer.is_open or self._may_be_answered(peer, now)]
-        for peer in ready:
-            del self._asked_again[peer.key]
+        ready = [
+            client for client in self._asked_again.values() if not client.is_open or self._may_be_answered(client, now)
+        ]
+        for client in ready:
+            del self._asked_again[client.key]
         if ready:
             self._answer(ready, now)
         if self._asked_again:
-            self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
+            self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_delayed)
 
-    def _answer(self, peers: list[ReplicationClient], now: float) -> None:
+    def _answer(self, clients: list[ReplicationClient], now: float) -> None:
         """Sends the positions of all writers to the clients ``peers`` now, and schedules to send them to all other clients."""
-        self._questions += 1
-        self._send_positions(peers)
-        for peer in peers:
-            peer.answered_at = now
+        self._replicates += 1
+        self._send_positions(clients)
+        for client in clients:
+            client.answered_at = now
         if self._answer_others is None:
             # A program may connect, send REPLICATE and disconnect again and again. Each time it is a new client, so the
             # limit on answers to one client does not slow it down. So the answers to the other clients have a limit, too.
-            others_in = max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS)
+            others_in = max(self._others_answered_at + OTHERS_AGAIN_SECONDS - now, ANSWER_OTHERS_SECONDS)
             self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
     def relay(self, lines: Sequence[RelayedLine], wants: Callable[[ReplicationClient], bool] = lambda _: True) -> int:
@@ -333,12 +334,12 @@ class Broadcaster:
         Returns the number of clients that were left out, because too much waits for them.
         """
         senders = {line.sender for line in lines}
-        all_wanting = [peer for peer in self.peers.values() if wants(peer)]
-        wanting = [peer for peer in all_wanting if peer.buffered_bytes <= RELAY_BYTES]
-        self._write_lines(lines, [peer for peer in wanting if peer not in senders])
-        for peer in wanting:
-            if peer in senders:
-                self._write_lines([line for line in lines if line.sender is not peer], [peer])
+        all_wanting = [client for client in self.clients.values() if wants(client)]
+        wanting = [client for client in all_wanting if client.buffered_bytes <= RELAY_BYTES]
+        self._write_lines(lines, [client for client in wanting if client not in senders])
+        for client in wanting:
+            if client in senders:
+                self._write_lines([line for line in lines if line.sender is not client], [client])
         return len(all_wanting) - len(wanting)
 
     def positions(self) -> dict[str, dict[str, int]]:
@@ -350,27 +351,27 @@ class Broadcaster:
 
     def _answer_the_others(self) -> None:
         self._answer_others, self._others_answered_at = None, time.monotonic()
-        self._send_positions([peer for peer in self.peers.values() if peer.answered < self._questions])
+        self._send_positions([client for client in self.clients.values() if client.answered < self._replicates])
 
-    def _send_positions(self, peers: list[ReplicationClient]) -> None:
-        if self._positions_said is None:
-            self._positions_said = [
+    def _send_positions(self, clients: list[ReplicationClient]) -> None:
+        if self._position_lines is None:
+            self._position_lines = [
                 Piece(stream, position_line(stream, writer, at, at), 1)
                 for stream, writer, at in self._announcer.positions()
             ]
-        self._write_pieces(self._positions_said, peers)
-        for peer in peers:
-            peer.answered = self._questions
+        self._write_pieces(self._position_lines, clients)
+        for client in clients:
+            client.answered = self._replicates
 
-    def _write_pieces(self, pieces: Sequence[Piece], peers: Sequence[ReplicationClient]) -> None:
+    def _write_pieces(self, pieces: Sequence[Piece], clients: Sequence[ReplicationClient]) -> None:
         """Sends each client the lines of the streams that it follows. Clients that get the same lines share the bytes."""
         by_stream: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_stream.setdefault(piece.stream, []).append(piece)
         groups: dict[frozenset[str], list[ReplicationClient]] = {}
-        for peer in peers:
-            streams = frozenset(by_stream) if peer.follows is None else peer.follows.intersection(by_stream)
-            groups.setdefault(streams, []).append(peer)
+        for client in clients:
+            streams = frozenset(by_stream) if client.follows is None else client.follows.intersection(by_stream)
+            groups.setdefault(streams, []).append(client)
         if len(groups) <= MOST_CHOICES:
             for streams, group in groups.items():
                 self._write_joined([piece for piece in pieces if piece.stream in streams], group)
@@ -378,23 +379,23 @@ class Broadcaster:
         # With the bytes of each group, a thousand clients with different choices that read nothing would fill the memory
         # with a thousand copies.
         for stream, of_stream in by_stream.items():
-            takers = [peer for streams, group in groups.items() if stream in streams for peer in group]
-            self._write_joined(of_stream, takers)
+            followers = [client for streams, group in groups.items() if stream in streams for client in group]
+            self._write_joined(of_stream, followers)
 
-    def _write_joined(self, pieces: Sequence[Piece], peers: list[ReplicationClient]) -> None:
+    def _write_joined(self, pieces: Sequence[Piece], clients: list[ReplicationClient]) -> None:
         rows = sum(piece.rows for piece in pieces)
         words = Counter({RData.WORD: rows, Position.WORD: sum(piece.lines for piece in pieces) - rows})
-        self._write(b"".join([piece.data for piece in pieces]), words, peers)
+        self._write(b"".join([piece.data for piece in pieces]), words, clients)
 
-    def _write_lines(self, lines: Sequence[RelayedLine], peers: list[ReplicationClient]) -> None:
-        self._write(b"".join([line.data for line in lines]), Counter(line.word for line in lines), peers)
+    def _write_lines(self, lines: Sequence[RelayedLine], clients: list[ReplicationClient]) -> None:
+        self._write(b"".join([line.data for line in lines]), Counter(line.word for line in lines), clients)
 
-    def _write(self, data: bytes, words: Counter[str], peers: list[ReplicationClient]) -> None:
+    def _write(self, data: bytes, words: Counter[str], clients: list[ReplicationClient]) -> None:
         now, lines = time.monotonic(), words.total()
-        for label, number in Counter(peer.label for peer in peers if peer.is_open).items() if lines else ():
+        for label, number in Counter(client.label for client in clients if client.is_open).items() if lines else ():
             self.counts.add_sent(label, Counter({word: count * number for word, count in words.items()}))
-        for peer in peers:
-            peer.write_shared(data, lines, now)
+        for client in clients:
+            client.write_shared(data, lines, now)
         self._unchecked_bytes += len(data)
         if self._unchecked_bytes > CHECK_EVERY_BYTES:
             self._cut_slow_clients(now)
@@ -411,11 +412,11 @@ class Broadcaster:
         if loop is None or loop.is_closed():
             return
         streams = set(names)
-        if not streams or not self.peers or not self._in_round.acquire(blocking=False):
+        if not streams or not self.clients or not self._in_round.acquire(blocking=False):
             loop.call_soon_threadsafe(self._request_round, streams)
             return
         try:
-            result = self._backlog.round(streams)
+            result = self._reader.round(streams)
         except BaseException as error:
             self._in_round.release()
             loop.call_soon_threadsafe(self._request_round, set())
@@ -427,7 +428,7 @@ class Broadcaster:
     def _finish_round(self, result: Round) -> None:
         """Sends the lines of a round that the listener's thread has read, and then lets the next round begin."""
         try:
-            self._take_over(result)
+            self._send_round(result)
         finally:
             self._in_round.release()
         if result.has_more:
@@ -436,7 +437,7 @@ class Broadcaster:
     def _request_round(self, streams: set[str]) -> None:
         """Requests a round over ``streams``, or over all streams if ``streams`` is empty."""
         self._moved |= streams
-        self._look_at_all = self._look_at_all or not streams
+        self._reads_all = self._reads_all or not streams
         self._wake.set()
 
     async def _broadcast(self) -> None:
@@ -446,10 +447,10 @@ class Broadcaster:
             try:
                 if self._is_restored:
                     await self._restart()
-                while await self._round(self._take_moved()):
-                    self._looked_at = time.monotonic()
+                while await self._round(self._pop_moved()):
+                    self._round_at = time.monotonic()
                     await self._pace()
-                self._looked_at = time.monotonic()
+                self._round_at = time.monotonic()
                 self._database_away.ends()
             except DatabaseRestored as error:
                 log.warning("broadcaster.database_restored", error=str(error))
@@ -465,12 +466,12 @@ class Broadcaster:
 
         A restored database gives out IDs again that clients have received already, so no client may stay connected.
         """
-        snapshot = await self._begin_round(self._backlog.reload)
+        snapshot = await self._begin_round(self._reader.reload)
         try:
-            for peer in list(self.peers.values()):
-                peer.close(CloseReason.RESTORED, "the database was restored")
+            for client in list(self.clients.values()):
+                client.close(CloseReason.RESTORED, "the database was restored")
             self._announcer.start(snapshot)
-            self._positions_said = None
+            self._position_lines = None
             self._is_restored = False
         finally:
             self._in_round.release()
@@ -479,13 +480,13 @@ class Broadcaster:
         timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
         # Not ``asyncio.wait_for``: it makes a task, which costs iterations of the loop between a notification and the
         # round.
-        time_to_look = asyncio.get_running_loop().call_later(timeout, self._request_round, set())
+        timer = asyncio.get_running_loop().call_later(timeout, self._request_round, set())
         try:
             await self._wake.wait()
         finally:
-            time_to_look.cancel()
+            timer.cancel()
 
-    def _take_moved(self) -> set[str] | None:
+    def _pop_moved(self) -> set[str] | None:
         """Returns the streams that the next round reads, or None for all streams.
 
         Usually a round reads only streams that notifications have named, because most streams are idle. All streams are
@@ -493,11 +494,11 @@ class Broadcaster:
         """
         now = time.monotonic()
         if now >= min(self._all_due, self._announcer.wants_round_at):
-            self._look_at_all = True
-        if self._look_at_all:
+            self._reads_all = True
+        if self._reads_all:
             self._all_due = now + POLL_SECONDS
-        moved, self._moved = (None if self._look_at_all else self._moved), set()
-        self._look_at_all = False
+        moved, self._moved = (None if self._reads_all else self._moved), set()
+        self._reads_all = False
         return moved
 
     async def _round(self, only: set[str] | None) -> bool:
@@ -505,23 +506,23 @@ class Broadcaster:
 
         If ``only`` is None, the round is over all streams.
         """
-        if not self.peers:
-            snapshot = await self._begin_round(self._backlog.snapshot)
+        if not self.clients:
+            snapshot = await self._begin_round(self._reader.snapshot)
             try:
-                if self.peers:
-                    self._look_at_all = True
-                    # A client connected during the read, and may have been sent the old positions. With `skip` this
+                if self.clients:
+                    self._reads_all = True
+                    # A client connected during the read, and may have been sent the old positions. With `jump_to` this
                     # client would miss the facts between the old positions and the snapshot. So a round has to send these
                     # facts.
                     return True
-                self._announcer.skip(snapshot)
-                self._positions_said = None
+                self._announcer.jump_to(snapshot)
+                self._position_lines = None
                 return False
             finally:
                 self._in_round.release()
-        result: Round = await self._begin_round(lambda: self._backlog.round(only))
+        result: Round = await self._begin_round(lambda: self._reader.round(only))
         try:
-            self._take_over(result)
+            self._send_round(result)
         finally:
             self._in_round.release()
         return bool(result.has_more)
@@ -529,7 +530,7 @@ class Broadcaster:
     async def _begin_round(self, work: Callable[[], T]) -> T:
         """Runs the reading part of a round in the database thread. The caller ends the round by releasing ``_in_round``."""
 
-        def begin() -> T:
+        def locked() -> T:
             self._in_round.acquire()
             try:
                 return work()
@@ -537,14 +538,14 @@ class Broadcaster:
                 self._in_round.release()
                 raise
 
-        return await self._in_thread(begin)
+        return await self._in_thread(locked)
 
-    def _take_over(self, result: Round) -> None:
+    def _send_round(self, result: Round) -> None:
         """Sends the lines of a round to all clients, and records the steps of the round as sent."""
-        self._write_pieces(result.pieces, list(self.peers.values()))
-        self._positions_said = None
+        self._write_pieces(result.pieces, list(self.clients.values()))
+        self._position_lines = None
         for done in result.done:
-            self._announcer.said(done.stream, done.writer, done.position)
+            self._announcer.record_sent(done.stream, done.writer, done.position)
         self._count(result)
         self._moved |= result.has_more
 
@@ -562,19 +563,19 @@ class Broadcaster:
 
         If a single client has less in its buffer, does not wait. The slow clients are disconnected later.
         """
-        while self.peers and min(peer.buffered_bytes for peer in self.peers.values()) > PACE_BYTES:  # noqa: ASYNC110
+        while self.clients and min(client.buffered_bytes for client in self.clients.values()) > PACE_BYTES:  # noqa: ASYNC110
             await asyncio.sleep(0.005)  # the transports do not notify when they are empty
         await asyncio.sleep(0)
 
     # --- housekeeping ---------------------------------------------------------------------------------------------
 
-    async def _keep_house(self) -> None:
+    async def _housekeeping(self) -> None:
         forget_at = 0.0
         while True:
             now = time.monotonic()
             self._cut_slow_clients(now)
             closed, self._lost = self._lost, []
-            await self._store_readers([*closed, *self.peers.values()])
+            await self._store_readers([*closed, *self.clients.values()])
             if now >= forget_at:
                 forget_at = now + FORGET_EVERY_SECONDS
                 await self._write_readers(self._reader_rows.forget_old)
@@ -583,19 +584,19 @@ class Broadcaster:
     def _cut_slow_clients(self, now: float) -> None:
         given = self.settings
         self._unchecked_bytes = 0
-        for peer in list(self.peers.values()):
-            peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
+        for client in list(self.clients.values()):
+            client.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
 
-    async def _store_readers(self, peers: list[ReplicationClient]) -> None:
+    async def _store_readers(self, clients: list[ReplicationClient]) -> None:
         """Writes a row for each client to the table of readers. Closes clients that an operator wants to disconnect."""
         positions, now = self.positions(), time.monotonic()
-        rows = [{**p.figures(now), "positions": _sent_to(p, positions)} for p in peers]
-        for peer in peers:
-            peer.is_told = True
+        rows = [{**p.figures(now), "positions": _sent_to(p, positions)} for p in clients]
+        for client in clients:
+            client.is_stored = True
         unwanted = await self._write_readers(lambda: self._reader_rows.write(rows)) or {}
-        for peer in [peer for peer in peers if peer.key in unwanted]:
-            log.warning("replication.disconnected", client=peer.name, address=peer.address, by=unwanted[peer.key])
-            peer.close(CloseReason.DISCONNECTED, "disconnected by an operator")
+        for client in [client for client in clients if client.key in unwanted]:
+            log.warning("replication.disconnected", client=client.name, address=client.address, by=unwanted[client.key])
+            client.close(CloseReason.DISCONNECTED, "disconnected by an operator")
 
     async def _write_readers(self, write: Callable[[], T]) -> T | None:
         """Runs ``write``, which writes to the table of readers, in the thread for this table.
@@ -617,22 +618,24 @@ class Broadcaster:
     def figures(self) -> dict[str, Any]:
         """Returns the broadcaster's figures for metrics, by name."""
         return {
-            "connections": len(self.peers),
+            "connections": len(self.clients),
             "rounds": self.rounds,
             "facts_sent": self.facts_sent,
             "lines_sent": self.lines_sent,
             "oversize_facts": self.oversize_facts,
-            "buffered_bytes": sum(peer.buffered_bytes for peer in self.peers.values()),
+            "buffered_bytes": sum(client.buffered_bytes for client in self.clients.values()),
             "closed": dict(self.closed),
             "commands": dict(self.commands),
         }
 
 
-def _sent_to(peer: ReplicationClient, positions: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+def _sent_to(client: ReplicationClient, positions: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """Returns those of ``positions`` whose streams the client follows."""
-    if not peer.has_replicated:
+    if not client.has_replicated:
         return {}
-    return {name: of_stream for name, of_stream in positions.items() if peer.follows is None or name in peer.follows}
+    return {
+        name: of_stream for name, of_stream in positions.items() if client.follows is None or name in client.follows
+    }
 
 
 _of_process: Broadcaster | None = None

@@ -66,7 +66,7 @@ class ReplicationClient:
         self.answered = 0
         self.answered_at = -math.inf
         #: True once the client's row was written to the table of readers, or the write was attempted.
-        self.is_told = False
+        self.is_stored = False
         #: True while input of the client waits until other clients' input was handled.
         self.waits_for_turn = False
         self._transport = transport
@@ -79,10 +79,10 @@ class ReplicationClient:
     def accept(cls, transport: Transport, address: str, server_name: str, limits: Limits) -> ReplicationClient:
         """Creates the client of a new connection, sends the greeting to the client, and returns it."""
         now = time.monotonic()
-        peer = cls(ServerConnection(server_name, limits, time.time() - now), transport, address)
-        peer.connection.connected(now)
-        peer.flush()
-        return peer
+        client = cls(ServerConnection(server_name, limits, time.time() - now), transport, address)
+        client.connection.connected(now)
+        client.flush()
+        return client
 
     @property
     def is_open(self) -> bool:
@@ -103,7 +103,6 @@ class ReplicationClient:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """Sends one command to this client."""
         if self.is_open:
             self.connection.send(command, time.monotonic())
             self.flush()
@@ -115,14 +114,14 @@ class ReplicationClient:
         """
         if self.is_open and data:
             self._transport.write(data)
-            self.connection.note_sent(len(data), lines, now)
+            self.connection.count_sent(len(data), lines, now)
 
     def flush(self) -> None:
         """Writes the output of the protocol object to the transport. If the connection is closing, closes the transport.
 
         Sets the timer for the next deadline of the protocol object.
         """
-        if output := self.connection.take_output():
+        if output := self.connection.pop_output():
             self._transport.write(output)
         if not self.is_open:
             self._transport.close()

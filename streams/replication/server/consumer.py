@@ -48,10 +48,10 @@ class ReplicationConsumer(AsyncConsumer):
 
     def __init__(self, broadcaster: Broadcaster | None = None, reports: WorkerReports | None = None) -> None:
         self._broadcaster = broadcaster or process_broadcaster()
-        own = WorkerReports(broadcaster) if broadcaster is not None else None
-        self._reports = reports or own or process_reports()
-        self._peer: ReplicationClient | None = None
-        self._has_said_error = False
+        given = WorkerReports(broadcaster) if broadcaster is not None else None
+        self._reports = reports or given or process_reports()
+        self._client: ReplicationClient | None = None
+        self._has_logged_error = False
         self._name: str | None = None
         self._received = SecondTotal()
 
@@ -67,8 +67,8 @@ class ReplicationConsumer(AsyncConsumer):
         except StopConsumer:
             return
         except Exception:
-            if self._peer is not None:
-                self._peer.close(CloseReason.FAILED, "internal error")
+            if self._client is not None:
+                self._client.close(CloseReason.FAILED, "internal error")
             raise
         finally:
             self._leave()
@@ -84,7 +84,8 @@ class ReplicationConsumer(AsyncConsumer):
             case "tcp.connect":
                 await self._connect()
             case "tcp.eof":
-                self._end_of_input()
+                if self._client is not None:  # answers that are in the output buffer are still sent
+                    self._client.close(CloseReason.PEER_CLOSED)
             case "tcp.disconnect":
                 raise StopConsumer
             case other:
@@ -97,34 +98,36 @@ class ReplicationConsumer(AsyncConsumer):
         bind_contextvars(address=address)
         await self.send({"type": "tcp.accept"})
         transport = self.scope["extensions"]["tcp.transport"]
-        self._peer = ReplicationClient.accept(transport, address, settings.server_name, self._broadcaster.limits)
+        self._client = ReplicationClient.accept(transport, address, settings.server_name, self._broadcaster.limits)
         certificate = self.scope["extensions"].get("tls", {}).get("client_cert_name")
-        rights = self._peer.rights = self._broadcaster.rights.of(certificate)
-        self._peer.follows = rights.of_streams(self._broadcaster.streams)
+        rights = self._client.rights = self._broadcaster.rights.of(certificate)
+        self._client.follows = rights.of_streams(self._broadcaster.streams)
         if rights.are_none:
-            self._refuse(self._peer, "this certificate has no rights here")
-        self._broadcaster.join(self._peer)
+            self._refuse(self._client, "this certificate has no rights here")
+        self._broadcaster.join(self._client)
 
     async def _receive(self, data: bytes) -> None:
-        peer = self._peer
-        if peer is None or not peer.is_open:
+        client = self._client
+        if client is None or not client.is_open:
             return  # input behind the bytes that ended the connection: up to a hundred messages
         for start in range(0, len(data), SLICE_BYTES):
             piece = data[start : start + SLICE_BYTES]
-            begun = time.monotonic()
-            if self._is_free(len(piece), begun) and self._broadcaster.free_time.has_some(begun):
-                self._take(peer, peer.receive(piece))
-                self._broadcaster.free_time.spend(time.monotonic() - begun)
+            started = time.monotonic()
+            if self._is_free(len(piece), started) and self._broadcaster.free_time.has_some(started):
+                self._handle_all(client, client.receive(piece))
+                self._broadcaster.free_time.spend(time.monotonic() - started)
                 continue
-            said_nothing = peer.connection.bytes_in < SLICE_BYTES
-            peer.waits_for_turn = True
-            async with self._broadcaster.first_turn if said_nothing else self._broadcaster.turn:
-                peer.waits_for_turn = False
-                begun = time.monotonic()
-                self._take(peer, peer.receive(piece))
-                await asyncio.sleep(self._broadcaster.rest_after(time.monotonic() - begun))
-        if not peer.is_open and self._broadcaster.client_lines.has_room():
-            log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
+            is_first = client.connection.bytes_in < SLICE_BYTES
+            client.waits_for_turn = True
+            async with self._broadcaster.first_turn if is_first else self._broadcaster.turn:
+                client.waits_for_turn = False
+                started = time.monotonic()
+                self._handle_all(client, client.receive(piece))
+                await asyncio.sleep(self._broadcaster.rest_after(time.monotonic() - started))
+        if not client.is_open and self._broadcaster.client_lines.has_room():
+            log.info(
+                "replication.closing", client=client.name, address=client.address, reason=client.connection.close_reason
+            )
 
     def _is_free(self, size: int, now: float) -> bool:
         """Returns true if the client has sent at most ``FREE_BYTES`` in the present second, including ``size``.
@@ -137,79 +140,67 @@ class ReplicationConsumer(AsyncConsumer):
         self._received.add(size)
         return total <= FREE_BYTES
 
-    def _take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
+    def _handle_all(self, client: ReplicationClient, commands: Sequence[Command]) -> None:
         reported: list[Command] = []
         for command in commands:
-            self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
-            if (refusal := peer.rights.refusal(command) or self._reports.refusal(peer, command)) is not None:
-                self._refuse(peer, refusal)
+            self._broadcaster.counts.received[f"{command.WORD} {client.label}"] += 1
+            if (refusal := client.rights.refusal(command) or self._reports.refusal(client, command)) is not None:
+                self._refuse(client, refusal)
                 break
-            self._handle(peer, command)
+            self._handle(client, command)
             if isinstance(command, FederationAck) and command.instance != self._name:
                 self._reports.drop(command)  # a federation sender must not acknowledge for another one
-                peer.refuse(safe_text(f"it may not acknowledge for {command.instance[:100]}", None))
+                client.refuse(safe_text(f"it may not acknowledge for {command.instance[:100]}", None))
             else:
                 reported.append(command)
-        self._reports.take(peer, reported)
+        self._reports.add(client, reported)
 
-    def _refuse(self, peer: ReplicationClient, why: str) -> None:
+    def _refuse(self, client: ReplicationClient, why: str) -> None:
         """Closes a connection because the client's certificate does not allow the client's command. ``why`` is the reason."""
         if self._broadcaster.client_lines.has_room():
-            log.warning("replication.not_allowed", client=peer.name, address=peer.address, why=safe_text(why, None))
-        peer.refuse(safe_text(why, None))
-        peer.close(CloseReason.NOT_ALLOWED, safe_text(why, None))
+            log.warning("replication.not_allowed", client=client.name, address=client.address, why=safe_text(why, None))
+        client.refuse(safe_text(why, None))
+        client.close(CloseReason.NOT_ALLOWED, safe_text(why, None))
 
-    def _handle(self, peer: ReplicationClient, command: Command) -> None:
+    def _handle(self, client: ReplicationClient, command: Command) -> None:
         """Applies a command to this connection. `WorkerReports` relays the commands that are for other clients."""
         match command:
             case Replicate(streams):
-                peer.keep_place()
-                self._broadcaster.limit_streams(peer, streams)
-                if not peer.has_replicated and self._broadcaster.client_lines.has_room():
-                    log.info("replication.follows", client=peer.name, address=peer.address)
-                self._broadcaster.answer_replicate(peer)
+                client.keep_place()
+                self._broadcaster.limit_streams(client, streams)
+                if not client.has_replicated and self._broadcaster.client_lines.has_room():
+                    log.info("replication.follows", client=client.name, address=client.address)
+                self._broadcaster.answer_replicate(client)
             case Name(name):
-                peer.keep_place()
+                client.keep_place()
                 if self._name is None:  # only the first name: a client that changes its name often would get many rows
                     self._name = name
-                self._broadcaster.name_peer(peer, safe_text(name))
-                bind_contextvars(client=peer.name)
-            case Error(text) if not self._has_said_error:
-                self._has_said_error = True  # later ones are only counted: a client must not be able to flood the log
+                self._broadcaster.name_client(client, safe_text(name))
+                bind_contextvars(client=client.name)
+            case Error(text) if not self._has_logged_error:
+                self._has_logged_error = True  # later ones are only counted: a client must not be able to flood the log
                 if self._broadcaster.client_lines.has_room():
                     log.warning(
                         "replication.client_error",
-                        client=peer.name,
-                        address=peer.address,
+                        client=client.name,
+                        address=client.address,
                         text=safe_text(text, 500),
                     )
 
-    def _end_of_input(self) -> None:
-        """Closes the connection after the client has ended its input.
-
-        Answers to the client's requests that are already in the output buffer are still sent.
-        """
-        if self._peer is not None:
-            self._peer.close(CloseReason.PEER_CLOSED)
-
     def _leave(self) -> None:
-        peer, self._peer = self._peer, None
-        if peer is not None:
-            peer.lost()
-            self._broadcaster.leave(peer)
+        client, self._client = self._client, None
+        if client is not None:
+            client.lost()
+            self._broadcaster.leave(client)
             # Clients without REPLICATE are only counted.
-            if peer.has_replicated and self._broadcaster.client_lines.has_room():
-                self._log_end(peer)
-            self._reports.gone(peer)
-
-    def _log_end(self, peer: ReplicationClient) -> None:
-        connection = peer.connection
-        log.info(
-            "replication.ended",
-            client=peer.name,
-            address=peer.address,
-            reason=str(connection.close_reason),
-            seconds=round(time.monotonic() - peer.connected_at, 1),
-            lines_sent=connection.lines_out,
-            bytes_unread=peer.buffered_bytes,
-        )
+            if client.has_replicated and self._broadcaster.client_lines.has_room():
+                log.info(
+                    "replication.ended",
+                    client=client.name,
+                    address=client.address,
+                    reason=str(client.connection.close_reason),
+                    seconds=round(time.monotonic() - client.connected_at, 1),
+                    lines_sent=client.connection.lines_out,
+                    bytes_unread=client.buffered_bytes,
+                )
+            self._reports.remove(client)

@@ -280,7 +280,7 @@ def _is_complete(row: FollowedRow, stored: Mapping[str, StoredPosition]) -> bool
 def _answered_position(question: RangeQuery, stored: Mapping[str, StoredPosition]) -> int:
     if question.stream not in _ANSWERED_WITH_OWN_POSITION:
         return question.upto
-    head = max((one.position for one in stored.values()), default=linear_position(()))
+    head = max((at.position for at in stored.values()), default=linear_position(()))
     return max(question.after, min(question.upto, head))
 
 

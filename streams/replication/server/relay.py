@@ -64,7 +64,7 @@ WAITING_LIMIT_BYTES = 256 * 1024
 #: all clients there is a pause that is ``PAUSES`` times as long as the write, but no longer than ``LONGEST_PAUSE_SECONDS``.
 GAP_SECONDS, PAUSES, LONGEST_PAUSE_SECONDS = 0.05, 9, 1.0
 #: The least time between two log lines about untrusted senders.
-TELL_SECONDS = 60.0
+LOG_SECONDS = 60.0
 #: Most parts of a message, and longest server name and message name.
 _MOST_PARTS = 2 * WAITING_LIMIT_BYTES // PART_BYTES
 _MOST_NAME = 64
@@ -117,13 +117,10 @@ class _Listener(NotifyListener[Part]):
         super().__init__(CHANNEL, relay.receive_in_thread, using, "relay")
         self._relay = relay
         self._trusted = TrustedSessions()
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
 
     def parse(self, notifications: Sequence[tuple[int, str]]) -> list[Part]:
-        """Returns the parts that trusted sessions sent. Counts and drops all other payloads.
-
-        ``heard`` has pairs (number of the sending session, payload).
-        """
+        """Returns the parts that trusted sessions sent. Counts and drops all other payloads."""
         try:
             trusted = self._trusted.among({session for session, _ in notifications}, self.asking)
         except driver.DatabaseError as error:  # hints may be lost, and the listening connection still works
@@ -131,8 +128,8 @@ class _Listener(NotifyListener[Part]):
             self._relay.dropped["relay"] += len(notifications)
             return []
         strangers = {session for session, _ in notifications} - trusted
-        if strangers and time.monotonic() > self._told_at + TELL_SECONDS:
-            self._told_at = time.monotonic()
+        if strangers and time.monotonic() > self._logged_at + LOG_SECONDS:
+            self._logged_at = time.monotonic()
             log.warning("relay.stranger", sessions=sorted(strangers)[:10])
         parts = [Part.parse(payload) for session, payload in notifications if session in trusted]
         known = [part for part in parts if part is not None]
@@ -253,17 +250,17 @@ class Relay:
             self._write_due()
 
     def _write_due(self) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         due, self._due, self._timer = self._due, [], None
         known = [line for line in due if line.word not in LATER_WORDS]
         later = [line for line in due if line.word in LATER_WORDS]
-        for lines, wants in ((known, lambda _: True), (later, lambda peer: peer.knows_later_commands)):
+        for lines, wants in ((known, lambda _: True), (later, lambda client: client.knows_later_commands)):
             left_out = self._broadcaster.relay(lines, wants) if lines else 0
             for line in lines if left_out else ():
                 self.dropped[line.word] += left_out
         ended = time.monotonic()
-        pause = min((ended - begun) * PAUSES, LONGEST_PAUSE_SECONDS)
-        self._next_write = max(begun + GAP_SECONDS, ended + pause)
+        pause = min((ended - started) * PAUSES, LONGEST_PAUSE_SECONDS)
+        self._next_write = max(started + GAP_SECONDS, ended + pause)
 
     # --- to other servers -----------------------------------------------------------------------------------------
 
@@ -298,13 +295,13 @@ class Relay:
             self._forget_unfinished()  # a new connection: the missing parts were lost
         for part in parts:
             if part.server != self._key:
-                self._take(part)
+                self._add_part(part)
 
     def _forget_unfinished(self) -> None:
         self._unfinished.clear()
         self._unfinished_bytes = 0
 
-    def _take(self, part: Part) -> None:
+    def _add_part(self, part: Part) -> None:
         key = part.server, part.message
         # One transaction sends all parts of a message, so they come in order.
         pieces = self._unfinished.setdefault(key, [])

@@ -24,7 +24,7 @@ from streams.replication.common import worker_sql
 from streams.replication.common.command_counts import read_names
 from streams.replication.common.write_behind import BackgroundWriter
 from streams.replication.protocol.commands import ClearUserSync, Command, UserIP, UserSync
-from streams.replication.protocol.report_buffer import ReportBuffer, Reports, Sync
+from streams.replication.protocol.report_buffer import ReportBuffer, Reports
 from streams.replication.protocol.rights import EVERYTHING
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.server.client import ReplicationClient
@@ -74,8 +74,8 @@ class WorkerReports:
         #: stored, as of the last count.
         self._room = self._addresses_dropped = 0
         self._full = Condition(log, "workers.addresses_full", "workers.addresses_have_room")
-        self._peers: dict[str, ReplicationClient] = {}
-        self._told: dict[str, float] = {}
+        self._clients: dict[str, ReplicationClient] = {}
+        self._stored_at: dict[str, float] = {}
         self._counted: Counter[tuple[str, str]] = Counter()
         self._count_due = self._forget_due = 0.0
         self._connection = driver.KeptConnection(given.database, "replsite worker reports")
@@ -102,38 +102,38 @@ class WorkerReports:
 
     async def stop(self) -> None:
         """Writes the remaining reports to the database, and stops writing."""
-        for key in list(self._peers):
-            self._buffer.gone(key)
+        for key in list(self._clients):
+            self._buffer.remove(key)
         self._count_due = 0.0
         written = self._flusher.stop() if self._flusher is not None else asyncio.sleep(0)
         await asyncio.gather(self.relay.stop(), written)
 
     # --- input ----------------------------------------------------------------------------------------------------
 
-    def take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
+    def add(self, client: ReplicationClient, commands: Sequence[Command]) -> None:
         """Relays a client's commands that are for other clients, and buffers its reports. Ignores all other commands."""
         if relayed := [command for command in commands if isinstance(command, RELAYED)]:
-            self.relay.pass_on(relayed, peer)
+            self.relay.pass_on(relayed, client)
         for command in commands:
-            if self._buffer.take(peer.key, command):
-                self._peers[peer.key] = peer
+            if self._buffer.add(client.key, command):
+                self._clients[client.key] = client
         if self._buffer.has_reports:
             self._wake()
 
-    def refusal(self, peer: ReplicationClient, command: Command) -> str | None:
+    def refusal(self, client: ReplicationClient, command: Command) -> str | None:
         """Returns the reason why a client may not report users of a worker process, or null if the client may do so.
 
         Certificates do not contain the random ID of a worker process. So the first certificate that reports users of a
         worker process owns the reports of this process. While a connection with this certificate reports users of the
         process, clients with other certificates can neither add users to the process nor clear them.
         """
-        if peer.rights is EVERYTHING or not isinstance(command, UserSync | ClearUserSync):
+        if client.rights is EVERYTHING or not isinstance(command, UserSync | ClearUserSync):
             return None
-        owner = self._peers.get(self._buffer.connection_of(command.instance_id) or "", peer)
+        owner = self._clients.get(self._buffer.connection_of(command.instance_id) or "", client)
         # Two connections with certificates without a name may have different certificates. So neither connection may
         # report for the other.
-        certificate = peer.rights.certificate
-        if owner is peer or (certificate and owner.rights.certificate == certificate):
+        certificate = client.rights.certificate
+        if owner is client or (certificate and owner.rights.certificate == certificate):
             return None
         return (
             f"this certificate may not report users of worker process {command.instance_id[:100]}, which is another's"
@@ -143,11 +143,11 @@ class WorkerReports:
         """Counts ``command``, a report, as dropped."""
         self._buffer.dropped[command.WORD] += 1
 
-    def gone(self, peer: ReplicationClient) -> None:
+    def remove(self, client: ReplicationClient) -> None:
         """Records that a client's connection has ended, so that the users that it reported are deleted."""
-        if self._peers.pop(peer.key, None) is not None:
-            self._told.pop(peer.key, None)
-            self._buffer.gone(peer.key)
+        if self._clients.pop(client.key, None) is not None:
+            self._stored_at.pop(client.key, None)
+            self._buffer.remove(client.key)
             self._wake()
 
     def figures(self) -> dict[str, int]:
@@ -162,21 +162,21 @@ class WorkerReports:
 
     def _collect(self) -> _Batch | None:
         now = time.monotonic()
-        batch = _Batch(self._buffer.drain(), self._news(now), self._counts(now))
+        batch = _Batch(self._buffer.drain(), self._due_connections(now), self._counts(now))
         if now >= self._forget_due:
             self._forget_due, batch.forget = now + FORGET_SECONDS, True
         return batch or None
 
-    def _news(self, now: float) -> list[dict[str, Any]]:
+    def _due_connections(self, now: float) -> list[dict[str, Any]]:
         """Returns the new row of each worker's connection, unless a row was returned within the last ``NEWS_SECONDS``."""
-        due = [key for key in self._buffer.connections() if now >= self._told.get(key, 0.0) + NEWS_SECONDS]
+        due = [key for key in self._buffer.connections() if now >= self._stored_at.get(key, 0.0) + NEWS_SECONDS]
         rows = []
         for key in due:
-            peer = self._peers[key]
-            self._told[key] = now
-            age = max(now - peer.connection.last_command_at, 0.0)
-            name = (peer.name or peer.address)[:200].replace("\0", "\ufffd")
-            rows.append({"key": key, "name": name, "address": peer.address, "age": age})
+            client = self._clients[key]
+            self._stored_at[key] = now
+            age = max(now - client.connection.last_command_at, 0.0)
+            name = (client.name or client.address)[:200].replace("\0", "\ufffd")
+            rows.append({"key": key, "name": name, "address": client.address, "age": age})
         return rows
 
     def _counts(self, now: float) -> list[dict[str, Any]]:
@@ -232,12 +232,12 @@ class WorkerReports:
 
     def _write_all(self, cursor: Any, batch: _Batch) -> None:
         reports = batch.reports
-        worker_sql.forget_connections(cursor, sorted(reports.gone))
+        worker_sql.forget_connections(cursor, sorted(reports.ended))
         worker_sql.forget_workers(cursor, sorted(reports.cleared))
         worker_sql.store_connections(cursor, batch.connections, self._served_by)
-        worker_sql.take_over(cursor, reports.taken_over)
-        worker_sql.end_syncs(cursor, [_row(sync) for sync in reports.ends])
-        worker_sql.store_syncs(cursor, [_row(sync) | {"ms": ms} for sync, ms in reports.starts.items()])
+        worker_sql.end_syncs_elsewhere(cursor, reports.owners)
+        worker_sql.end_syncs(cursor, [sync._asdict() for sync in reports.ends])
+        worker_sql.store_syncs(cursor, [sync._asdict() | {"ms": ms} for sync, ms in reports.starts.items()])
         worker_sql.store_acknowledgements(cursor, reports.acknowledged)
         worker_sql.add_counts(cursor, batch.counts)
 
@@ -252,10 +252,6 @@ class WorkerReports:
                 self._forget_due = 0.0
             self._room = given.user_address_limit - worker_sql.count_addresses(cursor, given.user_address_limit)
         return worker_sql.store_addresses(cursor, _address_rows(batch.reports), self._room)
-
-
-def _row(sync: Sync) -> dict[str, Any]:
-    return sync._asdict()
 
 
 def _address_rows(reports: Reports) -> list[dict[str, Any]]:

@@ -212,10 +212,10 @@ def holder_of_port(port: int) -> str:
     import psutil  # noqa: PLC0415 - only after a failure
 
     try:
-        for one in psutil.net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
-                command = masked_command(psutil.Process(one.pid).cmdline())
-                return f" by process {one.pid} ({command[:200]})"
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                command = masked_command(psutil.Process(connection.pid).cmdline())
+                return f" by process {connection.pid} ({command[:200]})"
     except (psutil.Error, OSError):
         return ""
     return ""

@@ -47,8 +47,8 @@ _TOO_LONG = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Len
 class HttpServer(DaphneServer):
     """daphne on one listening socket.
 
-    ``begin`` is awaited when the event loop runs, and ``end`` at an orderly end, before the event loop stops. An error of
-    ``begin`` ends the server, and `run` raises it. ``end`` must call `finish_requests` and `cancel_requests`. ``refused``
+    ``start`` is awaited when the event loop runs, and ``end`` at an orderly end, before the event loop stops. An error of
+    ``start`` ends the server, and `run` raises it. ``end`` must call `finish_requests` and `cancel_requests`. ``refused``
     counts refused requests by reason.
     """
 
@@ -56,7 +56,7 @@ class HttpServer(DaphneServer):
         self,
         application: Application,
         listener: socket.socket,
-        begin: Callable[[], Awaitable[None]],
+        start: Callable[[], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
         body_limit_bytes: int = StreamSettings().http_body_limit_bytes,
     ) -> None:
@@ -72,18 +72,18 @@ class HttpServer(DaphneServer):
         self.body_limit_bytes = body_limit_bytes
         self.channels: set[_Channel] = set()
         self._listener = listener
-        self._begin_all, self._end_all = begin, end
+        self._start_all, self._end_all = start, end
         self._failure: BaseException | None = None
         self._port: Any = None
 
     def run(self) -> None:
         """Serves until SIGINT or SIGTERM. Returns when everything is closed. Raises the error that made the start fail."""
-        reactor.callWhenRunning(self._begin)
+        reactor.callWhenRunning(self._adopt_listener)
         super().run()
         if self._failure is not None:
             raise self._failure
 
-    def _begin(self) -> None:
+    def _adopt_listener(self) -> None:
         posix: Any = reactor
         self._port = posix.adoptStreamPort(self._listener.fileno(), self._listener.family, _Factory(self))
         self._listener.close()  # the reactor has a copy
@@ -91,7 +91,7 @@ class HttpServer(DaphneServer):
 
     async def _start(self) -> None:
         try:
-            await self._begin_all()
+            await self._start_all()
         except Exception as error:  # noqa: BLE001 - any error: `run` raises it after the reactor has stopped
             self._failure = error
             self.stop()
@@ -110,16 +110,13 @@ class HttpServer(DaphneServer):
         while is_queued(self._port.socket) and time.monotonic() < started + SETTLE_SECONDS:
             self._port.doRead()
         await defer.maybeDeferred(self._port.stopListening).asFuture(twisted_loop)
-        while (at_hand := self._requests_at_hand()) or (
+        while (at_hand := sum("disconnected" not in details for details in self.connections.values())) or (
             any(channel.is_unfinished for channel in self.channels) and time.monotonic() < started + SETTLE_SECONDS
         ):
             if time.monotonic() > started + FINISH_SECONDS:
                 log.warning("listener.requests_cut", requests=at_hand)
                 return
             await asyncio.sleep(0.01)
-
-    def _requests_at_hand(self) -> int:
-        return sum("disconnected" not in details for details in self.connections.values())
 
     async def cancel_requests(self) -> None:
         """Cancels the applications of all requests that are still open."""
@@ -132,23 +129,23 @@ class HttpServer(DaphneServer):
 class _Channel(http.HTTPChannel):
     """An HTTP connection, which `HttpServer.channels` lists."""
 
-    _is_begun = True
+    _has_request = True
 
     @property
     def is_unfinished(self) -> bool:
         """Returns true if its first request was not answered, bytes of a further one have arrived, or an answer is under way."""
-        return self._is_begun or self._waitingForTransport
+        return self._has_request or self._waitingForTransport
 
     def connectionMade(self) -> None:
         super().connectionMade()
         self.factory.server.channels.add(self)
 
     def dataReceived(self, data: bytes) -> None:
-        self._is_begun = True
+        self._has_request = True
         super().dataReceived(data)
 
     def requestDone(self, request: Any) -> None:
-        self._is_begun = not self.persistent
+        self._has_request = not self.persistent
         super().requestDone(request)
 
     def connectionLost(self, reason: Any = connectionDone) -> None:

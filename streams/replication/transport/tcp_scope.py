@@ -294,13 +294,12 @@ class TcpListener:
         return len(self._places)
 
     def start(self) -> None:
-        """Begins to accept connections."""
         # Of a host that vanished nothing comes, and the few bytes that are sent to it would wait in the kernel for a
         # quarter of an hour. Accepted sockets inherit the option.
         limit_ms = min(round(self._limits.unanswered_seconds * 1000), 2**31 - 1)
-        for one in self._sockets:
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(limit_ms, 1))
-        self._accepting = [asyncio.ensure_future(self._accept(one)) for one in self._sockets]
+        for listener in self._sockets:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(limit_ms, 1))
+        self._accepting = [asyncio.ensure_future(self._accept(listener)) for listener in self._sockets]
 
     async def stop(self) -> None:
         """Accepts no more connections, and closes the sockets."""
@@ -337,9 +336,9 @@ class TcpListener:
                 log.warning("listener.not_accepted", error=str(error))
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
-            for one, address in made:
-                one.setblocking(False)
-                task = asyncio.ensure_future(self._attend(one, address[0] if isinstance(address, tuple) else ""))
+            for client, address in made:
+                client.setblocking(False)
+                task = asyncio.ensure_future(self._attend(client, address[0] if isinstance(address, tuple) else ""))
                 self._attending.add(task)
                 task.add_done_callback(self._attending.discard)
             await asyncio.sleep(0)
@@ -380,7 +379,7 @@ class TcpListener:
 
     async def _begins_tls(self, made: socket.socket, connection: TcpConnection, host: str) -> bool:
         """Takes a place, and waits until it is known how the client speaks. Returns true if its TLS handshake can begin."""
-        allowed = self._access.of(host)
+        allowed = self._access.transport_for(host)
         if (reason := self._places.enter(connection, host)) is not None:
             # A client that uses TLS could not make sense of a line of text.
             text = b"" if allowed is AllowedTransport.TLS else b"ERROR too many connections\n"

@@ -41,7 +41,7 @@ log = get_logger(__name__)
 #: Schemes of servers' addresses that mean TLS.
 TLS_SCHEMES = ("tls", "tcps")
 #: The least time between two checks for changed files. A check happens when a client connects.
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
 
 
@@ -76,9 +76,9 @@ class TlsFiles:
         The port uses TLS if client authorities are given as an option or setting, or if a certificate or key is given
         as an option. A certificate or key in the settings alone does not turn TLS on.
         """
-        said = options or {}
-        authorities = said.get("tls_client_ca") or given.tls_client_ca
-        certificate, key = said.get("tls_certificate"), said.get("tls_key")
+        options = options or {}
+        authorities = options.get("tls_client_ca") or given.tls_client_ca
+        certificate, key = options.get("tls_certificate"), options.get("tls_key")
         if not authorities and not (certificate or key):
             return None
         return cls(certificate or given.tls_certificate, key or given.tls_key, authorities)
@@ -112,7 +112,7 @@ class Certificates:
                     f"TLS needs a certificate, its key, and the authorities of clients: give {name} or {setting}."
                 )
         self._files = files
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         # Stamps are taken before the files are read. A file that changes in between has another stamp at the next check.
         self._stamps = self._stamp()
         self._context = server_context(files)
@@ -120,11 +120,11 @@ class Certificates:
     def context(self) -> ssl.SSLContext:
         """Returns the TLS context for a new connection. If changed files cannot be used, returns the previous context.
 
-        Checks at most every `LOOK_SECONDS` if the files have changed.
+        Checks at most every `CHECK_SECONDS` if the files have changed.
         """
         now = time.monotonic()
-        if now >= self._looked_at + LOOK_SECONDS:
-            self._looked_at = now
+        if now >= self._checked_at + CHECK_SECONDS:
+            self._checked_at = now
             self._reload_if_changed()
         return self._context
 

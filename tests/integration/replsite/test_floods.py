@@ -20,7 +20,7 @@ from django.db import connection, transaction
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.models import Reader, WireCount
-from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LOST, TELL_OTHERS_SECONDS
+from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LOST, OTHERS_AGAIN_SECONDS
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
@@ -325,7 +325,7 @@ class Flood:
     def most_answers(self) -> float:
         """One for each turn until now, the one at once, and those that others asked for."""
         seconds = time.monotonic() - self._begun
-        return seconds / ANSWER_AGAIN_SECONDS + seconds / TELL_OTHERS_SECONDS + 2
+        return seconds / ANSWER_AGAIN_SECONDS + seconds / OTHERS_AGAIN_SECONDS + 2
 
     def _say(self) -> None:
         with contextlib.suppress(OSError):

@@ -154,7 +154,7 @@ def test_news_never_go_back(cursor):
 def test_nothing_to_write_asks_nothing(cursor, django_assert_num_queries):
     with django_assert_num_queries(0):
         worker_sql.store_syncs(cursor, [])
-        worker_sql.take_over(cursor, {})
+        worker_sql.end_syncs_elsewhere(cursor, {})
         worker_sql.forget_workers(cursor, [])
         worker_sql.forget_connections(cursor, [])
         worker_sql.add_counts(cursor, [])

@@ -33,7 +33,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.broadcaster = Broadcaster(stream_settings())
-        self.broadcaster._announcer.start(self.broadcaster._backlog.snapshot())
+        self.broadcaster._announcer.start(self.broadcaster._reader.snapshot())
         self.peer = MemoryClient()
         self.broadcaster.join(self.peer)
 
@@ -50,9 +50,9 @@ class Heard:
 
     async def facts(self) -> list[bytes]:
         """Everything that the client was sent, after whatever is still to be done."""
-        while await self.broadcaster._round(self.broadcaster._take_moved()):
+        while await self.broadcaster._round(self.broadcaster._pop_moved()):
             pass
-        lines = self.peer.take_lines()
+        lines = self.peer.encode_lines()
         return sorted(b" ".join(line.split()[:4]) for line in lines if line.startswith(b"RDATA"))
 
 
@@ -71,7 +71,7 @@ def heard(transactional_db, request):
             {"position": position, "state": "active"}, stream="caches", instance_name=writer
         )
     yield found
-    found.broadcaster._backlog.close()
+    found.broadcaster._reader.close()
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ class Served:
         return peer
 
     def server_process(self) -> int:
-        return int(self.broadcaster._backlog._connection._connection.info.backend_pid)
+        return int(self.broadcaster._reader._connection._connection.info.backend_pid)
 
 
 @pytest.fixture
@@ -70,11 +70,11 @@ def served(transactional_db, positions_by_hand):
     found = Served(Broadcaster(stream_settings()))
     yield found
     found.broadcaster._reader_rows.close()
-    found.broadcaster._backlog.close()
+    found.broadcaster._reader.close()
 
 
 def got(peer: MemoryClient) -> list[bytes]:
-    lines = peer.take_lines()
+    lines = peer.encode_lines()
     return [b" ".join(line.split()[:4]) for line in lines if line.split()[1] == b"caches"]
 
 
@@ -119,7 +119,7 @@ async def test_a_lost_connection_alone_costs_nobody_his(served):
 
 
 async def test_what_began_on_a_standby_is_looked_at_again_when_it_is_none_any_more(served, monkeypatch):
-    backlog = served.broadcaster._backlog
+    backlog = served.broadcaster._reader
     answers = iter([True, True, False])
     monkeypatch.setattr("streams.epochs.is_standby", lambda cursor: next(answers))
     for sure in (False, False, True, True):

@@ -495,7 +495,7 @@ def test_facts_that_are_told_meanwhile_stop_no_feed():
         try:
             while not ended.is_set():
                 with own.watcher.cursor() as cursor:
-                    own.before(cursor, {"caches": {}}, everything=False)
+                    own.apply(cursor, {"caches": {}}, everything=False)
         except RuntimeError as error:
             failed.append(error)
 

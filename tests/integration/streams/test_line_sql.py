@@ -19,12 +19,12 @@ from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Lines, Read, encode_rows
 from streams.replication.protocol.rdata_sql import (
     can_write_lines,
+    encode_lines,
     few_lines,
     few_rows_sql,
     lines_sql,
     plain_lines,
     plain_lines_sql,
-    take_lines,
 )
 from streams.replication.server import broadcast_reader
 from tests.support.effort import examples
@@ -90,7 +90,7 @@ def both(declaration: StreamDeclaration, after: int, upto: int, limit: int = 100
     with connection.cursor() as cursor:
         cursor.execute(lines_sql(declaration), given)
         result = cursor.fetchone()
-        written = take_lines(step, result, LIMIT)
+        written = encode_lines(step, result, LIMIT)
         if (plain := plain_lines_sql(declaration)) is not None:
             between = f"\n{given['prefix']}"
             cursor.execute(plain, given | {"between": between})
@@ -99,14 +99,14 @@ def both(declaration: StreamDeclaration, after: int, upto: int, limit: int = 100
                 assert found[1] != found[2]
             if found[1] == found[2]:
                 assert (*found[:4], found[5]) == (*result[:4], result[5])
-                assert take_lines(step, found, LIMIT) == written
+                assert encode_lines(step, found, LIMIT) == written
             cursor.execute(few_rows_sql(declaration), given)
             few = few_lines(cursor.fetchall(), given["prefix"], upto)
             if upto - after < limit:
                 assert (few[1] == few[2]) == (found[1] == found[2])
                 if few[1] == few[2]:
                     assert few[:4] == found[:4] and few[5] == found[5]
-                    assert take_lines(step, few, LIMIT) == written
+                    assert encode_lines(step, few, LIMIT) == written
         rows, reached = rows_between(cursor, declaration, "w", after, upto, limit)
     return written, (encode_rows(step, rows, reached, LIMIT), reached)
 

@@ -407,7 +407,7 @@ def test_a_leader_that_goes_on_late_takes_no_position_back(
     last = append(writer, "a")
     wait_until(lambda: position() == last)
     frozen, stands = threading.Event(), threading.Event()
-    find, mine = position_store.PositionStore._find, leader.candidate._store
+    find, mine = position_store.PositionStore._find_rises, leader.candidate._store
 
     def standing(self: Any, *given: Any) -> None:
         find(self, *given)
@@ -415,7 +415,7 @@ def test_a_leader_that_goes_on_late_takes_no_position_back(
             stands.set()
             frozen.wait()
 
-    monkeypatch.setattr(position_store.PositionStore, "_find", standing)
+    monkeypatch.setattr(position_store.PositionStore, "_find_rises", standing)
     try:
         append(writer, "b")
         wait_until(stands.is_set)

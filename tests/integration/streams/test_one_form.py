@@ -45,7 +45,7 @@ from streams.reading.rows import rows_between
 from streams.replication.common.table_rows import FactRange, table_rows
 from streams.replication.protocol.announcer import Read
 from streams.replication.protocol.ordering import FollowedRow
-from streams.replication.protocol.rdata_sql import lines_sql, take_lines
+from streams.replication.protocol.rdata_sql import encode_lines, lines_sql
 from streams.replication.recording.recorder import Batch, Recorder
 from streams.replication.server.broadcast_reader import read_lines
 from streams.writing.name import writer_name
@@ -209,7 +209,7 @@ def test_every_value_arrives_equal_on_every_way(model, given):
             lines_sql(compact),
             {"prefix": "RDATA e w ", "writer": step.writer, "after": step.after, "upto": step.upto, "limit": 100},
         )
-        written, _ = take_lines(step, cursor.fetchone(), 10**9)
+        written, _ = encode_lines(step, cursor.fetchone(), 10**9)
         python, _ = read_lines(cursor, declaration(), step, 10**9)
         cursor.execute(
             "SELECT r::jsonb::text FROM unnest(%s::text[]) AS r", [[encode_json(row).decode() for row in rows]]

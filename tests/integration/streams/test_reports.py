@@ -81,7 +81,7 @@ async def test_a_mistake_leaves_no_transaction_open(reports, monkeypatch):
 
     await reports.start()
     monkeypatch.setattr(worker_sql, "store_acknowledgements", fail)
-    reports.take(peer(), [FederationAck("s", 1)])
+    reports.add(peer(), [FederationAck("s", 1)])
     assert await asyncio.to_thread(tried.wait, 20)
     await asyncio.to_thread(wait_until, lambda: states("replsite worker reports") == {"idle"})
     monkeypatch.undo()
@@ -96,7 +96,7 @@ async def test_a_full_table_of_addresses_is_logged_once_until_it_has_room(caplog
     await reports.start()
     one = peer()
     for turn in range(1, 4):
-        reports.take(one, [UserIP(f"@{turn} {n}:b", "t", "::1", "ua", None, 4_000_000_000_000) for n in range(5)])
+        reports.add(one, [UserIP(f"@{turn} {n}:b", "t", "::1", "ua", None, 4_000_000_000_000) for n in range(5)])
         least = 5 * turn - 2
         while reports.figures().get("USER_IP", 0) < least:  # noqa: ASYNC110 - written by a thread
             await asyncio.sleep(0.01)
@@ -104,7 +104,7 @@ async def test_a_full_table_of_addresses_is_logged_once_until_it_has_room(caplog
     await asyncio.to_thread(in_thread(UserAddress.objects.all().delete))
     while "workers.addresses_have_room" not in caplog.text:  # noqa: ASYNC110 - written by a thread
         await asyncio.sleep(0.01)
-    reports.take(one, [UserIP("@c:b", "t", "::1", "ua", None, 4_000_000_000_000)])
+    reports.add(one, [UserIP("@c:b", "t", "::1", "ua", None, 4_000_000_000_000)])
     await reports.stop()
     assert await asyncio.to_thread(in_thread(UserAddress.objects.count)) == 1
 
@@ -112,7 +112,7 @@ async def test_a_full_table_of_addresses_is_logged_once_until_it_has_room(caplog
 async def test_the_end_writes_what_waits_and_forgets_who_synced(reports):
     await reports.start()
     one = peer()
-    reports.take(one, [UserSync("w", f"@{number}:b", True, 1) for number in range(9)])
+    reports.add(one, [UserSync("w", f"@{number}:b", True, 1) for number in range(9)])
     await reports.stop()
 
     def left() -> tuple[int, int, int]:

@@ -360,15 +360,15 @@ def test_a_server_that_was_away_for_long_tells_its_clients_of_no_hole_as_of_noth
     """Who is told that a writer has nothing up to a position asks for nothing, and never hears that facts are gone."""
     broadcaster = Broadcaster(stream_settings())
     wanted = written(1)
-    broadcaster._announcer.start(broadcaster._backlog.snapshot())
+    broadcaster._announcer.start(broadcaster._reader.snapshot())
     peer = MemoryClient()
     broadcaster.join(peer)
     wanted += written(5)
     trimmed(Keep(facts=2 if is_behind else 5))
-    broadcaster._backlog._current_at = -math.inf
-    broadcaster._take_over(broadcaster._backlog.round())
-    broadcaster._backlog.close()
-    lines = [line for line in peer.take_lines() if b" caches " in line]
+    broadcaster._reader._current_at = -math.inf
+    broadcaster._send_round(broadcaster._reader.round())
+    broadcaster._reader.close()
+    lines = [line for line in peer.encode_lines() if b" caches " in line]
     if is_behind:
         assert lines == [b"POSITION caches master %d %d" % (wanted[-1], wanted[-1])]
     else:

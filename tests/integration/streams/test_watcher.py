@@ -192,7 +192,7 @@ def test_nobody_is_woken_before_values_are_dropped(north, monkeypatch):
             may_end.wait(DEADLINE_SECONDS)
         real(self, cursor, found, everything=everything)
 
-    monkeypatch.setattr(caches._Feed, "before", slow)
+    monkeypatch.setattr(caches._Feed, "apply", slow)
     done: list[object] = []
     thread = in_thread(lambda: done.append(stream().wait_for(5, DEADLINE_SECONDS)))
     wait_until(wait.waiting)

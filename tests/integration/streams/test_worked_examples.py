@@ -210,10 +210,10 @@ class Follower:
     def start(self, step: dict[str, Any]) -> None:
         self._cursors.start(STREAM, min(self._sent.values()), self._sent)
         for writer in step["writers"]:
-            self._cursors.take(Position(STREAM, writer, self._sent[writer], self._sent[writer]))
+            self._cursors.apply(Position(STREAM, writer, self._sent[writer], self._sent[writer]))
 
     def told(self, step: dict[str, Any]) -> None:
-        self._cursors.take(RData(STREAM, step["writer"], step["position"], ["row"]))
+        self._cursors.apply(RData(STREAM, step["writer"], step["position"], ["row"]))
 
     def views(self, process: str, writers: list[str]) -> Iterator[tuple[str, Shown]]:
         linear, places = self._cursors.linear(STREAM), self._cursors.positions()[STREAM]

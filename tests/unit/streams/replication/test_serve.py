@@ -16,6 +16,6 @@ def test_a_database_that_goes_away_during_the_start_is_named(monkeypatch):
         raise driver.OperationalError("the database system is not yet accepting connections\n")
 
     monkeypatch.setattr(serve, "_check_database", lambda: None)
-    monkeypatch.setattr(serve._Server, "_begin", fail)
+    monkeypatch.setattr(serve._Server, "_start", fail)
     with pytest.raises(serve.DatabaseNotUsable, match=r"not yet accepting connections\. Start it"):
         serve.serve(None, serve.Endpoints(Address("127.0.0.1", 0)), lambda endpoints: None)

@@ -173,13 +173,13 @@ def test_urls_that_cannot_be(url):
 
 def test_servers_by_writer():
     servers = HttpServers.parse(["http://main:9093", "persister1=https://[::1]/sub/"])
-    assert str(servers.of("events", "master")) == "http://main:9093"
-    assert str(servers.of("events", "persister1")) == "https://[::1]:443/sub"
-    assert servers.of("events", None) == HttpServer("main", 9093)
+    assert str(servers.server_for("events", "master")) == "http://main:9093"
+    assert str(servers.server_for("events", "persister1")) == "https://[::1]:443/sub"
+    assert servers.server_for("events", None) == HttpServer("main", 9093)
     with pytest.raises(BadAddress, match="WRITER=URL"):
         HttpServers.parse(["http://a", "http://b"])
     with pytest.raises(GapError, match="--catch-up-url other=URL"):
-        HttpServers.parse(["persister1=http://a"]).of("events", "other")
+        HttpServers.parse(["persister1=http://a"]).server_for("events", "other")
 
 
 def test_a_fact_of_another_writer_than_asked_for_is_refused():

@@ -21,7 +21,7 @@ from streams.replication.protocol.access import Access, AllowedTransport
     ],
 )
 def test_without_tls_loopback_and_named_networks_speak_plain_text(host, speech):
-    assert Access(["10.1.0.0/16"]).of(host) is speech
+    assert Access(["10.1.0.0/16"]).transport_for(host) is speech
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_without_tls_loopback_and_named_networks_speak_plain_text(host, speech):
     [("127.0.0.1", AllowedTransport.TLS), ("10.1.2.3", AllowedTransport.EITHER), ("192.0.2.1", AllowedTransport.TLS)],
 )
 def test_with_tls_only_named_networks_may_do_without(host, speech):
-    assert Access(["10.1.0.0/16"], has_tls=True).of(host) is speech
+    assert Access(["10.1.0.0/16"], has_tls=True).transport_for(host) is speech
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def do(made: Announcer, now: float = 10.0, **writers: At) -> list[Any]:
     steps = made.steps({"s": writers}, now)
     for step in steps:
         position = {Announce: "position", Read: "upto", Move: "new"}[type(step)]
-        made.said("s", step.writer, getattr(step, position))
+        made.record_sent("s", step.writer, getattr(step, position))
     return steps
 
 
@@ -95,13 +95,13 @@ def test_a_position_that_fell_is_not_said():
 def test_what_was_not_carried_out_comes_again():
     made = announcer(a=At(5))
     made.steps({"s": {"a": At(9)}}, 1.0)
-    made.said("s", "a", 7)
+    made.record_sent("s", "a", 7)
     assert made.steps({"s": {"a": At(9)}}, 2.0) == [Read("s", "a", 7, 9)]
 
 
 def test_with_nobody_listening_positions_are_followed_without_a_word():
     made = announcer(a=At(5), old=At(2, "retired"))
-    made.skip({"s": {"a": At(50), "old": At(2, "retired"), "new": At(60)}})
+    made.jump_to({"s": {"a": At(50), "old": At(2, "retired"), "new": At(60)}})
     assert list(made.positions()) == [("s", "a", 50), ("s", "new", 60), ("s", "old", 50)]
 
 
@@ -191,7 +191,7 @@ def test_a_round_of_some_streams_forgets_no_due_move_of_the_others():
 def do_all(made: Announcer, snapshot: dict[str, dict[str, At]], now: float) -> None:
     for step in made.steps(snapshot, now):
         position = {Announce: "position", Read: "upto", Move: "new"}[type(step)]
-        made.said(step.stream, step.writer, getattr(step, position))
+        made.record_sent(step.stream, step.writer, getattr(step, position))
 
 
 def one_name(**writers: At) -> Announcer:
@@ -250,7 +250,7 @@ def test_new_beginning_is_told_again_when_the_round_failed():
 
 def test_new_beginning_that_nobody_hears_is_where_the_next_client_starts():
     made = in_memory(a=At(5))
-    made.skip({"s": {"a": At(3, generation=1)}})
+    made.jump_to({"s": {"a": At(3, generation=1)}})
     assert list(made.positions()) == [("s", "a", 3)]
     assert do(made, a=At(4, generation=1)) == [Read("s", "a", 3, 4)]
 

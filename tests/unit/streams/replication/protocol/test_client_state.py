@@ -68,7 +68,7 @@ def test_the_greeting_comes_before_replicate(speaker):
     speaker.start_syncing("@a:b")
     client = ClientConnection("worker1", before_replicate=speaker.greeting)
     client.connected(1.0)
-    words = [line.split(b" ")[0] for line in client.take_output().splitlines()]
+    words = [line.split(b" ")[0] for line in client.pop_output().splitlines()]
     assert words == [b"NAME", b"PING", b"USER_SYNC", b"REPLICATE"]
 
 

@@ -11,14 +11,14 @@ def server(**limits) -> ServerConnection:
     """An open server side whose greeting is sent already."""
     connection = ServerConnection("example.org", Limits(**limits))
     connection.connected(0.0)
-    connection.take_output()
+    connection.pop_output()
     return connection
 
 
 def client(name=None) -> ClientConnection:
     connection = ClientConnection("f1", name)
     connection.connected(0.0)
-    connection.take_output()
+    connection.pop_output()
     return connection
 
 
@@ -43,7 +43,7 @@ def test_blank_lines_are_ignored(blank):
 def test_a_line_over_the_limit_ends_the_connection(data):
     connection = server()
     assert connection.receive(data, 1.0) == []
-    assert connection.take_output() == b"ERROR Line length exceeded\n"
+    assert connection.pop_output() == b"ERROR Line length exceeded\n"
     assert connection.close_reason is CloseReason.LINE_TOO_LONG
 
 
@@ -58,7 +58,7 @@ def test_a_long_line_comes_after_the_good_ones_before_it():
 def test_invalid_utf8_closes_without_a_word():
     connection = server()
     connection.receive(b"NAME \xff\xfe\n", 1.0)
-    assert connection.take_output() == b""
+    assert connection.pop_output() == b""
     assert connection.close_reason is CloseReason.INVALID_UTF8
 
 
@@ -69,19 +69,19 @@ def test_nul_is_data():
 def test_a_bad_line_is_shown_with_the_reason():
     connection = server()
     connection.receive(b"BOGUS some data\n", 1.0)
-    assert connection.take_output() == b"ERROR failed to parse line: unknown command 'BOGUS' ('BOGUS some data')\n"
+    assert connection.pop_output() == b"ERROR failed to parse line: unknown command 'BOGUS' ('BOGUS some data')\n"
 
 
 def test_percent_signs_are_harmless():
     connection = server()
     connection.receive(b"BOGUS %s %d %(x)s %\n", 1.0)
-    assert b"'BOGUS %s %d %(x)s %'" in connection.take_output()
+    assert b"'BOGUS %s %d %(x)s %'" in connection.pop_output()
 
 
 def test_a_long_bad_line_is_cut_and_stays_one_ascii_line():
     connection = server()
     connection.receive("\u2603".encode() * 5_000 + b"\n", 1.0)
-    output = connection.take_output()
+    output = connection.pop_output()
     assert output.isascii()
     assert output.count(b"\n") == 1
     assert len(output) < 2_000
@@ -90,7 +90,7 @@ def test_a_long_bad_line_is_cut_and_stays_one_ascii_line():
 def test_http_is_guessed():
     connection = server()
     connection.receive(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 1.0)
-    assert b"is this the replication port?" in connection.take_output()
+    assert b"is this the replication port?" in connection.pop_output()
     assert connection.close_reason is CloseReason.SPOKE_HTTP
 
 
@@ -101,7 +101,7 @@ def test_tls_is_noticed_at_its_first_bytes(pieces):
     for piece in pieces:
         connection.receive(piece, 1.0)
     assert connection.close_reason is CloseReason.SPOKE_TLS
-    assert b"ERROR this port does not speak TLS" in connection.take_output()
+    assert b"ERROR this port does not speak TLS" in connection.pop_output()
 
 
 def test_later_bytes_may_look_like_tls():
@@ -119,7 +119,7 @@ def test_parsing_comes_before_the_question_who_may_send():
 @pytest.mark.parametrize(("connection", "line"), [(server(), b"RDATA e m 5 []\n"), (client(), b"NAME x\n")])
 def test_commands_of_the_wrong_side_are_refused_by_name(connection, line):
     connection.receive(line, 1.0)
-    assert connection.take_output() == b"ERROR invalid command: %s\n" % line.split()[0]
+    assert connection.pop_output() == b"ERROR invalid command: %s\n" % line.split()[0]
     assert connection.close_reason is CloseReason.INVALID_COMMAND
 
 
@@ -133,7 +133,7 @@ def test_an_error_of_the_peer_does_not_close():
     connection = server()
     assert connection.receive(b"ERROR oh\n", 1.0) == [Error("oh")]
     assert connection.is_open
-    assert connection.take_output() == b""
+    assert connection.pop_output() == b""
 
 
 # --- keep-alive ---------------------------------------------------------------------------------------------------
@@ -143,22 +143,22 @@ def test_ping_is_due_when_nothing_was_sent_for_the_interval():
     connection = server()
     assert connection.deadline == 5.0
     connection.tick(5.0)
-    assert connection.take_output() == b"PING 5000\n"
+    assert connection.pop_output() == b"PING 5000\n"
     assert connection.deadline == 10.0
 
 
 def test_anything_sent_puts_ping_off():
     connection = server()
-    connection.note_sent(100, 3, 4.0)
+    connection.count_sent(100, 3, 4.0)
     connection.tick(5.0)
-    assert connection.take_output() == b""
+    assert connection.pop_output() == b""
     assert connection.deadline == 9.0
 
 
 def test_ping_carries_milliseconds_since_the_epoch():
     connection = ServerConnection("a", epoch_offset_seconds=1_795_226_000.0)
     connection.connected(0.5)
-    assert connection.take_output() == b"SERVER a\nPING 1795226000500\n"
+    assert connection.pop_output() == b"SERVER a\nPING 1795226000500\n"
 
 
 def test_a_peer_that_never_pings_is_never_given_up():
@@ -174,7 +174,7 @@ def test_a_peer_that_pinged_is_given_up_after_the_timeout():
     connection.receive(b"PING 1\n", 2.0)
     assert connection.deadline == 17.0
     connection.tick(17.0)
-    assert connection.take_output() == b"ERROR ping timeout\n"
+    assert connection.pop_output() == b"ERROR ping timeout\n"
     assert connection.close_reason is CloseReason.PING_TIMEOUT
 
 
@@ -200,13 +200,13 @@ def test_a_peer_that_could_not_be_heard_is_not_given_up():
 def test_client_greets_without_waiting():
     connection = ClientConnection("f1")
     connection.connected(1.0)
-    assert connection.take_output() == b"NAME f1\nPING 1000\nREPLICATE \n"
+    assert connection.pop_output() == b"NAME f1\nPING 1000\nREPLICATE \n"
 
 
 def test_client_refuses_another_server():
     connection = client("example.org")
     assert connection.receive(b"SERVER other.org\nPING 1\n", 1.0) == [Server("other.org")]
-    assert connection.take_output() == b"ERROR Wrong remote\n"
+    assert connection.pop_output() == b"ERROR Wrong remote\n"
     assert connection.close_reason is CloseReason.WRONG_REMOTE
 
 
@@ -229,7 +229,7 @@ def test_the_first_reason_stands():
     connection.close(CloseReason.STOPPING, 1.0, "server stopping")
     connection.close(CloseReason.TOO_SLOW, 2.0, "Failed to keep up")
     connection.lost()
-    assert connection.take_output() == b""
+    assert connection.pop_output() == b""
     assert connection.close_reason is CloseReason.STOPPING
 
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_sent_leaves_no_trace():
     connection = server()
     with pytest.raises(UnsendableCommand):
         connection.send(Error("two\nlines"), 1.0)
-    assert connection.take_output() == b""
+    assert connection.pop_output() == b""
 
 
 def test_figures_count_lines_and_bytes_of_both_directions():

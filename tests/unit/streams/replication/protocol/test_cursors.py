@@ -18,7 +18,7 @@ def at(linear=10, **positions) -> Cursors:
 
 def take(cursors: Cursors, *lines: str):
     """What the last of the lines means."""
-    return [cursors.take(parse_line(line)) for line in lines][-1]
+    return [cursors.apply(parse_line(line)) for line in lines][-1]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def telling(*lines: str) -> Cursors:
     cursors.start("s", 1, {})
     cursors.begin_connection()
     for line in lines:
-        event = cursors.take(parse_line(line))
+        event = cursors.apply(parse_line(line))
         if isinstance(event, MissingRange):
             cursors.reached(event.stream, event.instance, event.upto)
     return cursors
@@ -324,5 +324,5 @@ def test_whoever_has_learned_the_writers_does_not_wait():
     cursors.start("s", 1, {"north": 1})
     cursors.begin_connection()
     cursors.learn("s", ["north"])
-    cursors.take(parse_line("POSITION s north 1 9"))
+    cursors.apply(parse_line("POSITION s north 1 9"))
     assert cursors.linear("s") == 9

@@ -15,21 +15,21 @@ def test_facts_above_the_linear_position_wait():
     view = LinearView(10)
     view.add(fact(13))
     view.add(fact(11))
-    assert tokens(view.take(12)) == [11]
-    assert tokens(view.take(13)) == [13]
+    assert tokens(view.pop(12)) == [11]
+    assert tokens(view.pop(13)) == [13]
 
 
 def test_rows_of_a_fact_stay_together_and_in_order():
     view = LinearView(10)
     view.add(fact(12, rows=3))
     view.add(fact(11))
-    assert [(row.token, row.row) for row in view.take(20)] == [(11, [0]), (12, [0]), (12, [1]), (12, [2])]
+    assert [(row.token, row.row) for row in view.pop(20)] == [(11, [0]), (12, [0]), (12, [1]), (12, [2])]
 
 
 def test_facts_that_were_handed_out_do_not_come_again():
     view = LinearView(10)
     view.add(fact(10))
-    assert view.take(20) == []
+    assert view.pop(20) == []
 
 
 def test_a_missing_range_is_read_before_anything_else():
@@ -41,7 +41,7 @@ def test_a_missing_range_is_read_before_anything_else():
     assert view.due(25) == Range(15, 20)
     view.read(20)
     assert view.due(25) is None
-    assert tokens(view.take(30)) == [30]
+    assert tokens(view.pop(30)) == [30]
 
 
 def test_a_missing_range_waits_for_the_linear_position():
@@ -57,7 +57,7 @@ def test_what_waits_inside_a_missing_range_is_not_handed_out_twice():
     view.miss(20)
     view.add(fact(16))
     view.read(20)
-    assert view.take(20) == []
+    assert view.pop(20) == []
     assert view.buffered_rows == 0
 
 
@@ -68,10 +68,10 @@ def test_too_many_waiting_rows_become_a_missing_range():
     assert view.buffered_rows <= 5
     assert view.due(100) == Range(10, 16)
     view.read(16)
-    assert tokens(view.take(100)) == [17]
+    assert tokens(view.pop(100)) == [17]
 
 
 def test_handing_out_reaches_the_linear_position_without_facts():
     view = LinearView(10)
-    view.take(50)
+    view.pop(50)
     assert view.handed_out == 50

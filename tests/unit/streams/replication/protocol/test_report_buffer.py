@@ -29,12 +29,12 @@ def buffer():
 
 def said(buffer, *commands, connection="c"):
     for command in commands:
-        buffer.take(connection, command)
+        buffer.add(connection, command)
     return buffer.drain()
 
 
 def test_other_commands_are_no_reports(buffer):
-    assert not buffer.take("c", Ping("1"))
+    assert not buffer.add("c", Ping("1"))
     assert not buffer.has_reports
 
 
@@ -66,24 +66,24 @@ def test_clearing_forgets_what_waits_and_what_is_stored(buffer):
 
 
 def test_a_connection_takes_its_users_with_it(buffer):
-    buffer.take("c", start())
-    buffer.gone("c")
+    buffer.add("c", start())
+    buffer.remove("c")
     reports = buffer.drain()
-    assert (reports.gone, reports.starts) == ({"c"}, {})
+    assert (reports.ended, reports.starts) == ({"c"}, {})
 
 
 def test_a_connection_that_reported_nobody_leaves_nothing(buffer):
-    buffer.gone("c")
+    buffer.remove("c")
     assert not buffer.has_reports
 
 
 def test_a_worker_that_comes_back_leaves_its_old_connection(buffer):
-    buffer.take("old", start())
-    buffer.take("new", start("@other:b"))
+    buffer.add("old", start())
+    buffer.add("new", start("@other:b"))
     reports = buffer.drain()
-    assert reports.taken_over == {"w": "new"}
+    assert reports.owners == {"w": "new"}
     assert [sync.user for sync in reports.starts] == ["@other:b"]
-    buffer.gone("old")
+    buffer.remove("old")
     assert buffer.connections() == ["new"]
 
 
@@ -91,13 +91,13 @@ def test_a_worker_without_room_for_its_move_is_dropped_and_counted(buffer):
     """Its users were stored on the new connection, and those of the old connection stayed beside them, uncounted."""
     said(buffer, start("@old:b"), connection="old")
     for number in range(5):  # all the room that one connection may take
-        buffer.take("c", ClearUserSync(f"other{number}"))
-    buffer.take("c", start("@new:b"))
+        buffer.add("c", ClearUserSync(f"other{number}"))
+    buffer.add("c", start("@new:b"))
     assert buffer.dropped == {"USER_SYNC": 1}
     reports = buffer.drain()
-    assert (reports.starts, reports.taken_over) == ({}, {})
+    assert (reports.starts, reports.owners) == ({}, {})
     reports = said(buffer, start("@new:b"))
-    assert reports.taken_over == {"w": "c"}
+    assert reports.owners == {"w": "c"}
     assert list(reports.starts) == [Sync("c", "w", "@new:b", "")]
 
 
@@ -152,14 +152,14 @@ def test_names_that_no_index_holds_are_dropped_and_counted(buffer, command):
 def test_a_flood_is_bounded_and_counted_and_leaves_room_for_others(buffer, commands):
     """One connection could use up the limit; the next worker's users were dropped."""
     for command in commands:
-        buffer.take("c", command)
+        buffer.add("c", command)
     assert buffer.dropped == {commands[0].WORD: 25}
     for command in commands[-2:]:
-        buffer.take("another", command)
+        buffer.add("another", command)
     assert buffer.dropped == {commands[0].WORD: 25}, "another one is heard"
     for number in range(30):
         for command in commands:
-            buffer.take(f"c{number}", command)
+            buffer.add(f"c{number}", command)
     reports = buffer.drain()
     waiting = (reports.ends, reports.starts, reports.acknowledged, reports.addresses, reports.cleared)
     assert 5 <= max(map(len, waiting)) <= 10
@@ -175,9 +175,9 @@ def test_one_that_starts_and_ends_again_and_again_uses_up_nothing(buffer):
     reports = said(buffer, *[start(), end()] * 50)
     assert (len(reports.ends), buffer.dropped) == (1, {})
     for turn in range(50):
-        buffer.take(f"c{turn % 2}", start())
+        buffer.add(f"c{turn % 2}", start())
     assert not buffer.dropped
-    assert list(buffer.drain().taken_over) == ["w"]
+    assert list(buffer.drain().owners) == ["w"]
     assert buffer._users_of.total() == buffer._users == 1
 
 

@@ -47,7 +47,7 @@ def test_what_is_being_stored_when_the_end_comes_is_not_stored_again(rows):
         await recording.open()
         recording.missed(RESET)
         recording.missed(GAP)
-        storing = asyncio.create_task(recording.take(rows))
+        storing = asyncio.create_task(recording.store(rows))
         await asyncio.to_thread(recorder.begun.wait, 30)
         storing.cancel()
         await asyncio.sleep(0)

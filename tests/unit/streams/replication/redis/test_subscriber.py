@@ -44,34 +44,34 @@ def link() -> RedisLink:
 )  # fmt: skip
 async def test_what_cannot_be_understood_is_counted_and_passed_over(message):
     one = link()
-    one._note([b"message", b"new.example", message])
+    one._receive_message([b"message", b"new.example", message])
     assert (one._waiting, one.ignored) == ([], 1)
 
 
 @pytest.mark.parametrize("message", [b"", b"  "])
 async def test_blank_messages_are_ignored(message):
     one = link()
-    one._note([b"message", b"new.example", message])
+    one._receive_message([b"message", b"new.example", message])
     assert (one._waiting, one.ignored) == ([], 0)
 
 
 async def test_messages_are_the_lines_of_tcp():
     one = link()
     for message in (b"REPLICATE ", b"POSITION s w 1 2", b'RDATA s w 3 ["x"]', b"R" * 20_000):
-        one._note([b"message", b"new.example", message])
+        one._receive_message([b"message", b"new.example", message])
     assert one._waiting == [Replicate(), Position("s", "w", 1, 2), RData("s", "w", 3, ["x"])]
     assert one.counters.lines_in == 4
 
 
 async def test_answers_to_ping_are_no_messages():
     one = link()
-    one._note([b"pong", b""])
+    one._receive_message([b"pong", b""])
     assert one.counters.lines_in == 0
 
 
 async def test_a_row_may_be_longer_than_a_line_of_tcp():
     one = link()
-    one._note([b"message", b"c", b'RDATA s w 3 ["%s"]' % (b"x" * 100_000)])
+    one._receive_message([b"message", b"c", b'RDATA s w 3 ["%s"]' % (b"x" * 100_000)])
     assert len(one._waiting) == 1
 
 

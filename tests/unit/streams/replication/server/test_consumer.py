@@ -15,7 +15,7 @@ from streams.replication.server.broadcast_reader import Piece
 from streams.replication.server.broadcaster import (
     ANSWER_AGAIN_SECONDS,
     ANSWER_OTHERS_SECONDS,
-    TELL_OTHERS_SECONDS,
+    OTHERS_AGAIN_SECONDS,
     Broadcaster,
 )
 from streams.replication.server.consumer import SLICE_BYTES, ReplicationConsumer
@@ -30,7 +30,7 @@ async def broadcaster():
     made = Broadcaster(StreamSettings(server_name="example.org", instance="master"))
     made._announcer.start({})
     yield made
-    for peer in list(made.peers.values()):
+    for peer in list(made.clients.values()):
         peer.lost()
 
 
@@ -48,7 +48,7 @@ async def connect(broadcaster):
     yield make
     for client in clients:
         await client.disconnect()
-    assert not broadcaster.peers
+    assert not broadcaster.clients
 
 
 async def test_a_client_is_greeted_on_connect(connect):
@@ -90,7 +90,7 @@ async def test_clients_that_come_ask_and_go_are_no_reason_to_tell_others_again_a
         await guest.disconnect()
         await wait_for(lambda number=number: broadcaster.commands["REPLICATE"] == number)
         await asyncio.sleep(ANSWER_OTHERS_SECONDS + 0.02)
-    assert onlooker.transport.sent.count(b"POSITION caches") <= 1 + (time.monotonic() - begun) / TELL_OTHERS_SECONDS
+    assert onlooker.transport.sent.count(b"POSITION caches") <= 1 + (time.monotonic() - begun) / OTHERS_AGAIN_SECONDS
     await wait_for(lambda: onlooker.transport.sent.count(b"POSITION caches") >= 2)
 
 
@@ -119,7 +119,7 @@ async def test_what_one_client_tells_all_others_has_a_bound(connect, broadcaster
     sender, other = await connect(), await connect()
     begun = time.monotonic()
     await sender.send(b"".join(b"REMOTE_SERVER_UP %d\n" % number for number in range(500)) + b"NAME done\n")
-    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
+    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.clients.values()})
     assert other.transport.sent.count(b"REMOTE_SERVER_UP") <= 10 * (time.monotonic() - begun + 2)
 
 
@@ -128,7 +128,7 @@ async def test_what_one_client_tells_all_others_has_a_bound_in_bytes(connect, br
     sender, other = await connect(), await connect()
     begun = time.monotonic()
     await sender.send((b"REMOTE_SERVER_UP " + b"a" * 250 + b"\n") * 2_000 + b"REMOTE_SERVER_UP b\nNAME done\n")
-    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
+    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.clients.values()})
     sent = other.transport.sent.count(b"a")
     assert 0 < sent <= 64_000 * (time.monotonic() - begun + 1)
 
@@ -137,7 +137,7 @@ async def test_who_asks_again_and_again_gets_one_more_answer(connect, broadcaste
     """Ten bytes asked for kilobytes, as often as they came."""
     hostile, begun = await connect(), time.monotonic()
     await hostile.send(b"REPLICATE\n" * 2_000 + b"NAME done\n")
-    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
+    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.clients.values()})
     await wait_for(lambda: hostile.transport.sent.count(b"POSITION caches") >= 2)
     seconds = time.monotonic() - begun
     assert hostile.transport.sent.count(b"POSITION caches") <= 3 + seconds / ANSWER_AGAIN_SECONDS
@@ -187,7 +187,7 @@ async def test_many_clients_that_each_say_little_take_turns(connect, broadcaster
 async def test_who_comes_does_not_stand_behind_all_that_flood(connect, broadcaster):
     """A follower that connected while four hundred flooded was told no position for ten seconds."""
     crowd = [await connect() for _ in range(100)]
-    known, late = list(broadcaster.peers.values()), await connect()
+    known, late = list(broadcaster.clients.values()), await connect()
     for one in crowd:
         await one.send(b"PING 1\n" * 1_000)
     await wait_for(lambda: all(peer.connection.bytes_in >= SLICE_BYTES for peer in known))
@@ -205,7 +205,7 @@ async def test_what_all_clients_together_tell_others_has_a_bound(connect, broadc
     for one in crowd:
         await one.connect()
         await one.send(b"REMOTE_SERVER_UP a\n" * 50 + b"NAME done\n")
-    await wait_for(lambda: all(peer.name == "done" for peer in list(broadcaster.peers.values())[1:]))
+    await wait_for(lambda: all(peer.name == "done" for peer in list(broadcaster.clients.values())[1:]))
     for one in crowd:
         await one.disconnect()
     assert 0 < other.transport.sent.count(b"REMOTE_SERVER_UP") <= 50 * (time.monotonic() - begun + 1)
@@ -223,7 +223,7 @@ async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster, mon
         await sender.send(line * 50)
     await wait_for(lambda: stuck.transport.is_closing)
     assert stuck.transport.buffered_bytes < 1_000
-    assert broadcaster.peers
+    assert broadcaster.clients
 
 
 async def test_a_name_that_is_too_long_costs_no_connection(connect, broadcaster):
@@ -259,9 +259,9 @@ async def test_clients_that_follow_different_streams_share_the_bytes(connect, br
     for client, names in zip(clients, [b"events,caches", b"caches,typing", b"caches"], strict=True):
         await client.send(b"REPLICATE " + names + b"\n")
         client.transport.write = writes.append
-    await wait_for(lambda: all(peer.follows for peer in broadcaster.peers.values()))
+    await wait_for(lambda: all(peer.follows for peer in broadcaster.clients.values()))
     pieces = [Piece(stream, b"RDATA %s\n" % stream.encode() * 9, 9, 9) for stream in ("caches", "events", "caches")]
-    broadcaster._write_pieces(pieces, list(broadcaster.peers.values()))
+    broadcaster._write_pieces(pieces, list(broadcaster.clients.values()))
     facts = [data for data in writes if b"RDATA" in data]  # the others may be told positions meanwhile
     assert sorted(data.count(b"\n") for data in facts) == written
     assert len({id(data) for data in facts}) == len(set(written))
@@ -292,7 +292,7 @@ async def test_an_acknowledgement_counts_for_the_name_that_the_client_gave(broad
     client = TcpCommunicator(ReplicationConsumer(broadcaster, reports))
     await client.connect()
     await client.send(said + b"ERROR done\n")
-    await wait_for(lambda: broadcaster.commands["ERROR"] == 1 or not broadcaster.peers)
+    await wait_for(lambda: broadcaster.commands["ERROR"] == 1 or not broadcaster.clients)
     assert reports._buffer.drain().acknowledged == counts
     assert bool(reports.figures().get("FEDERATION_ACK")) != bool(counts)
     await client.disconnect()
@@ -301,7 +301,7 @@ async def test_an_acknowledgement_counts_for_the_name_that_the_client_gave(broad
 async def test_a_name_is_kept_for_the_table(connect, broadcaster):
     client = await connect()
     await client.send(b"NAME wor\x00k\x1ber\n")
-    [peer] = broadcaster.peers.values()
+    [peer] = broadcaster.clients.values()
     await wait_for(lambda: peer.name == "wor\\x00k\\x1ber")
 
 

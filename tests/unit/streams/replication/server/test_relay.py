@@ -45,7 +45,7 @@ class FakePeer:
 @pytest.fixture
 def broadcaster():
     made = Broadcaster(StreamSettings(instance="master"))
-    made.peers = {name: FakePeer() for name in ("sender", "other")}
+    made.clients = {name: FakePeer() for name in ("sender", "other")}
     return made
 
 
@@ -63,13 +63,13 @@ LOCK = LockReleased("w", "lock", "key")
 
 
 def test_all_but_the_sender_hear_it(relay, broadcaster):
-    relay.pass_on([UP], broadcaster.peers["sender"])
-    assert broadcaster.peers["other"].heard == format_line(UP)
-    assert broadcaster.peers["sender"].heard == b""
+    relay.pass_on([UP], broadcaster.clients["sender"])
+    assert broadcaster.clients["other"].heard == format_line(UP)
+    assert broadcaster.clients["sender"].heard == b""
 
 
 async def test_who_said_a_later_command_may_be_told_one(relay, broadcaster):
-    sender, other = broadcaster.peers.values()
+    sender, other = broadcaster.clients.values()
     relay.pass_on([LOCK], sender)
     assert other.heard == b""
     relay.pass_on([LOCK], other)
@@ -79,11 +79,11 @@ async def test_who_said_a_later_command_may_be_told_one(relay, broadcaster):
 async def test_what_comes_within_a_moment_goes_out_together_and_to_no_sender(relay, broadcaster):
     """A hundred clients with a line each were a hundred writes to each of a thousand followers."""
     crowd = [FakePeer() for _ in range(100)]
-    broadcaster.peers |= {str(number): peer for number, peer in enumerate(crowd)}
+    broadcaster.clients |= {str(number): peer for number, peer in enumerate(crowd)}
     lines = [f"REMOTE_SERVER_UP {number}\n".encode() for number in range(100)]
     for number, peer in enumerate(crowd):
         relay.pass_on([RemoteServerUp(str(number))], peer)
-    other = broadcaster.peers["other"]
+    other = broadcaster.clients["other"]
     await wait_for(lambda: other.heard == b"".join(lines))
     assert other.writes < 50
     for number, peer in enumerate(crowd):
@@ -103,7 +103,7 @@ async def test_a_write_that_takes_long_is_followed_by_a_longer_pause(relay, broa
     monkeypatch.setattr(broadcaster, "relay", write)
 
     def say_more() -> bool:
-        relay.pass_on([UP], broadcaster.peers["sender"])
+        relay.pass_on([UP], broadcaster.clients["sender"])
         return len(writes) > 5
 
     await wait_for(say_more)
@@ -113,7 +113,7 @@ async def test_a_write_that_takes_long_is_followed_by_a_longer_pause(relay, broa
 
 def test_a_process_that_stood_still_during_a_write_pauses_for_a_second(relay, broadcaster, monkeypatch):
     monkeypatch.setattr(broadcaster, "relay", lambda lines, wants: time.sleep(0.3))
-    relay.pass_on([UP], broadcaster.peers["sender"])
+    relay.pass_on([UP], broadcaster.clients["sender"])
     assert relay._next_write <= time.monotonic() + LONGEST_PAUSE_SECONDS
 
 
@@ -122,7 +122,7 @@ def test_a_process_that_stood_still_during_a_write_pauses_for_a_second(relay, br
 )
 async def test_what_is_longer_than_any_name_is_told_to_nobody_and_counted(relay, broadcaster, command):
     """A name of 16 kB went to all clients, whose lines it filled."""
-    sender, other = broadcaster.peers.values()
+    sender, other = broadcaster.clients.values()
     other.knows_later_commands = True
     relay.pass_on([command, UP], sender)
     heard_elsewhere(relay, f"REMOTE_SERVER_UP {'a' * 256}\nREMOTE_SERVER_UP far\n".encode())
@@ -136,7 +136,7 @@ async def test_what_all_other_servers_say_has_a_bound(relay, broadcaster, monkey
     begun = time.monotonic()
     for server in range(30):
         relay._receive([Part.parse(payload) for payload in parts_of(f"server{server}", b"REMOTE_SERVER_UP a\n" * 5)])
-    other = broadcaster.peers["other"]
+    other = broadcaster.clients["other"]
     await wait_for(lambda: relay._timer is None)
     assert 0 < other.heard.count(b"\n") <= 10 * (time.monotonic() - begun + 1)
     assert relay.dropped["REMOTE_SERVER_UP"] >= 150 - 10 * (time.monotonic() - begun + 1)
@@ -144,7 +144,7 @@ async def test_what_all_other_servers_say_has_a_bound(relay, broadcaster, monkey
 
 async def test_other_servers_get_it_once_however_often_it_is_said_in_a_moment(relay, broadcaster):
     for _ in range(3):
-        relay.pass_on([UP], broadcaster.peers["sender"])
+        relay.pass_on([UP], broadcaster.clients["sender"])
     assert relay._collect() == format_line(UP)
     assert relay._collect() is None
 
@@ -153,7 +153,7 @@ def test_what_waits_for_the_database_is_bounded_and_counted(relay, broadcaster, 
     for name in ("RELAYED_A_SECOND", "ALL_RELAYED_A_SECOND"):
         monkeypatch.setattr(f"streams.replication.server.relay.{name}", 10**6)
     long = [RemoteServerUp(f"{number}{'a' * 240}") for number in range(2_000)]
-    relay.pass_on(long, broadcaster.peers["sender"])
+    relay.pass_on(long, broadcaster.clients["sender"])
     assert len(relay._collect()) <= WAITING_LIMIT_BYTES
     assert relay.dropped["REMOTE_SERVER_UP"] > 500
 
@@ -170,9 +170,9 @@ def test_pieces_fit_a_notification_and_make_the_whole(size):
 
 
 async def test_a_client_for_which_much_waits_is_left_out_and_counted(relay, broadcaster):
-    other = broadcaster.peers["other"]
+    other = broadcaster.clients["other"]
     other.buffered_bytes = RELAY_BYTES + 1
-    relay.pass_on([UP], broadcaster.peers["sender"])
+    relay.pass_on([UP], broadcaster.clients["sender"])
     heard_elsewhere(relay, format_line(UP))
     relay._write_due()
     assert (other.heard, relay.dropped) == (b"", {UP.WORD: 2})
@@ -181,13 +181,13 @@ async def test_a_client_for_which_much_waits_is_left_out_and_counted(relay, broa
 def test_what_other_servers_say_goes_to_all_clients_and_no_further(relay, broadcaster):
     said = format_line(UP) + b"".join(format_line(RemoteServerUp(f"{number}{'a' * 240}")) for number in range(100))
     heard_elsewhere(relay, said)
-    assert all(peer.heard == said for peer in broadcaster.peers.values())
+    assert all(peer.heard == said for peer in broadcaster.clients.values())
     assert relay._collect() is None
 
 
 def test_its_own_words_are_not_heard_again(relay, broadcaster):
     relay._receive([Part.parse(payload) for payload in parts_of(relay._key, format_line(UP))])
-    assert broadcaster.peers["other"].heard == b""
+    assert broadcaster.clients["other"].heard == b""
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_a_new_connection_forgets_what_was_under_way(relay, broadcaster):
 async def test_handlers_of_this_process_hear_both(relay, broadcaster):
     heard = []
     stop = subscribe(RemoteServerUp, heard.append)
-    relay.pass_on([UP], broadcaster.peers["sender"])
+    relay.pass_on([UP], broadcaster.clients["sender"])
     heard_elsewhere(relay, b"REMOTE_SERVER_UP far\n")
     stop()
-    relay.pass_on([UP], broadcaster.peers["sender"])
+    relay.pass_on([UP], broadcaster.clients["sender"])
     assert heard == [UP, RemoteServerUp("far")]

@@ -300,7 +300,7 @@ async def test_without_tls_loopback_comes_in_and_others_do_not():
         _, writer = await asyncio.open_connection("127.0.0.1", host.port)
         await accepted(host)
         writer.transport.abort()
-    far = type("Far", (), {"of": lambda _, host: access.of("192.0.2.1")})()
+    far = type("Far", (), {"transport_for": lambda _, host: access.transport_for("192.0.2.1")})()
     async with listening(None, access=far) as host:
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         assert (await reader.read(-1)).startswith(b"ERROR clients from this network are not allowed")

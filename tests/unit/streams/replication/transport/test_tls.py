@@ -70,7 +70,7 @@ def test_a_certificate_given_to_the_command_wants_authorities():
 
 @pytest.fixture
 def kept(authority, monkeypatch):
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tls, "CHECK_SECONDS", 0.0)
     return Certificates(TlsFiles(*authority.sign("server", server=True), str(authority.file)))
 
 
