@@ -119,7 +119,7 @@ class _Server:
 
     def _say(self, lines: bytes, writer: str, position: int) -> None:
         self.lines += lines.splitlines(keepends=True)
-        self._announcer.said(STREAM, writer, position)
+        self._announcer.record_sent(STREAM, writer, position)
 
 
 class _Site:

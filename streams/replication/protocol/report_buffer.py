@@ -171,7 +171,7 @@ class ReportBuffer:
         nothing and returns false.
         """
         is_new = worker not in self._reports.owners
-        if is_new and not self._reserve_room(connection, "workers", self._waiting_workers()):
+        if is_new and not self._find_room(connection, "workers", self._waiting_workers()):
             return False
         self._drop_worker(worker)
         self._workers[worker] = connection, syncs
@@ -193,7 +193,7 @@ class ReportBuffer:
             if not syncs:
                 self._drop_worker(sync.worker)
         self._reports.starts.pop(sync, None)
-        if sync in self._reports.ends or self._reserve_room(sync.connection, "ends", len(self._reports.ends)):
+        if sync in self._reports.ends or self._find_room(sync.connection, "ends", len(self._reports.ends)):
             self._reports.ends.add(sync)
         else:
             self.dropped[UserSync.WORD] += 1
@@ -201,7 +201,7 @@ class ReportBuffer:
     def _clear(self, connection: str, text: str) -> None:
         worker = _name(text)
         is_new = worker not in self._reports.cleared
-        if worker is None or (is_new and not self._reserve_room(connection, "workers", self._waiting_workers())):
+        if worker is None or (is_new and not self._find_room(connection, "workers", self._waiting_workers())):
             self.dropped[ClearUserSync.WORD] += 1
             return
         self._drop_worker(worker)
@@ -220,7 +220,7 @@ class ReportBuffer:
         if self._users_of[connection] <= 0:
             del self._users_of[connection]
 
-    def _reserve_room(self, connection: str, kind: str, waiting: int) -> bool:
+    def _find_room(self, connection: str, kind: str, waiting: int) -> bool:
         """Counts one more waiting report of this kind and connection. Returns false if there is no room for the report.
 
         ``waiting`` is the number of waiting reports of this kind, of all connections.
@@ -238,9 +238,7 @@ class ReportBuffer:
     def _acknowledge(self, connection: str, text: str, token: int) -> None:
         instance = _name(text)
         waiting = self._reports.acknowledged
-        if instance is None or not (
-            instance in waiting or self._reserve_room(connection, "acknowledged", len(waiting))
-        ):
+        if instance is None or not (instance in waiting or self._find_room(connection, "acknowledged", len(waiting))):
             self.dropped[FederationAck.WORD] += 1
             return
         waiting[instance] = token
@@ -253,7 +251,7 @@ class ReportBuffer:
         token = (command.access_token or "").encode("utf-8", "surrogatepass")
         key = user, hashlib.sha256(token).hexdigest(), ip
         waiting = self._reports.addresses
-        if key not in waiting and not self._reserve_room(connection, "addresses", len(waiting)):
+        if key not in waiting and not self._find_room(connection, "addresses", len(waiting)):
             self.dropped[UserIP.WORD] += 1
             return
         agent = storable(command.user_agent or "")[:LONGEST_AGENT]

@@ -292,29 +292,27 @@ class Broadcaster:
         now = time.monotonic()
         if client.key in self._asked_again:
             return
-        if not self._may_be_answered(client, now):
+        if not self._may_answer(client, now):
             self._asked_again[client.key] = client
             if self._answer_again is None:
-                self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_delayed)
+                self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_late)
             return
         self._answer([client], now)
 
     @staticmethod
-    def _may_be_answered(client: ReplicationClient, now: float) -> bool:
+    def _may_answer(client: ReplicationClient, now: float) -> bool:
         return now >= client.answered_at + ANSWER_AGAIN_SECONDS and client.buffered_bytes < ANSWER_READ_BYTES
 
-    def _answer_delayed(self) -> None:
+    def _answer_late(self) -> None:
         """Sends the delayed answers to REPLICATEs, except to clients that have not read their last answer."""
         self._answer_again, now = None, time.monotonic()
-        ready = [
-            client for client in self._asked_again.values() if not client.is_open or self._may_be_answered(client, now)
-        ]
+        ready = [client for client in self._asked_again.values() if not client.is_open or self._may_answer(client, now)]
         for client in ready:
             del self._asked_again[client.key]
         if ready:
             self._answer(ready, now)
         if self._asked_again:
-            self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_delayed)
+            self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_late)
 
     def _answer(self, clients: list[ReplicationClient], now: float) -> None:
         """Sends the positions of all writers to the clients ``peers`` now, and schedules to send them to all other clients."""

@@ -429,7 +429,7 @@ def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf
     watcher.before_shown({"caches": stored()})
     assert word.kept.mark() is None
     monkeypatch.setattr(watcher, "possible_positions", real)
-    own.heard(["push_rules"])
+    own.apply_and_publish(["push_rules"])
     assert word("a") == "1"
 
 

@@ -184,7 +184,7 @@ def test_nobody_is_woken_before_values_are_dropped(north, monkeypatch):
     """The feed is slow, and a caller waits: its thread comes back when the feed is done, and not before."""
     everybody()
     applies, may_end = threading.Event(), threading.Event()
-    real = caches._Feed.before
+    real = caches._Feed.apply
 
     def slow(self: caches._Feed, cursor: Any, found: Found, *, everything: bool) -> None:
         if Recorder.north(found) == 5:

@@ -39,7 +39,7 @@ def listener(clock) -> Listener:
 
 
 def test_the_name_of_a_stream_is_a_reason_to_read_at_once(listener):
-    assert listener.take([(7, "caches")]) == ["caches"]
+    assert listener.parse([(7, "caches")]) == ["caches"]
     assert listener.due_seconds() is None
 
 
@@ -47,31 +47,31 @@ def test_the_name_of_a_stream_is_a_reason_to_read_at_once(listener):
     "payload", ["", "?a1", answer_to("a1"), "caches north 5", "caches ", "no such stream", "x" * 7_999]
 )
 def test_everything_else_is_passed_over(listener, payload):
-    assert listener.take([(7, payload)]) == []
+    assert listener.parse([(7, payload)]) == []
     assert listener.due_seconds() is None
 
 
 def test_a_flood_of_names_causes_one_read_in_each_gap(listener, clock):
-    assert listener.take([(7, "caches")] * 1_000) == ["caches"]
-    assert [listener.take([(7, "caches"), (7, "events")]) for _ in range(1_000)] == [[]] * 1_000
+    assert listener.parse([(7, "caches")] * 1_000) == ["caches"]
+    assert [listener.parse([(7, "caches"), (7, "events")]) for _ in range(1_000)] == [[]] * 1_000
     assert listener.due_seconds() == pytest.approx(READ_GAP_SECONDS)
     clock.now += READ_GAP_SECONDS
     assert listener.due_seconds() == 0.0
-    assert listener.take([]) == ["caches", "events"]
-    assert listener.take([]) == []
+    assert listener.parse([]) == ["caches", "events"]
+    assert listener.parse([]) == []
 
 
 def test_while_the_queue_is_long_all_streams_are_read_again_and_again(listener, clock):
     listener.is_behind = True
-    assert listener.take([(7, "x" * 7_999)]) == sorted(lookup.names())
+    assert listener.parse([(7, "x" * 7_999)]) == sorted(lookup.names())
     clock.now += READ_GAP_SECONDS
-    assert listener.take([(7, "x" * 7_999)]) == []
+    assert listener.parse([(7, "x" * 7_999)]) == []
     clock.now += BEHIND_READ_SECONDS
-    assert listener.take([(7, "x" * 7_999)]) == sorted(lookup.names())
+    assert listener.parse([(7, "x" * 7_999)]) == sorted(lookup.names())
 
 
 def test_what_waited_is_forgotten_when_all_positions_are_about_to_be_read(listener):
-    listener.take([(7, "caches")])
-    listener.take([(7, "events")])
+    listener.parse([(7, "caches")])
+    listener.parse([(7, "events")])
     listener.connected()
     assert listener.due_seconds() is None
