@@ -44,10 +44,10 @@ class JobAdmin(ReadOnlyAdmin):
     """The pages of jobs: a list of jobs with their progress and outcome, and a page with actions for each job."""
 
     ordering = ("-pk",)
-    list_display = ("id", "kind", "word", "progress", "asked_by", "started_at", "took")
+    list_display = ("id", "kind", "word", "progress", "asked_by", "started_at", "duration")
     list_filter = ("state",)
-    readonly_fields: ClassVar[tuple[str, ...]] = ("word", "progress", "took", "figures")
-    _when = ("queued_at", "started_at", "updated_at", "finished_at", "took", "host", "process_id", "attempts")
+    readonly_fields: ClassVar[tuple[str, ...]] = ("word", "progress", "duration", "figures")
+    _when = ("queued_at", "started_at", "updated_at", "finished_at", "duration", "host", "process_id", "attempts")
     fieldsets = (
         (None, {"fields": ("kind", "word", "progress", "asked_by", "arguments", "cancel_asked_by", "error")}),
         ("Before and after", {"fields": ("figures", "summary", "confirmed_from")}),
@@ -67,9 +67,8 @@ class JobAdmin(ReadOnlyAdmin):
         return self._view(job).progress
 
     @admin.display(description="took")
-    def took(self, job: models.Job) -> str:
-        """Returns the time that the job took, or has taken so far."""
-        return self._view(job).took
+    def duration(self, job: models.Job) -> str:
+        return self._view(job).duration_text
 
     @admin.display(description="figures")
     def figures(self, job: models.Job) -> SafeString:
@@ -87,13 +86,13 @@ class JobAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Returns the URL patterns of this class's own pages, followed by those of Django's admin."""
         wrap = self.admin_site.admin_view
-        own = [
+        urls = [
             path("queue/", wrap(self.queue_view), name="pipeline_job_queue"),
             path("<int:number>/carry-out/", wrap(self.carry_out_view), name="pipeline_job_carry_out"),
             path("<int:number>/resume/", wrap(self.resume_view), name="pipeline_job_resume"),
             path("<int:number>/cancel/", wrap(self.cancel_view), name="pipeline_job_cancel"),
         ]
-        return [*own, *super().get_urls()]
+        return [*urls, *super().get_urls()]
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
@@ -213,15 +212,15 @@ class JobAdmin(ReadOnlyAdmin):
             raise PermissionDenied(CARRY_OUT)
         job, using = self._job(number), stream_settings().database
         if request.method != "POST":
-            told = job.arguments if isinstance(job.arguments, dict) else {"arguments": job.arguments}
+            shown = job.arguments if isinstance(job.arguments, dict) else {"arguments": job.arguments}
             title = f"Resume job {number}?"
             if not is_resumable(job, killed_jobs(using)):
-                return self._confirm(request, job.kind, title, [f"Job {number} is {job.state}."], told)
+                return self._confirm(request, job.kind, title, [f"Job {number} is {job.state}."], shown)
             sentences = [
                 f"{job.kind} is queued again with the same arguments, and goes on where it was, as far as it can.",
                 *([f"It ended with: {safe_text(job.error, None)}"] if job.error else []),
             ]
-            return self._confirm(request, job.kind, title, sentences, told, button="Resume it")
+            return self._confirm(request, job.kind, title, sentences, shown, button="Resume it")
         try:
             with transaction.atomic(using=using):
                 resume_job(number, request.user.get_username(), using)
@@ -235,7 +234,6 @@ class JobAdmin(ReadOnlyAdmin):
     # --- cancel -------------------------------------------------------------------------------------------------------
 
     def cancel_view(self, request: HttpRequest, number: int) -> HttpResponse:
-        """Asks for confirmation, then cancels the job."""
         if not request.user.has_perm(CANCEL):
             raise PermissionDenied(CANCEL)
         job, using = self._job(number), stream_settings().database
@@ -274,8 +272,8 @@ class JobAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         dry = more.pop("dry", None)
         known = operations()[kind].arguments if kind in operations() else ()
-        moments = {one.name for one in known if one.type is Type.MOMENT}
-        told = [
+        moments = {argument.name for argument in known if argument.type is Type.MOMENT}
+        shown = [
             (
                 name,
                 safe_text(moment_text(value) if name in moments and isinstance(value, int) else _as_text(value), None),
@@ -283,7 +281,7 @@ class JobAdmin(ReadOnlyAdmin):
             for name, value in arguments.items()
             if name != DRY_RUN and value not in (None, False)
         ]
-        context = {"title": title, "sentences": sentences, "told": told, **more}
+        context = {"title": title, "sentences": sentences, "shown": shown, **more}
         if dry is not None:
             view = view_of(dry, database_now(stream_settings().database))
             context |= {

@@ -136,10 +136,10 @@ class Argument:
 
 def add_options(parser: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
     """Declares on ``parser`` those of the arguments that a command takes, in the same order."""
-    for one_of, some in groupby((one for one in arguments if one.typed is not None), key=lambda one: one.one_of):
+    for one_of, some in groupby((arg for arg in arguments if arg.typed is not None), key=lambda arg: arg.one_of):
         place = parser if one_of is None else parser.add_mutually_exclusive_group(required=one_of.required)
-        for one in some:
-            one.add_to(place)
+        for arg in some:
+            arg.add_to(place)
 
 
 _OPTIONS: Mapping[Type, Mapping[str, Any]] = {
@@ -153,35 +153,35 @@ _OPTIONS: Mapping[Type, Mapping[str, Any]] = {
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _checked(one: Argument, value: Any) -> Any:
+def _checked(arg: Argument, value: Any) -> Any:
     """Returns the value, if it fits the argument's type. Raises ``UnusableArguments``."""
-    match one.type:
+    match arg.type:
         case Type.TEXT:
-            fits, must = isinstance(value, str) and bool(value or not one.required), "text"
+            fits, must = isinstance(value, str) and bool(value or not arg.required), "text"
         case Type.LINES:
-            fits, must = _are_texts(value) and bool(value or not one.required), "a list of texts"
+            fits, must = _are_texts(value) and bool(value or not arg.required), "a list of texts"
         case Type.NUMBER | Type.WHOLE:
-            least, most = one.bounds
-            kinds = int if one.type is Type.WHOLE else int | float
+            least, most = arg.bounds
+            kinds = int if arg.type is Type.WHOLE else int | float
             fits = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
             must = f"a number from {least:,} to {most:,}"
         case Type.CHOICE:
-            fits, must = isinstance(value, str) and value in one.choices, f"one of {', '.join(one.choices)}"
+            fits, must = isinstance(value, str) and value in arg.choices, f"one of {', '.join(arg.choices)}"
         case Type.CHOICES:
-            fits = _are_texts(value) and bool(value) and set(value) <= set(one.choices)
-            must = f"some of {', '.join(one.choices)}"
+            fits = _are_texts(value) and bool(value) and set(value) <= set(arg.choices)
+            must = f"some of {', '.join(arg.choices)}"
         case _:  # FLAG and WHETHER: the text "false" is refused, because it would count as true
             fits, must = isinstance(value, bool), "true or false"
     if not fits:
-        raise one.refusal(value, must)
-    return list(dict.fromkeys(value)) if one.type is Type.CHOICES else value
+        raise arg.refusal(value, must)
+    return list(dict.fromkeys(value)) if arg.type is Type.CHOICES else value
 
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _moment(one: Argument, value: Any) -> int:
+def _moment(arg: Argument, value: Any) -> int:
     """Converts a time or an age to milliseconds since 1970.
 
     An age such as 30 days is subtracted from the present time once, before the job is stored. So a dry run and the job
@@ -192,10 +192,10 @@ def _moment(one: Argument, value: Any) -> int:
     try:
         return moment_ms(value if isinstance(value, str) else "", time.time_ns() // 1_000_000)
     except ValueError:
-        raise one.refusal(value, FORMS) from None
+        raise arg.refusal(value, FORMS) from None
 
 
-def _day(one: Argument, value: Any) -> str:
+def _day(arg: Argument, value: Any) -> str:
     """Converts a date, an age or milliseconds to a day as text, such as 2026-01-31.
 
     An age is subtracted from the present time at once, so that the day stays the same if the job begins later.
@@ -205,7 +205,7 @@ def _day(one: Argument, value: Any) -> str:
             raise ValueError
         found = datetime.fromtimestamp(moment_ms(value, time.time_ns() // 1_000_000) / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        raise one.refusal(value, "a day such as 2026-01-31, or an age such as 30d") from None
+        raise arg.refusal(value, "a day such as 2026-01-31, or an age such as 30d") from None
     return found.date().isoformat()
 
 

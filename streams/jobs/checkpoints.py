@@ -34,13 +34,13 @@ def watched_checkpoints(run: JobRun) -> Iterator[None]:
 
     If the block raises an error, writes nothing.
     """
-    before, begun = _requested(run.using), time.monotonic()
+    before, started = _requested(run.using), time.monotonic()
     yield
     requested = _requested(run.using) - before
     with connections[run.using].cursor() as cursor:
         cursor.execute("SELECT current_setting('max_wal_size')")
         (size,) = cursor.fetchone()
-    if words := checkpoint_words(requested, time.monotonic() - begun, size):
+    if words := checkpoint_words(requested, time.monotonic() - started, size):
         run.say(words)
 
 

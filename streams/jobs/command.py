@@ -118,7 +118,7 @@ class JobLine(CommandLine):
     @property
     def arguments(self) -> Sequence[Argument]:
         """The arguments that these words take."""
-        return [one for one in self.operation.arguments if one.name not in self._declared.without]
+        return [argument for argument in self.operation.arguments if argument.name not in self._declared.without]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_options(parser, self.arguments)
@@ -143,10 +143,10 @@ class JobLine(CommandLine):
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of the job from the command's options. Raises ``CommandError``."""
-        for one in self.arguments:
-            if one.instead_of and bool(options[one.instead_of]) == options[one.name]:
-                raise CommandError(f"Name {one.instead_of}, or give --{one.name}.", returncode=2)
-        names = [one.name for one in self.arguments if one.stored and one.typed is not None]
+        for argument in self.arguments:
+            if argument.instead_of and bool(options[argument.instead_of]) == options[argument.name]:
+                raise CommandError(f"Name {argument.instead_of}, or give --{argument.name}.", returncode=2)
+        names = [argument.name for argument in self.arguments if argument.stored and argument.typed is not None]
         return {**self._declared.given, **{name: None if options[name] == [] else options[name] for name in names}}
 
     def _perform(
@@ -177,8 +177,8 @@ def command_line(declared: _Class) -> _Class:
 def command_lines(verb: str = "") -> dict[str, CommandLine]:
     """Returns ``{words: what they do}``, sorted; with ``verb`` only those that begin with this word, which is left out."""
     discover()
-    lines = [JobLine(one, declared) for one in operations().values() for declared in one.commands]
-    found = _others | {one.words: one for one in lines}
+    lines = [JobLine(known, declared) for known in operations().values() for declared in known.commands]
+    found = _others | {line.words: line for line in lines}
     start = f"{verb} " if verb else ""
     return {words.removeprefix(start): found[words] for words in sorted(found) if words.startswith(start)}
 
@@ -193,9 +193,9 @@ class VerbCommand(SiteCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         choices = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-        for what, line in command_lines(self.verb).items():
+        for words, line in command_lines(self.verb).items():
             chosen = choices.add_parser(
-                what,
+                words,
                 help=line.about,
                 description=line.about,
                 epilog=f"example: manage.py {line.example}\n\n{EXIT_STATUS}",

@@ -44,11 +44,10 @@ def permissions(kind: str, arguments: Mapping[str, Any]) -> list[str]:
 def privileged(kind: str, arguments: Mapping[str, Any]) -> str | None:
     """Returns the name of an argument that has a value, and whose value only a user may give who may carry out jobs."""
     declared = operations()[kind].arguments
-    return next((one.name for one in declared if one.is_privileged and arguments.get(one.name) is not None), None)
+    return next((arg.name for arg in declared if arg.is_privileged and arguments.get(arg.name) is not None), None)
 
 
 def is_dry(job: Job) -> bool:
-    """Returns true if the job is a dry run."""
     return isinstance(job.arguments, dict) and job.arguments.get(DRY_RUN) is True
 
 

@@ -28,9 +28,9 @@ class JobForm(forms.Form):
 
     def job_arguments(self) -> dict[str, Any]:
         """Returns the entered values as the arguments of a job: name -> value."""
-        entered = [(one, self.cleaned_data[one.name]) for one in self.job_fields]
-        found = [(one, _VALUES[one.type](value) if one.type in _VALUES else value) for one, value in entered]
-        return {one.name: value for one, value in found if not _is_empty(one, value)}
+        entered = [(arg, self.cleaned_data[arg.name]) for arg in self.job_fields]
+        found = [(arg, _VALUES[arg.type](value) if arg.type in _VALUES else value) for arg, value in entered]
+        return {arg.name: value for arg, value in found if not _is_empty(arg, value)}
 
     def refuse(self, reason: str) -> None:
         """Shows the error ``reason`` beside the field whose name is its first word, else above the form."""
@@ -40,42 +40,42 @@ class JobForm(forms.Form):
 
 def job_form(kind: str) -> type[JobForm]:
     """Returns the form class of a kind of job. Raises ``KeyError`` if there is no such kind."""
-    fields = [one for one in operations()[kind].arguments if one.stored and one.name != DRY_RUN]
-    made = {one.name: _FIELDS.get(one.type, _text)(one) for one in fields}
+    fields = [arg for arg in operations()[kind].arguments if arg.stored and arg.name != DRY_RUN]
+    made = {arg.name: _FIELDS.get(arg.type, _text)(arg) for arg in fields}
     return type("FormOfJob", (JobForm,), {**made, "job_fields": fields})
 
 
-def _common(one: Argument) -> dict[str, Any]:
-    return {"required": one.required, "help_text": one.in_form or one.help, "label": one.name.replace("_", " ")}
+def _common(arg: Argument) -> dict[str, Any]:
+    return {"required": arg.required, "help_text": arg.in_form or arg.help, "label": arg.name.replace("_", " ")}
 
 
-def _text(one: Argument) -> forms.Field:
-    return forms.CharField(**_common(one), max_length=_LONGEST_NAME, widget=forms.TextInput(attrs=dict(one.attributes)))
+def _text(arg: Argument) -> forms.Field:
+    return forms.CharField(**_common(arg), max_length=_LONGEST_NAME, widget=forms.TextInput(attrs=dict(arg.attributes)))
 
 
-def _lines(one: Argument) -> forms.Field:
-    area = forms.Textarea(attrs={"rows": 3, "spellcheck": "false", **one.attributes})
-    return forms.CharField(**_common(one), max_length=_MOST_OF_TEXT, widget=area)
+def _lines(arg: Argument) -> forms.Field:
+    area = forms.Textarea(attrs={"rows": 3, "spellcheck": "false", **arg.attributes})
+    return forms.CharField(**_common(arg), max_length=_MOST_OF_TEXT, widget=area)
 
 
-def _number(one: Argument) -> forms.Field:
-    return forms.FloatField(**_common(one))
+def _number(arg: Argument) -> forms.Field:
+    return forms.FloatField(**_common(arg))
 
 
-def _choice(one: Argument) -> forms.Field:
-    many = forms.MultipleChoiceField if one.type is Type.CHOICES else forms.ChoiceField
-    return many(**_common(one), choices=[(each, each) for each in one.choices])
+def _choice(arg: Argument) -> forms.Field:
+    many = forms.MultipleChoiceField if arg.type is Type.CHOICES else forms.ChoiceField
+    return many(**_common(arg), choices=[(each, each) for each in arg.choices])
 
 
-def _moment(one: Argument) -> forms.Field:
+def _moment(arg: Argument) -> forms.Field:
     return forms.DateTimeField(
-        **_common(one), widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+        **_common(arg), widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
     )
 
 
-def _whether(one: Argument) -> forms.Field:
+def _whether(arg: Argument) -> forms.Field:
     return forms.NullBooleanField(
-        **_common(one), widget=forms.Select(choices=[("", "as it suits"), ("true", "yes"), ("false", "no")])
+        **_common(arg), widget=forms.Select(choices=[("", "as it suits"), ("true", "yes"), ("false", "no")])
     )
 
 
@@ -83,17 +83,17 @@ _FIELDS: Mapping[Type, Callable[[Argument], forms.Field]] = {
     Type.LINES: _lines,
     Type.NUMBER: _number,
     Type.WHOLE: _number,
-    Type.FLAG: lambda one: forms.BooleanField(**_common(one)),
+    Type.FLAG: lambda arg: forms.BooleanField(**_common(arg)),
     Type.CHOICE: _choice,
     Type.CHOICES: _choice,
     Type.MOMENT: _moment,
-    Type.DAY: lambda one: forms.DateField(**_common(one), widget=forms.DateInput(attrs={"type": "date"})),
+    Type.DAY: lambda arg: forms.DateField(**_common(arg), widget=forms.DateInput(attrs={"type": "date"})),
     Type.WHETHER: _whether,
 }
 
 
-def _is_empty(one: Argument, value: Any) -> bool:
-    return value in (None, "", []) or (one.type is Type.FLAG and not value)
+def _is_empty(arg: Argument, value: Any) -> bool:
+    return value in (None, "", []) or (arg.type is Type.FLAG and not value)
 
 
 def _milliseconds(moment: datetime | None) -> int | None:

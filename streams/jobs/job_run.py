@@ -20,7 +20,7 @@ from streams.jobs.rows import JobLock, show_progress
 __all__ = ["Count", "JobRun", "ProcessLink"]
 
 #: Seconds between two checks of a run whether it is to end.
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
 class Count:
@@ -68,7 +68,7 @@ class JobRun:
         self._keeper = keeper or ProcessLink()
         self._progress = Progress(stream, self._store)
         self._unit = ""
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self.stage_name = ""
         """The name of the current stage, or an empty text between two stages."""
         self.stage_changed: Callable[[], object] = lambda: None
@@ -109,9 +109,9 @@ class JobRun:
     def step(self) -> None:
         """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` if the job is to end. Checks this at most once a second."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._checked_at < _CHECK_SECONDS:
             return
-        self._looked = now
+        self._checked_at = now
         # The lock is checked first. If it is lost, another process may run the job, and a request in the row is meant for
         # that run.
         if self._keeper.has_lost():
@@ -123,7 +123,6 @@ class JobRun:
             raise JobInterrupted("Its process was ordered to end. What was done stays; the job is queued again.")
 
     def say(self, text: str) -> None:
-        """Writes a line to the job's output."""
         self._progress.say(text)
 
     def note_before(self, figures: Mapping[str, Any]) -> None:

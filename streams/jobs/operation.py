@@ -75,13 +75,13 @@ class Operation:
 
         Does not query the database.
         """
-        known = [one for one in self.arguments if one.stored]
-        if unknown := sorted(set(given) - {one.name for one in known}):
-            names = ", ".join(one.name for one in known) or "none"
+        known = [arg for arg in self.arguments if arg.stored]
+        if unknown := sorted(set(given) - {arg.name for arg in known}):
+            names = ", ".join(arg.name for arg in known) or "none"
             raise UnusableArguments(f"Unknown arguments: {', '.join(map(str, unknown))}. There are: {names}.")
-        checked = {one.name: one.value(given) for one in known}
+        checked = {arg.name: arg.value(given) for arg in known}
         self.check_together(checked)
-        return {one.name: checked[one.name] for one in known if not one.omitted or checked[one.name] is not None}
+        return {arg.name: checked[arg.name] for arg in known if not arg.omitted or checked[arg.name] is not None}
 
     def check_together(self, checked: dict[str, Any]) -> None:
         """Raises ``UnusableArguments`` if the arguments contradict each other. May compute an argument from other arguments."""
@@ -129,8 +129,7 @@ _Class = TypeVar("_Class", bound=type[Operation])
 
 
 def register(*found: Operation) -> None:
-    """Makes operations known by their names."""
-    _operations.update({one.name: one for one in found})
+    _operations.update({operation.name: operation for operation in found})
 
 
 def operation(declared: _Class) -> _Class:

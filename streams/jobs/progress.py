@@ -39,7 +39,6 @@ class Progress:
         self._terminal = stream.isatty()
 
     def say(self, text: str) -> None:
-        """Writes a line to the output."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
@@ -49,7 +48,7 @@ class Progress:
 
         ``done`` is called from another thread. ``total`` is null if the total is not known.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         ended = threading.Event()
         reporter = threading.Thread(target=self._report, args=(name, total, unit, done, ended), daemon=True)
         reporter.start()
@@ -60,15 +59,15 @@ class Progress:
             # below.
             ended.set()
             reporter.join()
-        reached, seconds = total if total is not None else done(), time.monotonic() - begun
+        reached, seconds = total if total is not None else done(), time.monotonic() - started
         self._store(name, reached, total, reached / seconds if seconds else None)
         self._show(describe(name, reached, total, unit, seconds), last=True)
 
     def _report(self, name: str, total: int | None, unit: str, done: Callable[[], int], ended: threading.Event) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         while not ended.wait(_TERMINAL_SECONDS if self._terminal else _PLAIN_SECONDS):
             try:
-                reached, seconds = done(), time.monotonic() - begun
+                reached, seconds = done(), time.monotonic() - started
                 self._store(name, reached, total, reached / seconds)
                 self._show(describe(name, reached, total, unit, seconds), last=False)
             except Exception as error:  # noqa: BLE001 - an error of the report must not end the work

@@ -37,12 +37,12 @@ log = get_logger(__name__)
 MOST_ATTEMPTS = 3
 #: Seconds after which the queue is read even without a notification. When a job is queued, there is a notification.
 #: When a job is killed, there is no notification. So a killed job is noticed only after these seconds.
-_LOOK_SECONDS = 10.0
+_READ_SECONDS = 10.0
 #: Seconds between two attempts to connect to a database that cannot be reached.
 _AWAY_SECONDS = 1.0
 #: The least number of seconds between two reads of an empty queue. Every role that may connect to the database can send
 #: notifications. So without a limit, any role could make this process read the queue all the time.
-_LOOK_GAP_SECONDS = 0.2
+_READ_GAP_SECONDS = 0.2
 #: Seconds between two removals of old jobs.
 _REMOVE_SECONDS = 3_600.0
 
@@ -75,7 +75,7 @@ class _QueueListener(NotifyListener[None]):
     """A listener for notifications that a job was queued. It ignores the payload: the table of jobs says which jobs wait."""
 
     def parse(self, notifications: Sequence[tuple[int, str]]) -> list[None]:
-        """Returns ``[None]`` if ``heard`` has a notification, otherwise an empty list. The server is woken once for each item."""
+        """Returns ``[None]`` if there is a notification, otherwise an empty list. The server is woken once for each item."""
         return [None] if notifications else []
 
 
@@ -91,7 +91,7 @@ class JobServer:
         self._kept = kept
         self._stream = stream
         self._say = say
-        self._heard = threading.Event()
+        self._woken = threading.Event()
         self._stopping = False
         self._removed_at: float | None = None
         self._database_away = Condition(log, "jobs.database_away", "jobs.database_back")
@@ -100,7 +100,7 @@ class JobServer:
     def stop(self) -> None:
         """Makes ``run`` end after the current step of the running job. May be called from any thread or a signal handler."""
         self._stopping = True
-        self._heard.set()
+        self._woken.set()
 
     def run(self, *, once: bool) -> None:
         """Runs the queued jobs, then waits for more. With ``once``, returns when the queue is empty.
@@ -108,32 +108,32 @@ class JobServer:
         Raises database errors that occur when it starts. If ``once`` is true, raises later database errors too. If
         ``once`` is false, waits until the database can be reached again.
         """
-        listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._heard.set(), self._using, "jobs")
+        listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._woken.set(), self._using, "jobs")
         listener.start()
         try:
             while not self._serve_while_it_lasts(once=once):
-                self._heard.clear()
-                self._heard.wait(_AWAY_SECONDS)  # ends early when the listener has connected again
+                self._woken.clear()
+                self._woken.wait(_AWAY_SECONDS)  # ends early when the listener has connected again
         finally:
             listener.stop()
 
     def _serve(self, lock: JobLock, *, once: bool) -> None:
-        look_due = 0.0
+        read_due = 0.0
         while not self._stopping:
-            time.sleep(max(0.0, look_due - time.monotonic()))
-            look_due = time.monotonic() + _LOOK_GAP_SECONDS
+            time.sleep(max(0.0, read_due - time.monotonic()))
+            read_due = time.monotonic() + _READ_GAP_SECONDS
             # The flag is cleared before the queue is read. If a job is queued during the read, its notification sets
             # the flag again, and the wait below ends at once.
-            self._heard.clear()
+            self._woken.clear()
             requeue_killed(lock, self._using)
             if self._serve_next(lock):
-                look_due = 0.0  # there was a job, so the queue is read again without a pause
+                read_due = 0.0  # there was a job, so the queue is read again without a pause
                 continue
             self._remove_old_jobs(lock)
             if once:
                 return
             connections[self._using].close()  # holds no connection while it waits
-            self._heard.wait(_LOOK_SECONDS)
+            self._woken.wait(_READ_SECONDS)
 
     def _remove_old_jobs(self, lock: JobLock) -> None:
         """Removes old jobs, at most once an hour. Called while no job is queued."""
@@ -179,7 +179,7 @@ class JobServer:
         return False
 
     def _carry_out(self, job: Job, lock: JobLock) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         self._say(f"job {job.pk}: {job.kind}, asked for by {job.asked_by}")
         try:
             carry_out(job, self._using, self._stream, keeper=ProcessLink(lock, lambda: self._stopping))
@@ -190,4 +190,4 @@ class JobServer:
             self._say(f"job {job.pk}: failed: {error}")
         else:
             self.done += 1
-            self._say(f"job {job.pk}: done in {duration(time.monotonic() - begun)}")
+            self._say(f"job {job.pk}: done in {duration(time.monotonic() - started)}")

@@ -185,8 +185,8 @@ def close_killed(lock: JobLock, using: str, **which: Any) -> int:
             continue  # a process is resuming it
         try:
             # Filtered by state again: the job may have been resumed and done between the list and the lock.
-            one = Job.objects.using(using).filter(pk=job, state=JobState.RUNNING, queued_at__isnull=True)
-            closed += one.update(state=JobState.FAILED, error="killed", finished_at=F("updated_at"))
+            row = killed.filter(pk=job)
+            closed += row.update(state=JobState.FAILED, error="killed", finished_at=F("updated_at"))
         finally:
             lock.give_back(job)
     return closed
@@ -204,8 +204,8 @@ def end_run(job: Job, using: str, **values: Any) -> bool:
     if the job is no longer in the state ``running``.
     """
     # Host, process and attempt name this run. A loses its lock, B begins the job, A ends: A's update must match no row.
-    own = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING, host=job.host, process_id=job.process_id)
-    return bool(own.filter(attempts=job.attempts).update(updated_at=Now(), **values))
+    run = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING, host=job.host, process_id=job.process_id)
+    return bool(run.filter(attempts=job.attempts).update(updated_at=Now(), **values))
 
 
 def killed_jobs(using: str) -> set[int]:

@@ -129,8 +129,14 @@ def queue_job(
     if len(json.dumps(dict(checked))) > _MOST_OF_ARGUMENTS:
         raise UnusableArguments(f"The arguments are longer than {_MOST_OF_ARGUMENTS:,} characters of JSON.")
     _check_queue(alias)
+    job = Job(kind=name, arguments=dict(checked), asked_by=by, confirmed_from=confirmed_from)
+    job.state, job.queued_at = JobState.QUEUED, Now()
     with transaction.atomic(using=alias):
-        job = _queued(Job(kind=name, arguments=dict(checked), asked_by=by, confirmed_from=confirmed_from), alias)
+        try:
+            with storable_arguments(), transaction.atomic(using=alias):
+                job.save(using=alias, force_insert=True)
+        except IntegrityError as error:
+            raise CarriedOut(f"Dry run {confirmed_from} was confirmed already, and is carried out once.") from error
         _notify(job.pk, alias)
     return job
 
@@ -176,17 +182,6 @@ def _notify(job: int, using: str) -> None:
         cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job)])
 
 
-def _queued(job: Job, using: str) -> Job:
-    """Inserts the row of a queued job. Raises ``UnusableArguments`` and ``CarriedOut``."""
-    job.state, job.queued_at = JobState.QUEUED, Now()
-    try:
-        with storable_arguments(), transaction.atomic(using=using):
-            job.save(using=using, force_insert=True)
-    except IntegrityError as error:
-        raise CarriedOut(f"Dry run {job.confirmed_from} was confirmed already, and is carried out once.") from error
-    return job
-
-
 def carry_out(
     job: Job, using: str, stream: TextIO, work: Work | None = None, keeper: ProcessLink | None = None
 ) -> Mapping[str, Any]:
@@ -211,7 +206,10 @@ def carry_out(
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))
         raise
     except JobInterrupted as error:
-        _put_back(job, using)
+        with transaction.atomic(using=using):
+            # This run does not count as an attempt, because the job did not fail.
+            end_run(job, using, state=JobState.QUEUED, stage="", attempts=F("attempts") - 1)
+            _notify(job.pk, using)
         log.warning("job.interrupted", job=job.pk, kind=job.kind, why=str(error))
         raise
     except BaseException as error:
@@ -232,13 +230,6 @@ def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
                 f"Job {job.pk} was done here, but another process has begun it meanwhile; its row is that one's."
             )
         count_rows(job.pk, using)
-
-
-def _put_back(job: Job, using: str) -> None:
-    """Queues an interrupted job again. The interrupted run does not count as an attempt, because the job did not fail."""
-    with transaction.atomic(using=using):
-        end_run(job, using, state=JobState.QUEUED, stage="", attempts=F("attempts") - 1)
-        _notify(job.pk, using)
 
 
 def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> None:

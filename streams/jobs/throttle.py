@@ -19,8 +19,8 @@ def throttled(steps: Iterable[Step]) -> Iterator[Step]:
 
     The time of a step includes the time that the caller works on the step.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     for step in steps:
         yield step  # the caller works on the step here, within its time
-        time.sleep(min(_REST * (time.monotonic() - began), _LONGEST_REST))
-        began = time.monotonic()
+        time.sleep(min(_REST * (time.monotonic() - started), _LONGEST_REST))
+        started = time.monotonic()

@@ -66,8 +66,8 @@ class JobView:
         return ((self.job.finished_at or self.as_of) - self.job.started_at).total_seconds()
 
     @property
-    def took(self) -> str:
-        """The time that the job took, in words. Empty if the job has not begun."""
+    def duration_text(self) -> str:
+        """Empty if the job has not begun."""
         return duration(self.seconds) if self.seconds is not None else ""
 
     @property
@@ -78,9 +78,9 @@ class JobView:
     def cells(self) -> list[str]:
         """Returns the texts of a row in the terminal's table: job, kind, state, progress, user, begin, duration."""
         job = self.job
-        began = job.started_at.strftime("%Y-%m-%d %H:%M:%S") if job.started_at else ""
-        told = safe_text(job.kind, None), self.word, self.progress, safe_text(job.asked_by, None)
-        return [str(job.pk), *told, began, self.took]
+        started = job.started_at.strftime("%Y-%m-%d %H:%M:%S") if job.started_at else ""
+        texts = safe_text(job.kind, None), self.word, self.progress, safe_text(job.asked_by, None)
+        return [str(job.pk), *texts, started, self.duration_text]
 
     def as_json(self) -> dict[str, Any]:
         """Returns the job as JSON for scripts, with times in ISO form."""

@@ -167,7 +167,7 @@ def test_resuming_a_folder_to_which_a_file_came_is_refused(tmp_path):
 
 
 def test_a_cancelled_import_ends_at_its_next_step_and_leaves_no_staging(tmp_path, monkeypatch):
-    monkeypatch.setattr("streams.jobs.job_run._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("streams.jobs.job_run._CHECK_SECONDS", 0.0)
     path = write_lines(tmp_path / "in", *bare_room(1, 5))
     with pytest.raises(JobCancelled, match="Cancelled by ann"):
         run_import(path, pause=lambda step: cancel_job(Job.objects.get().pk, "ann", "default"))

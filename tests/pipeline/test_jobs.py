@@ -68,7 +68,7 @@ class Steps(Operation):
 @pytest.fixture
 def kind(monkeypatch):
     """``kind(at)`` is known as the kind ``walk``."""
-    monkeypatch.setattr(job_run, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(job_run, "_CHECK_SECONDS", 0.0)
 
     def known(at=lambda step: None) -> Steps:
         steps = Steps(at)

@@ -103,7 +103,7 @@ def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark,
     for room_id in rooms:
         plant(damage.lost_extremity, room_id)
     monkeypatch.setattr(room_tasks, "_ROOMS_PER_TASK", 1)
-    monkeypatch.setattr("streams.jobs.job_run._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("streams.jobs.job_run._CHECK_SECONDS", 0.0)
     monkeypatch.setattr(many_rooms, "announce_repaired", lambda using: Job.objects.update(cancel_asked_by="ann"))
     with pytest.raises(JobCancelled):
         run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())

@@ -94,7 +94,7 @@ class Command(SiteCommand):
         began, ended = (at.isoformat(" ", "seconds") if at else "" for at in (row.started_at, row.finished_at))
         told = {
             "kind": row.kind, "state": view.word, "arguments": json.dumps(row.arguments, ensure_ascii=False),
-            "asked by": row.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.took,
+            "asked by": row.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.duration_text,
             "error": row.error, "summary": json.dumps(row.summary, ensure_ascii=False) if row.summary is not None else "",
         }  # fmt: skip
         for name, text in told.items():

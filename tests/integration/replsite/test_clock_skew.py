@@ -161,8 +161,8 @@ def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
     began = database_now("default")
     job = Job.objects.create(kind="censor", state=JobState.RUNNING, started_at=began)
     monkeypatch.setattr(view, "database_now", lambda using: began + timedelta(seconds=90))
-    assert view.job_view(job.pk, "default").took == "1 min 30 s"
-    assert view.job_views(10, "default")[0].took == "1 min 30 s"
+    assert view.job_view(job.pk, "default").duration_text == "1 min 30 s"
+    assert view.job_views(10, "default")[0].duration_text == "1 min 30 s"
     client = Client()
     client.force_login(User.objects.create_superuser("boss"))
     monkeypatch.setattr(streams.jobs.admin, "database_now", lambda using: began + timedelta(seconds=90))
