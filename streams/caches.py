@@ -48,7 +48,7 @@ SELECT stream_id, cache_name, keys FROM streams_cacheinvalidation WHERE stream_i
 """
 
 
-# --- tell others --------------------------------------------------------------------------------------------------
+# --- invalidate -----------------------------------------------------------------------------------------------------
 
 
 def invalidate(name: str, *keys: Sequence[str], using: str | None = None) -> list[int]:
@@ -129,7 +129,7 @@ def _is_changed_here(name: str, alias: str) -> bool:
     return any(isinstance(hook, _DropAfterCommit) and name in hook.names for _, hook, _ in hooks)
 
 
-# --- hear of others -----------------------------------------------------------------------------------------------
+# --- receive --------------------------------------------------------------------------------------------------------
 
 
 class Kept:
@@ -158,7 +158,7 @@ class Kept:
         it listens. Whatever the cache has from before, from an earlier process or from the parent of a fork, is cleared
         then.
         """
-        if _is_hearing(self._alias) and not self._is_clean:
+        if _is_current(self._alias) and not self._is_clean:
             self.invalidate(None)
         return self._mark()
 
@@ -301,20 +301,20 @@ def _clear_all(reason: str = "") -> None:
 
 _feeds = Subscriptions(_Feed)
 #: Database alias -> monotonic time before which a failed start is not tried again.
-_begin_again_at: dict[str, float] = {}
+_retry_at: dict[str, float] = {}
 
 
-def _is_hearing(alias: str) -> bool:
+def _is_current(alias: str) -> bool:
     feed = _feeds.get(alias)
     if feed is not None:
         return feed.is_current
-    if not apps.is_installed("streams.catalog") or time.monotonic() < _begin_again_at.get(alias, 0.0):
+    if not apps.is_installed("streams.catalog") or time.monotonic() < _retry_at.get(alias, 0.0):
         return False
     try:
         return _feeds.obtain(alias).is_current
     except driver.OperationalError as error:
         log.warning("caches.not_hearing", error=str(error).strip())
-        _begin_again_at[alias] = time.monotonic() + RETRY_SECONDS
+        _retry_at[alias] = time.monotonic() + RETRY_SECONDS
         return False
 
 

@@ -68,7 +68,7 @@ SELECT (SELECT system_identifier::text FROM pg_control_system()),
 """
 #: A database that was moved without its sequences gets its first row of a new epoch before anybody can repair them. The newest
 #: epoch is the one with the highest number.
-_BEGIN = """
+_INSERT = """
 INSERT INTO streams_epoch (id, word, follows, reason, system_identifier, database_oid, table_oid, timeline)
 VALUES (
     greatest(nextval(pg_get_serial_sequence('streams_epoch', 'id')), (SELECT coalesce(max(id), 0) + 1 FROM streams_epoch)),
@@ -112,9 +112,9 @@ def current_epoch(cursor: Any) -> str:
     """
     word, then, now = _read_identity(cursor)
     if then is None:
-        return _begin(cursor, None, "first start", now) if now.timeline is not None else ""
+        return _insert_epoch(cursor, None, "first start", now) if now.timeline is not None else ""
     reason = why_new(then, now, failover_keeps=stream_settings().failover_keeps_epoch)
-    return word if reason is None else _begin(cursor, word, reason, now)
+    return word if reason is None else _insert_epoch(cursor, word, reason, now)
 
 
 def readable_epoch(cursor: Any) -> str:
@@ -148,7 +148,7 @@ def epoch_changed(known: str, found: str) -> bool:
 def begin_epoch(cursor: Any, reason: str) -> str:
     """Begins a new epoch on an operator's request. Tokens that were issued before are refused from now on."""
     word, then, now = _read_identity(cursor)
-    return _begin(cursor, word if then is not None else None, reason, now)
+    return _insert_epoch(cursor, word if then is not None else None, reason, now)
 
 
 def keep_epoch(cursor: Any) -> str:
@@ -173,7 +173,7 @@ def _read_identity(cursor: Any) -> tuple[str, Identity | None, Identity]:
     return ("", None, now) if row is None else (row[0], Identity(*row[1:]), now)
 
 
-def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
+def _insert_epoch(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
     """Begins an epoch and returns its word.
 
     If another process begins an epoch at the same moment, returns the word of that epoch.
@@ -182,7 +182,7 @@ def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
     # waits for A's commit and inserts nothing, and B returns A's word. Both rows may have the same number, too.
     fresh = "".join(secrets.choice(_WORD_LETTERS) for _ in range(_WORD_LENGTH))
     place = [now.system_identifier, now.database_oid, now.table_oid, now.timeline or 0]
-    cursor.execute(_BEGIN, [fresh, before or "", reason, *place])
+    cursor.execute(_INSERT, [fresh, before or "", reason, *place])
     if cursor.rowcount == 0:
         cursor.execute(NEWEST_EPOCH)
         return str(cursor.fetchone()[0])
@@ -191,14 +191,14 @@ def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
     return fresh
 
 
-def check_epoch(cursor: Any, kept: str, what: str) -> str:
+def check_epoch(cursor: Any, kept: str, subject: str) -> str:
     """Returns the present epoch. Raises ``EpochChanged`` if ``kept``, the epoch of a token, is another epoch.
 
-    ``what`` names the token in the error message. An empty ``kept`` is accepted, because there is nothing to check: the
+    ``subject`` names the token in the error message. An empty ``kept`` is accepted, because there is nothing to check: the
     token is older than epochs, or its client does not know them.
     """
     now = current_epoch(cursor)
-    _check_same(cursor, kept, now, what)
+    _check_same(cursor, kept, now, subject)
     return now
 
 
@@ -213,21 +213,21 @@ def stored_epoch(cursor: Any) -> str:
     return "" if row is None else str(row[0])
 
 
-def check_stored_epoch(cursor: Any, kept: str, what: str) -> str:
+def check_stored_epoch(cursor: Any, kept: str, subject: str) -> str:
     """Does the same as ``check_epoch``, but compares with the stored epoch. For readers that may not begin an epoch."""
     now = stored_epoch(cursor)
-    _check_same(cursor, kept, now, what)
+    _check_same(cursor, kept, now, subject)
     return now
 
 
-def _check_same(cursor: Any, kept: str, now: str, what: str) -> None:
+def _check_same(cursor: Any, kept: str, now: str, subject: str) -> None:
     if not kept or kept == now:
         return
     cursor.execute("SELECT began_at, reason FROM streams_epoch WHERE word = %s", [now])
     row = cursor.fetchone()
     since = f"since {row[0]:%Y-%m-%d %H:%M:%S}, {row[1]}" if row else "it was recreated"
     raise EpochChanged(
-        f"{what} is of epoch {kept[:40]}, but the database is in epoch {now} ({since}). Facts that it covers may be gone, and "
+        f"{subject} is of epoch {kept[:40]}, but the database is in epoch {now} ({since}). Facts that it covers may be gone, and "
         f"their IDs may have other facts. Start again: resync reader NAME --from TOKEN, or take a new token."
     )
 

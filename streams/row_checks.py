@@ -124,7 +124,7 @@ def _sequences_in_migrations(app_label: str) -> list[tuple[str, StreamSequence]]
     except ModuleNotFoundError:  # the app has no migrations yet
         folder = None
     found: list[tuple[str, StreamSequence]] = []
-    for module in sorted(pkgutil.iter_modules(getattr(folder, "__path__", [])), key=lambda one: one.name):
+    for module in sorted(pkgutil.iter_modules(getattr(folder, "__path__", [])), key=lambda module: module.name):
         migration = getattr(import_module(f"{package}.{module.name}"), "Migration", None)
         for operation in getattr(migration, "operations", ()):
             given: Sequence[Any] = ()
@@ -132,7 +132,7 @@ def _sequences_in_migrations(app_label: str) -> list[tuple[str, StreamSequence]]
                 given = operation.options.get("constraints", ())
             elif isinstance(operation, AddConstraint | AlterConstraint):
                 given = [operation.constraint]
-            found += [(f"{app_label}.{module.name}", one) for one in given if isinstance(one, StreamSequence)]
+            found += [(f"{app_label}.{module.name}", part) for part in given if isinstance(part, StreamSequence)]
     return found
 
 
@@ -159,7 +159,7 @@ def _missing_sequences(alias: str) -> Iterator[CheckMessage]:
         cursor.execute(
             "SELECT sequence FROM unnest(%s::text[], %s::text[]) AS given (sequence, name) "
             "WHERE to_regclass(name) IS NOT NULL AND to_regclass(sequence) IS NULL",
-            [[one.declaration.sequence for one in streams], [quoted(one.models[0]._meta.db_table) for one in streams]],
+            [[s.declaration.sequence for s in streams], [quoted(s.models[0]._meta.db_table) for s in streams]],
         )
         missing = {sequence for (sequence,) in cursor.fetchall()}
     for stream in streams:

@@ -64,13 +64,13 @@ def setting(default: Any = MISSING, *, factory: Any = MISSING, is_secret: bool =
 
 def declared(settings: Any) -> Iterator[tuple[str, Field[Any], Declared]]:
     """Yields the name of each Django setting of the dataclass, its field, and its declaration."""
-    for one in fields(settings):
-        yield f"REPLSITE_{one.name.upper()}", one, one.metadata.get("declared", _PLAIN)
+    for spec in fields(settings):
+        yield f"REPLSITE_{spec.name.upper()}", spec, spec.metadata.get("declared", _PLAIN)
 
 
 def from_django(kind: type[_Settings], settings: Any) -> _Settings:
     """Returns the values that Django's settings give, and the default of each setting that they do not have."""
-    return kind(**{one.name: getattr(settings, name) for name, one, _ in declared(kind) if hasattr(settings, name)})
+    return kind(**{f.name: getattr(settings, name) for name, f, _ in declared(kind) if hasattr(settings, name)})
 
 
 def from_texts(kind: type[_Settings], texts: Mapping[str, str], **defaults: Any) -> _Settings:
@@ -79,39 +79,39 @@ def from_texts(kind: type[_Settings], texts: Mapping[str, str], **defaults: Any)
     Raises ``BadSetting`` with the variable, its text, and what to write.
     """
     found = defaults
-    for name, one, how in declared(kind):
+    for name, spec, how in declared(kind):
         variable = how.variable or name
         if how.variable is not None and variable in texts:
-            found[one.name] = _parsed(variable, texts[variable], how, one)
+            found[spec.name] = _parsed(variable, texts[variable], how, spec)
         elif how.site is not None:
-            found.setdefault(one.name, how.site)
+            found.setdefault(spec.name, how.site)
     return kind(**found)
 
 
 def as_django(settings: Any) -> dict[str, Any]:
     """Returns the Django settings for these values, but for those that Django's settings alone give."""
-    return {name: getattr(settings, one.name) for name, one, how in declared(settings) if how.variable is not None}
+    return {name: getattr(settings, f.name) for name, f, how in declared(settings) if how.variable is not None}
 
 
 def secrets_of(settings: Any) -> list[str]:
     """Returns the values of the settings that were declared as secrets."""
-    return [str(value) for _, one, _ in declared(settings) if not one.repr and (value := getattr(settings, one.name))]
+    return [str(value) for _, f, _ in declared(settings) if not f.repr and (value := getattr(settings, f.name))]
 
 
 def out_of_bounds(settings: Any) -> Iterator[tuple[str, str]]:
     """Yields a sentence and a hint for each value that is not within its bounds. NaN and text are within none."""
-    for name, one, how in declared(settings):
-        value = getattr(settings, one.name)
+    for name, spec, how in declared(settings):
+        value = getattr(settings, spec.name)
         is_number = isinstance(value, int | float) and how.above < value and how.least <= value <= how.most
-        if how.allowed and not is_number and not (value is None and "None" in str(one.type)):
+        if how.allowed and not is_number and not (value is None and "None" in str(spec.type)):
             yield (
                 f"{name} is {value!r}; it must be {how.allowed}.",
-                f"Its default is {one.default}: docs/reference/settings.md.",
+                f"Its default is {spec.default}: docs/reference/settings.md.",
             )
 
 
-def _parsed(variable: str, text: str, how: Declared, one: Field[Any]) -> Any:
-    default = one.default_factory() if one.default_factory is not MISSING else one.default
+def _parsed(variable: str, text: str, how: Declared, spec: Field[Any]) -> Any:
+    default = spec.default_factory() if spec.default_factory is not MISSING else spec.default
     read, wanted = (how.read, how.wanted) if how.read else _READ[type(default)]
     try:
         return read(text)

@@ -42,8 +42,8 @@ class Stream(BoundStream):
     @property
     def database(self) -> str:
         """The alias of the stream's database: the router's choice for the model, else ``REPLSITE_DATABASE``."""
-        for one in router.routers if self.models else ():
-            choose = getattr(one, "db_for_write", None)
+        for candidate in router.routers if self.models else ():
+            choose = getattr(candidate, "db_for_write", None)
             if choose is not None and (alias := choose(self.models[0])):
                 return str(alias)
         return stream_settings().database

@@ -101,8 +101,8 @@ class handled:
                     f"inside of the with block."
                 )
             with connection.cursor() as cursor:
-                begin = stream.sequence_value(cursor)
-            self._left.append((handler, stream, begin))
+                start = stream.sequence_value(cursor)
+            self._left.append((handler, stream, start))
         return self._run
 
     def __exit__(
@@ -150,9 +150,9 @@ class handled:
 def _rows(handler: Handler, stream: Stream, after: int) -> tuple[list[FollowedRow], int]:
     connection = connections[stream.database]
     if not testcase.is_in_test(connection):
-        own = last_given_out(stream, connection)
-        if own > after:
-            stream.wait_for(own, WAIT_SECONDS)
+        known = last_given_out(stream, connection)
+        if known > after:
+            stream.wait_for(known, WAIT_SECONDS)
     with connection.cursor() as cursor:
         upto = max(complete_position(cursor, stream, stream.database), after)
         rows, reached = existing_rows(cursor, stream.declaration, None, after, upto, handler.chunk_rows)

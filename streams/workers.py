@@ -67,12 +67,12 @@ def last_seen(user_id: str) -> datetime | None:
 
     Returns None if the user was never seen, or so long ago that the record was deleted.
     """
-    return _sights(user_id).values_list("last_seen_at", flat=True).first()
+    return _addresses_of(user_id).values_list("last_seen_at", flat=True).first()
 
 
 def seen_addresses(user_id: str) -> list[LastSeen]:
     """Returns the user's devices and addresses, latest first, at most 1,000."""
-    return [LastSeen(row.ip, row.device_id, row.user_agent, row.last_seen_at) for row in _sights(user_id)[:1_000]]
+    return [LastSeen(row.ip, row.device_id, row.user_agent, row.last_seen_at) for row in _addresses_of(user_id)[:1_000]]
 
 
 def remote_server_up(server_name: str) -> None:
@@ -110,6 +110,6 @@ def _syncing() -> QuerySet[SyncingUser]:
     return SyncingUser.objects.using(given.database).filter(connection_key__in=keys).order_by()
 
 
-def _sights(user_id: str) -> QuerySet[UserAddress]:
+def _addresses_of(user_id: str) -> QuerySet[UserAddress]:
     found = UserAddress.objects.using(stream_settings().database).filter(user_id=user_id)
     return found.order_by("-last_seen_at")
