@@ -137,7 +137,7 @@ class NotifierFeed(Subscriber):
     def _query(self, question: Callable[[Any], T]) -> T:
         # on the connection that is kept open, or on a new one if that was lost
         with self._query_lock:
-            with suppress(*driver.connection_gone), self._query_connection.cursor() as cursor:
+            with suppress(*driver.connection_lost), self._query_connection.cursor() as cursor:
                 return question(cursor)
             with self._query_connection.cursor() as cursor:
                 return question(cursor)

@@ -137,7 +137,7 @@ def _away(request: HttpRequest, error: Any) -> HttpResponse:
     return response
 
 
-for _gone in driver.database_gone:  # actions use connections of the driver, without Django
+for _gone in driver.database_lost:  # actions use connections of the driver, without Django
     api.add_exception_handler(_gone, _away)
 _on(Http404, 404, "M_NOT_FOUND")
 _on(Conflict, 409, "M_UNKNOWN")

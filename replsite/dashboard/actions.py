@@ -82,7 +82,7 @@ def _view(action: Action) -> Callable[..., HttpResponse]:
             # A POST computes the plan again: the action is based on the present rows, not on those that the page showed.
             asked = _asked(request)
             plan = action.plan(asked)
-        except driver.connection_gone as error:
+        except driver.connection_lost as error:
             return away_response(request, error)
         back = f"{reverse('parked-facts')}?{urlencode({'name': asked.name})}" if action.is_of_parked else ""
         if request.method == "POST" and plan.carry_out is not None:

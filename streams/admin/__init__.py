@@ -265,8 +265,8 @@ class FactAdmin(ReadOnlyAdmin):
     def get_list_display(self, request: Any) -> tuple[str, ...]:
         """Returns the names of the columns: first ID, writer and time of the insert, then the table's other columns."""
         first = (self.model.id_field, "instance_name", "received_at")
-        own = [field.name for field in self.model._meta.concrete_fields if field.name not in (*first, "id")]
-        return (*first, *own)
+        others = [field.name for field in self.model._meta.concrete_fields if field.name not in (*first, "id")]
+        return (*first, *others)
 
     def get_ordering(self, request: Any) -> tuple[str, ...]:
         return (f"-{self.model.id_field}",)

@@ -131,7 +131,7 @@ class BrowserStream:
             await client.start(request.headers.get("Last-Event-ID") or request.GET.get("after") or None)
         except TokenError as error:
             raise Refused(400, str(error)) from None
-        except driver.database_gone:
+        except driver.database_lost:
             raise Refused(503, "The database cannot be read.") from None
         finally:
             if not client.has_started:
@@ -225,7 +225,7 @@ class BrowserClient:
                         self.end("time")
                     if self.is_ended:
                         return
-        except driver.database_gone:
+        except driver.database_lost:
             self.end("failed")
         except Exception:  # an error in ``render`` or ``only``. The browser reconnects, after longer and longer pauses
             log.exception("browsers.failed", stream=self._source.stream.name, after=self._token)

@@ -57,7 +57,7 @@ def about_missing_relation(text: str) -> str:
     if model := next((model for model in apps.get_models() if model._meta.db_table == name and name not in made), None):
         app = model._meta.app_label
         return f"No migration makes that table: run manage.py makemigrations {app}, then manage.py migrate."
-    if found_stream := next((one for one in lookup.all_streams() if one.declaration.sequence == name), None):
+    if found_stream := next((each for each in lookup.all_streams() if each.declaration.sequence == name), None):
         (model, *_) = found_stream.models
         options, kept = model._meta, state.models.get((model._meta.app_label, model._meta.model_name))
         known = [] if kept is None else [constraint.name for constraint in kept.options.get("constraints", ())]

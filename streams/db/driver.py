@@ -63,9 +63,9 @@ __all__ = [
     "WrongEncoding",
     "bound_times",
     "channel",
-    "connection_gone",
+    "connection_lost",
     "copy_in",
-    "database_gone",
+    "database_lost",
     "direct_connection",
     "dsn",
     "execute_prepared",
@@ -112,14 +112,14 @@ class WrongEncoding(_driver.OperationalError):
 
 #: Errors that the driver raises when a connection is lost. It raises some of them also for a statement that failed on a
 #: connection that works: ``still_works`` tells them apart.
-connection_gone = (_driver.OperationalError, _driver.InterfaceError)
+connection_lost = (_driver.OperationalError, _driver.InterfaceError)
 #: The errors of the driver when a connection is lost, and the errors that Django raises for them.
-database_gone = (DjangoOperationalError, DjangoInterfaceError, *connection_gone)
+database_lost = (DjangoOperationalError, DjangoInterfaceError, *connection_lost)
 #: Errors for a missing table, sequence or column. Trying again does not help.
 missing = (errors.UndefinedTable, errors.UndefinedColumn)
 #: The error when a transaction with a notification commits while the server's queue of notifications is full.
 notify_queue_full = errors.ProgramLimitExceeded
-#: The error when a lock is not free within ``lock_timeout``. It is also one of ``connection_gone``.
+#: The error when a lock is not free within ``lock_timeout``. It is also one of ``connection_lost``.
 lock_timed_out = errors.LockNotAvailable
 #: Values of ``transaction_status``: no transaction, and a transaction without an error.
 IDLE = 0
@@ -178,7 +178,7 @@ def explain(error: BaseException) -> str:
     if isinstance(cause, missing):
         (text, *_) = str(error).strip().splitlines()  # the other lines show the query
         return f"{text}. {advice.about_missing_relation(text)}"
-    if isinstance(cause, connection_gone):
+    if isinstance(cause, connection_lost):
         if cure := advice.about_missing_database(text):
             return f"{text.rstrip('.?')}. {cure}"
         if still_works(error):
@@ -238,7 +238,7 @@ def _options_of(parameters: Mapping[str, Any]) -> str:
     return str(parameters.get("options") or os.environ.get("PGOPTIONS", ""))
 
 
-def _must_begin_anew(connection: Any) -> bool:
+def _must_reconnect(connection: Any) -> bool:
     """Returns true if a connection of the driver can be used only if its session begins with what statements rely on.
 
     psycopg2 reads once, when it connects, whether a backslash is an escape in a literal. If that were changed in the
@@ -250,7 +250,7 @@ def _must_begin_anew(connection: Any) -> bool:
 
 def prepare_session(wrapper: BaseDatabaseWrapper) -> None:
     """Sets keepalives and what our statements rely on in the new session of Django's connection."""
-    if _must_begin_anew(wrapper.connection):
+    if _must_reconnect(wrapper.connection):
         options = wrapper.settings_dict["OPTIONS"]
         # A pooler refuses the others.
         options["options"] = f"{_options_of(options)} -c standard_conforming_strings=on".strip()
@@ -274,7 +274,7 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
         raise OperationalError(str(error)) from error
     parameters = {"connect_timeout": 10} | found | _KEEPALIVES | {"application_name": application_name[:63]}
     connection = _driver.connect(parameters)
-    if _must_begin_anew(connection):
+    if _must_reconnect(connection):
         connection.close()
         connection = _driver.connect(parameters | {"options": with_relied_on(_options_of(parameters))})
     try:
@@ -330,14 +330,14 @@ def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
     server with many clients has such descriptors, and the error would end its listener. For high descriptors ``poll``
     is used, which waits for whole milliseconds.
     """
-    by_descriptor = {one if isinstance(one, int) else one.fileno(): one for one in files}
+    by_descriptor = {file if isinstance(file, int) else file.fileno(): file for file in files}
     if max(by_descriptor) < _MOST_OF_SELECT:
         found = select.select(list(by_descriptor), [], [], None if seconds is None else max(seconds, 0.0))[0]
     else:
         waiting = select.poll()
         for descriptor in by_descriptor:
             waiting.register(descriptor, select.POLLIN | select.POLLPRI)
-        found = [one for one, _ in waiting.poll(None if seconds is None else math.ceil(max(seconds, 0.0) * 1_000))]
+        found = [d for d, _ in waiting.poll(None if seconds is None else math.ceil(max(seconds, 0.0) * 1_000))]
     return [by_descriptor[descriptor] for descriptor in found]
 
 
@@ -610,7 +610,6 @@ class KeptConnection:
             raise
 
     def close(self) -> None:
-        """Closes the connection, if there is one."""
         if self._connection is not None:
             with suppress(DatabaseError):  # it may be gone already
                 self._connection.close()
@@ -658,14 +657,13 @@ class ListeningConnection:
         size = 0
         # Each call reads at most libpq's buffer, some 10 kB.
         while size < PORTION_CHARACTERS and (notifies := receive(self._connection)):
-            found += [(one.pid, one.payload) for one in notifies]
-            size += sum(len(one.payload) for one in notifies)
+            found += [(n.pid, n.payload) for n in notifies]
+            size += sum(len(n.payload) for n in notifies)
             notifies.clear()
         self.is_behind = size >= PORTION_CHARACTERS
         return found
 
     def close(self) -> None:
-        """Closes the connection."""
         with suppress(DatabaseError):  # it may be gone already
             self._connection.close()
 

@@ -102,10 +102,10 @@ def notices(connection: Any) -> MutableSequence[Any]:
 
 def receive(connection: Any) -> list[Any]:
     """Reads the data that has arrived on a connection of ``connect``, without waiting. Returns the same list as ``received``."""
-    own = connection.pgconn
-    own.consume_input()
-    while (notification := own.notifies()) is not None:
-        own.notify_handler(notification)
+    pgconn = connection.pgconn
+    pgconn.consume_input()
+    while (notification := pgconn.notifies()) is not None:
+        pgconn.notify_handler(notification)
     return received(connection)
 
 

@@ -71,19 +71,19 @@ def _is_owned(cursor: Any, sequence: str) -> bool:
 
 
 @contextmanager
-def _named(sequence: str, what: str) -> Iterator[None]:
+def _named(sequence: str, purpose: str) -> Iterator[None]:
     """Raises errors of a statement that needs the lock with the name of the sequence, and with what to do."""
     try:
         yield
     except driver.DatabaseError as error:
         if driver.sqlstate(error) == _LOCK_NOT_AVAILABLE:
             raise SequenceBusy(
-                f"The sequence {sequence} is to {what}, but transactions that took IDs from it did not end within "
+                f"The sequence {sequence} is to {purpose}, but transactions that took IDs from it did not end within "
                 f"{LOCK_SECONDS} s. Stop the writers (manage.py streams names them), then run: manage.py check_streams --repair"
             ) from error
         if driver.sqlstate(error) == _NOT_ALLOWED:
             raise SequenceUnfit(
-                f"The sequence {sequence} is to {what}, but it belongs to another role. Run as its owner, as migrate is run: "
+                f"The sequence {sequence} is to {purpose}, but it belongs to another role. Run as its owner, as migrate is run: "
                 f"manage.py check_streams --repair"
             ) from error
         raise

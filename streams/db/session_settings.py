@@ -25,5 +25,5 @@ def with_relied_on(options: str) -> str:
 
     ``options`` has the options that the connection has otherwise. Not for connection poolers, which refuse most options.
     """
-    own = {**RELIED_ON, "TimeZone": "UTC"}
-    return " ".join(filter(None, [options, *(f"-c {name}={value}" for name, value in own.items())]))
+    settings = {**RELIED_ON, "TimeZone": "UTC"}
+    return " ".join(filter(None, [options, *(f"-c {name}={value}" for name, value in settings.items())]))

@@ -107,7 +107,7 @@ class ReaderLock:
         self._store_end(texts)
         self._store_row("failed" if texts else "stopped", next(iter(texts.values()), ""))
         self._shown_on.close()
-        with suppress(*driver.connection_gone):
+        with suppress(*driver.connection_lost):
             self._connection.close()
 
     def _store_end(self, errors: Mapping[str, str]) -> None:
@@ -117,7 +117,7 @@ class ReaderLock:
         try:
             with self._connection.cursor() as cursor:
                 end_lease(cursor, self._owner, errors)
-        except driver.connection_gone:
+        except driver.connection_lost:
             try:
                 fresh = driver.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
                 with closing(fresh), fresh.cursor() as cursor:
@@ -144,7 +144,7 @@ class ReaderLock:
             self.lost.set()
             self._when_lost()
             # The session may not have ended yet. Closing it releases the lock in any case.
-            with suppress(*driver.connection_gone):
+            with suppress(*driver.connection_lost):
                 self._connection.close()
 
     def _end_unhandled(self, cursor: Any, owner: Owner) -> None:

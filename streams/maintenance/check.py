@@ -98,9 +98,9 @@ def inspect_holds(cursor: Any, other: Any) -> list[Weakness]:
         )
         for (name,) in cursor.fetchall()
     ]
-    found = [one for one in weaknesses(cursor) if one.kind not in _OF_SEQUENCES]
+    found = [w for w in weaknesses(cursor) if w.kind not in _OF_SEQUENCES]
     return [
-        *(_with_statement(one) if one.table or one in unheld else one for one in unheld + found),
+        *(_with_statement(w) if w.table or w in unheld else w for w in unheld + found),
         *probe(cursor, other),
     ]
 
@@ -113,10 +113,10 @@ def _with_statement(found: Weakness) -> Weakness:
         for holds in model._meta.constraints
         if isinstance(holds, StreamHolds) and holds.stream == found.stream
     }
-    own = [statements[found.table]] if found.table in statements else list(statements.values())
-    if not own:
+    wanted = [statements[found.table]] if found.table in statements else list(statements.values())
+    if not wanted:
         return found
-    statement = "; ".join(own)
+    statement = "; ".join(wanted)
     before = "" if found.table else f"{found.fix}. If nothing is to migrate: "
     return replace(
         found, fix=f"{before}check_streams --repair as the owner of the tables, or: {statement}", statement=statement
@@ -141,9 +141,9 @@ def highest_in_tables(cursor: Any, declarations: Collection[StreamDeclaration]) 
         return {}
     cursor.execute(maxima_sql(declarations))
     highest: dict[str, int] = {}
-    for one, token in zip(declarations, cursor.fetchone(), strict=True):
-        highest[one.sequence] = max(token, highest.get(one.sequence, 0))
-    return {one.name: highest[one.sequence] for one in declarations}
+    for d, token in zip(declarations, cursor.fetchone(), strict=True):
+        highest[d.sequence] = max(token, highest.get(d.sequence, 0))
+    return {d.name: highest[d.sequence] for d in declarations}
 
 
 def _inspect(cursor: Any, streams: Sequence[BoundStream]) -> list[tuple[Finding, FoundSequence]]:
@@ -151,7 +151,7 @@ def _inspect(cursor: Any, streams: Sequence[BoundStream]) -> list[tuple[Finding,
     names = [stream.name for stream in streams]
     before = read_sequences(cursor, declarations)
     stored = stored_positions(cursor, names)
-    in_tables = highest_in_tables(cursor, [one for one in declarations if not before[one.name].missing_tables])
+    in_tables = highest_in_tables(cursor, [d for d in declarations if not before[d.name].missing_tables])
     # The sequences are read last. Otherwise: the check reads 5 from the sequence, a live writer takes 6 and stores
     # position 6, and the check reads this position. The stored position then seems to be above the sequence.
     found = read_sequences(cursor, declarations)
@@ -206,9 +206,9 @@ def repair_streams(cursor: Any) -> Iterator[tuple[Finding, str]]:
     """Repairs every stream whose finding is not ``ok``. Yields (finding, what was done) for each of these streams."""
     for finding in inspect_streams(cursor):
         if not finding.well:
-            what = "moved to" if finding.wanted_sequence > (finding.sequence or 0) else "mended, is at"
+            change = "moved to" if finding.wanted_sequence > (finding.sequence or 0) else "mended, is at"
             try:
-                done = f"sequence {what} {repair(cursor, registry.get(finding.stream))}"
+                done = f"sequence {change} {repair(cursor, registry.get(finding.stream))}"
             except StreamError as error:  # the other streams can be repaired all the same
                 done = f"not mended: {error}"
             yield finding, done

@@ -88,9 +88,9 @@ def inspect_tables(cursor: Any) -> list[TableFinding]:
     ]
     # A sequence that is still below a number that was read before is truly behind. Others gave out the number meanwhile, or were
     # set to their next value.
-    behind = {one.sequence_name for one in found if not one.well}
+    behind = {f.sequence_name for f in found if not f.well}
     again = last_values(cursor, behind) if behind else {}
-    return [replace(one, sequence=again.get(one.sequence_name, one.sequence)) for one in found]
+    return [replace(f, sequence=again.get(f.sequence_name, f.sequence)) for f in found]
 
 
 def repair_tables(cursor: Any) -> Iterator[tuple[TableFinding, str]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -134,13 +134,13 @@ class TrimPlan:
     @property
     def limit(self) -> int:
         """Returns the position up to which the plan allows to delete facts."""
-        return min([self.wanted, self.linear, *(one.position for one in self.obstacles if not one.ignored)])
+        return min([self.wanted, self.linear, *(r.position for r in self.obstacles if not r.ignored)])
 
     @property
     def slowest(self) -> HoldingReader | None:
         """Returns the reader that holds the trimming back most, or None if no reader holds the trimming back."""
-        counted = [one for one in self.obstacles if not one.ignored and one.position < min(self.wanted, self.linear)]
-        return min(counted, key=lambda one: one.position, default=None)
+        counted = [r for r in self.obstacles if not r.ignored and r.position < min(self.wanted, self.linear)]
+        return min(counted, key=lambda r: r.position, default=None)
 
 
 @dataclass(slots=True)
@@ -207,10 +207,8 @@ def _obstacles(cursor: Any, request: TrimRequest) -> tuple[int, tuple[HoldingRea
         *_reader_obstacles(cursor, stream, horizon, stored, linear),
     ]
     return linear, tuple(
-        HoldingReader(one.reader, one.position, "ignored as asked")
-        if one.reader.split(" ", 1)[-1] in request.ignored
-        else one
-        for one in obstacles
+        replace(r, ignored="ignored as asked") if r.reader.split(" ", 1)[-1] in request.ignored else r
+        for r in obstacles
     )
 
 
@@ -229,21 +227,21 @@ def _check_trimmable(stream: Stream) -> None:
 
 def _cursor_obstacles(cursor: Any, stream: Stream, horizon: timedelta) -> Iterator[HoldingReader]:
     cursor.execute(_CURSORS, {"stream": stream.name, "horizon": horizon})
-    for reader, base, is_gone in cursor.fetchall():
-        yield HoldingReader(f"reader {reader}", base, _gone(horizon) if is_gone else "")
+    for reader, base, is_silent in cursor.fetchall():
+        yield HoldingReader(f"reader {reader}", base, _silent(horizon) if is_silent else "")
 
 
 def _reader_obstacles(
     cursor: Any, stream: Stream, horizon: timedelta, stored: Mapping[str, Any], linear: int
 ) -> Iterator[HoldingReader]:
     cursor.execute(_READERS, {"stream": stream.name, "horizon": horizon})
-    for shown, vector, is_gone in cursor.fetchall():
+    for shown, vector, is_silent in cursor.fetchall():
         yield HoldingReader(
-            shown, reader_limit(orjson.loads(vector), stored, linear), _gone(horizon) if is_gone else ""
+            shown, reader_limit(orjson.loads(vector), stored, linear), _silent(horizon) if is_silent else ""
         )
 
 
-def _gone(horizon: timedelta) -> str:
+def _silent(horizon: timedelta) -> str:
     return f"not seen for {horizon}"
 
 
@@ -255,7 +253,7 @@ def reader_limit(vector: Mapping[str, int], stored: Mapping[str, Any], linear: i
     positions on the writers whose facts it has not all handled. A writer that is missing in ``vector`` entered the
     stream at or above the lowest position in ``vector``. So the function uses this lowest position for such a writer.
     """
-    low = lowest_unread(vector, {writer: one.position for writer, one in stored.items()})
+    low = lowest_unread(vector, {writer: at.position for writer, at in stored.items()})
     return linear if low is None else low
 
 
@@ -301,7 +299,7 @@ def trim(cursor: Any, request: TrimRequest, pause: Callable[[float], object] = t
             # to the next run. So the rule is not applied again for each batch. To apply the rule, all facts that it keeps
             # would be read.
             _, obstacles = _obstacles(cursor, request)
-            limit = min([first.limit, *(one.position for one in obstacles if not one.ignored)])
+            limit = min([first.limit, *(r.position for r in obstacles if not r.ignored)])
             reached, rows = batch.upto(cursor, done.position, limit) if limit > done.position else (done.position, 0)
             if reached <= done.position:
                 return

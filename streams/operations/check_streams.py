@@ -33,5 +33,5 @@ class CheckStreams(Operation):
             findings, tables = inspect_streams(cursor), inspect_tables(cursor)
             count.add(len(findings))
         wrong = {found.stream: f"{found.verdict}: {found.fix}" for found in findings if not found.well}
-        wrong |= {f"{one.table}.{one.column}": f"{one.verdict}: {one.fix}" for one in tables if not one.well}
+        wrong |= {f"{t.table}.{t.column}": f"{t.verdict}: {t.fix}" for t in tables if not t.well}
         return {"streams": len(findings), "wrong": wrong}

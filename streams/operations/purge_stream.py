@@ -79,12 +79,12 @@ class PurgeStream(CommandLine):
 def _trim(command: BaseCommand, cursor: Any, request: TrimRequest) -> _Outcome:
     """Trims the stream, or does the dry run. Says each second how far it is."""
     plan = plan_trim(cursor, request)
-    done, began, told = Trimmed(position=plan.mark), 0.0, 0.0
+    done, first, last = Trimmed(position=plan.mark), 0.0, 0.0
     for done in trim(cursor, request):
         now = time.monotonic()
-        began, told = began or now, told or now  # so that the wait before the first batch does not lower the rate
-        if now - told >= PROGRESS_SECONDS:
-            told, rate = now, done.rows / (now - began)
+        first, last = first or now, last or now  # so that the wait before the first batch does not lower the rate
+        if now - last >= PROGRESS_SECONDS:
+            last, rate = now, done.rows / (now - first)
             left = max(plan.limit - done.position, 0)
             each = done.rows / max(done.position - plan.mark, 1)
             command.stderr.write(
@@ -120,7 +120,7 @@ class _Outcome:
             "would_reach": self.done.position,
             "linear": self.left.linear,
             "held_by": None if slowest is None else {"reader": slowest.reader, "position": slowest.position},
-            "ignored": [one.reader for one in self.left.obstacles if one.ignored],
+            "ignored": [r.reader for r in self.left.obstacles if r.ignored],
         }
 
     def lines(self) -> Iterator[str]:
@@ -132,6 +132,6 @@ class _Outcome:
             yield (
                 f"held back by {slowest.reader}, which has read up to {slowest.position}; --ignore-reader lets it fall behind"
             )
-        for one in self.left.obstacles:
-            if one.ignored:
-                yield f"not counted: {one.reader} at {one.position} ({one.ignored})"
+        for reader in self.left.obstacles:
+            if reader.ignored:
+                yield f"not counted: {reader.reader} at {reader.position} ({reader.ignored})"

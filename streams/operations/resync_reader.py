@@ -52,13 +52,13 @@ class ResyncReader(CommandLine):
             tokens = self._tokens(reader, options["start"])
         except (TokenError, UnknownStream) as error:
             raise CommandError(f"--from: {error}", returncode=2) from error
-        for one in resync_reader(reader, tokens, asked_by()):
-            was = "no cursor" if one.was is None else _shown(one.was)
+        for new in resync_reader(reader, tokens, asked_by()):
+            was = "no cursor" if new.was is None else _shown(new.was)
             if options["json"]:
-                found = {"reader": reader, "stream": one.stream, "was": was, "now": _shown(one.now)}
+                found = {"reader": reader, "stream": new.stream, "was": was, "now": _shown(new.now)}
                 command.stdout.write(json.dumps(found))
             else:
-                command.stdout.write(f"{reader} on {one.stream}: {was} -> {_shown(one.now)}")
+                command.stdout.write(f"{reader} on {new.stream}: {was} -> {_shown(new.now)}")
 
     def _tokens(self, reader: str, texts: list[str]) -> dict[str, VectorToken]:
         using = stream_settings().database

@@ -145,7 +145,7 @@ class NotifyListener(Generic[T]):
                     self._away.ends()
                     self._deliver([])
                 self._wait_for_notifications(wake_up)
-            except (OSError, ValueError, *driver.connection_gone) as error:
+            except (OSError, ValueError, *driver.connection_lost) as error:
                 if connected:
                     self._away.begins(error)
                     self.lost()
@@ -189,7 +189,7 @@ class NotifyListener(Generic[T]):
         try:
             callback()
         except Exception as error:
-            if isinstance(error, driver.database_gone) and not driver.still_works(error):
+            if isinstance(error, driver.database_lost) and not driver.still_works(error):
                 log.warning("notifications.database_lost", listener=self._name, error=driver.explain(error))
             else:
                 log.exception("notifications.callback_failed", listener=self._name)

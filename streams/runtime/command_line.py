@@ -59,9 +59,9 @@ class SiteCommand(BaseCommand):
 
     def epilog(self) -> str:
         """Returns the end of the help: the examples, one per line, and the meaning of the exit status."""
-        told = self.help_examples()
-        widest = max((len(typed) for typed, _ in told if len(typed) <= _WIDEST_EXAMPLE), default=0)
-        lines = [line for typed, does in told for line in _example(typed, does, widest)]
+        examples = self.help_examples()
+        widest = max((len(typed) for typed, _ in examples if len(typed) <= _WIDEST_EXAMPLE), default=0)
+        lines = [line for typed, does in examples for line in _example(typed, does, widest)]
         return "\n".join(["examples:", *lines, "", EXIT_STATUS])
 
     def help_examples(self) -> Sequence[tuple[str, str]]:

@@ -23,8 +23,8 @@ def error_text(error: BaseException) -> str:
 
     For a ``StreamError`` with a message, the type is left out.
     """
-    said = storable(" ".join(str(error).split()))
-    text = said if isinstance(error, StreamError) and said else f"{type(error).__name__}: {said}".rstrip(": ")
+    message = storable(" ".join(str(error).split()))
+    text = message if isinstance(error, StreamError) and message else f"{type(error).__name__}: {message}".rstrip(": ")
     return without_secrets(text)[:LONGEST]
 
 

@@ -189,13 +189,13 @@ def log_uncaught() -> None:
         if not issubclass(kind, KeyboardInterrupt):
             log.critical("process.crashed", error=str(error), exc_info=(kind, error, trace))
 
-    def in_thread(told: threading.ExceptHookArgs) -> None:
-        if told.exc_type is not SystemExit and told.exc_value is not None:
-            who = told.thread.name if told.thread is not None else ""
-            trace = (told.exc_type, told.exc_value, told.exc_traceback)
-            log.error("thread.crashed", thread=who, error=str(told.exc_value), exc_info=trace)
+    def in_thread(hook: threading.ExceptHookArgs) -> None:
+        if hook.exc_type is not SystemExit and hook.exc_value is not None:
+            who = hook.thread.name if hook.thread is not None else ""
+            trace = (hook.exc_type, hook.exc_value, hook.exc_traceback)
+            log.error("thread.crashed", thread=who, error=str(hook.exc_value), exc_info=trace)
 
-    def unraisable(told: Any) -> None:
-        log.warning("error.not_raised", error=str(told.exc_value), where=repr(told.object))
+    def unraisable(hook: Any) -> None:
+        log.warning("error.not_raised", error=str(hook.exc_value), where=repr(hook.object))
 
     sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, in_thread, unraisable

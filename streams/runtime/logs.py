@@ -71,13 +71,13 @@ class LineBound:
 
     def __init__(self, lines: int, seconds: float) -> None:
         self._most, self._seconds = lines, seconds
-        self._begun = -math.inf
+        self._started = -math.inf
         self._lines = 0
 
     def has_room(self) -> bool:
         """Counts an entry. Returns true if the entry may be written, or false if the period already has ``lines`` entries."""
         now = time.monotonic()
-        if now >= self._begun + self._seconds:
-            self._begun, self._lines = now, 0
+        if now >= self._started + self._seconds:
+            self._started, self._lines = now, 0
         self._lines += 1
         return self._lines <= self._most

@@ -39,17 +39,17 @@ def masked(text: str, secrets: Iterable[str] = ()) -> str:
 
 def masked_command(arguments: Sequence[str]) -> str:
     """Returns the arguments as one line, with passwords replaced by ``BLOT``."""
-    said: list[str] = []
+    words: list[str] = []
     hides_next = False
     for argument in arguments:
         option = _OPTION.fullmatch(argument)
         if hides_next and not argument.startswith("-"):
-            said.append(BLOT)
+            words.append(BLOT)
             hides_next = False
         elif option and not _NAMES_A_PLACE.search(option[1]):
-            said.append(f"{option[1]}={BLOT}" if option[2] else option[1])
+            words.append(f"{option[1]}={BLOT}" if option[2] else option[1])
             hides_next = not option[2]
         else:
-            said.append(masked(_IN_ARGUMENT.sub(rf"\1{BLOT}", argument)))
+            words.append(masked(_IN_ARGUMENT.sub(rf"\1{BLOT}", argument)))
             hides_next = False
-    return " ".join(said)
+    return " ".join(words)

@@ -15,9 +15,9 @@ from datetime import datetime
 __all__ = ["silent_seconds", "silent_seconds_sql"]
 
 
-def silent_seconds(now: datetime, heard_at: datetime) -> float:
-    """Returns the seconds between the sign of life ``heard_at`` and ``now``, also if the sign lies in the future."""
-    return abs((now - heard_at).total_seconds())
+def silent_seconds(now: datetime, seen_at: datetime) -> float:
+    """Returns the seconds between the sign of life ``seen_at`` and ``now``, also if the sign lies in the future."""
+    return abs((now - seen_at).total_seconds())
 
 
 def silent_seconds_sql(column: str) -> str:

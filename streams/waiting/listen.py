@@ -138,7 +138,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         """Returns the next page, or None if the database is away."""
         try:
             read = self._read()
-        except driver.database_gone as error:
+        except driver.database_lost as error:
             if not self._has_read:
                 raise
             self._lost(error)
@@ -157,7 +157,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         try:
             self.start()
             return page_after(self._stream, self._after, PAGE_FACTS, self._using), testcase.is_in_test(connection)
-        except driver.database_gone:
+        except driver.database_lost:
             if not connection.in_atomic_block:
                 connection.close()
             raise
@@ -190,7 +190,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             if waiter is not None:
                 event.wait(seconds)
             self._after_wait(view, waiter)
-        except driver.database_gone as error:  # the watcher cannot start
+        except driver.database_lost as error:  # the watcher cannot start
             self._lost(error)
         finally:
             self.wake = None
@@ -215,7 +215,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
     async def _aread_or_none(self) -> _Read | None:
         try:
             read = await self._shared_read()
-        except driver.database_gone as error:
+        except driver.database_lost as error:
             if not self._has_read:
                 raise
             self._lost(error)
@@ -252,7 +252,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
                 waiter = view.wait(self._stream.name, self._next_position(), future)
             if (view is None or waiter is not None) and not self._closed:
                 await asyncio.wait([future], timeout=seconds)
-        except driver.database_gone as error:  # the watcher cannot start
+        except driver.database_lost as error:  # the watcher cannot start
             self._lost(error)
         finally:
             if view is not None:

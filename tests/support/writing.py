@@ -92,7 +92,7 @@ def looked(work: Callable[[Any], T]) -> T:
         if place != where:
             own.close()
             continue
-        with suppress(*driver.connection_gone):  # it was cut, or the server was started anew
+        with suppress(*driver.connection_lost):  # it was cut, or the server was started anew
             return _on(own, where, work)
     return _on(driver.direct_connection(application_name="test"), where, work)
 

@@ -64,11 +64,11 @@ class Command(SiteCommand):
         run = _Run(
             options["stream"], options["count"], options["batch"], options["rate"], is_patient=options["patient"]
         )
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             with as_command_errors(), written_by(options["instance"]):
                 run.in_threads(options["threads"])
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
         except KeyboardInterrupt:
             raise CommandError(f"Interrupted after {run.done} facts.", returncode=130) from None
         self.stdout.write(
@@ -92,7 +92,7 @@ class Command(SiteCommand):
 
 def _passes(error: Exception) -> bool:
     """Returns true for a temporary error: a lost database connection."""
-    return isinstance(error, driver.connection_gone) or isinstance(error.__cause__, driver.connection_gone)
+    return isinstance(error, driver.connection_lost) or isinstance(error.__cause__, driver.connection_lost)
 
 
 class _Run:
@@ -108,7 +108,7 @@ class _Run:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        self._begun = time.perf_counter()
+        self._started = time.perf_counter()
 
     def in_threads(self, number: int) -> None:
         """Appends the run's facts in ``number`` threads. Raises the first error of a thread, after all threads have ended."""
@@ -127,7 +127,7 @@ class _Run:
         if self._error is not None:
             raise self._error
 
-    def _take(self) -> int:
+    def _next_count(self) -> int:
         with self._lock:
             if self._error is not None:
                 return 0
@@ -138,7 +138,7 @@ class _Run:
     def _work(self, thread: int, end: threading.Event) -> None:
         try:
             generator = load_generator.generator(self.stream, thread)
-            while count := self._take():
+            while count := self._next_count():
                 self._keep_rate()
                 generator = self._append(generator, thread, count)
                 with self._lock:
@@ -158,7 +158,7 @@ class _Run:
         while True:
             try:
                 generator.append(count)
-            except (DatabaseError, *driver.connection_gone) as error:
+            except (DatabaseError, *driver.connection_lost) as error:
                 if not (self.is_patient and _passes(error)) or self._ended.is_set():
                     raise
                 # If COMMIT succeeded on the server and only its answer was lost, the retry appends the batch a second
@@ -179,6 +179,6 @@ class _Run:
 
     def _keep_rate(self) -> None:
         if self.rate > 0:
-            ahead = self.done / self.rate - (time.perf_counter() - self._begun)
+            ahead = self.done / self.rate - (time.perf_counter() - self._started)
             if ahead > 0:
                 self._ended.wait(ahead)

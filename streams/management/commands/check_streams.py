@@ -68,14 +68,14 @@ class Command(SiteCommand):
     def _check(self, cursor: Any, other: Any, options: dict[str, Any]) -> None:
         epoch = self._epoch(cursor, new=options["new_epoch"], keep=options["keep_epoch"])
         if options["repair"]:
-            for one, done in table_sequences.repair_tables(cursor):
-                self.stderr.write(f"{one.table}.{one.column}: {one.verdict}; {done}")
+            for table, done in table_sequences.repair_tables(cursor):
+                self.stderr.write(f"{table.table}.{table.column}: {table.verdict}; {done}")
             for finding, done in check.repair_streams(cursor):
                 self.stderr.write(f"{finding.stream}: {finding.verdict}; {done}")
             for weakness, done in check.repair_holds(cursor, other):
                 self.stderr.write(f"{weakness.stream}: {weakness.what}; {done}")
         findings = check.inspect_streams(cursor)
-        tables = [one for one in table_sequences.inspect_tables(cursor) if not one.well]
+        tables = [f for f in table_sequences.inspect_tables(cursor) if not f.well]
         weak = check.inspect_holds(cursor, other)
         losing = [found for found in weak if found.loses]
         (self._json if options["json"] else self._print)(findings, tables, weak, epoch)
@@ -83,15 +83,13 @@ class Command(SiteCommand):
         bad = [f"{len(wrong)} of {len(findings)} streams"] if wrong else []
         bad += [f"the numbers of {len(tables)} tables"] if tables else []
         if losing:
-            bad.append(f"the holds of {len({one.stream for one in losing})} streams")
+            bad.append(f"the holds of {len({w.stream for w in losing})} streams")
         if bad:
-            others = [f"{one.stream}: {one.fix.rstrip('.')}" for one in wrong if not one.is_mendable]
-            others += [f"{one.stream or 'all streams'}: {one.fix.rstrip('.')}" for one in losing]
-            hopeless = {
-                one.stream for one in wrong if not one.is_mendable
-            }  # no trigger is installed without its sequence
+            others = [f"{w.stream}: {w.fix.rstrip('.')}" for w in wrong if not w.is_mendable]
+            others += [f"{w.stream or 'all streams'}: {w.fix.rstrip('.')}" for w in losing]
+            hopeless = {w.stream for w in wrong if not w.is_mendable}  # no trigger is installed without its sequence
             can_mend = tables or len(hopeless) < len(wrong)
-            can_mend = can_mend or any(one.statement and one.stream not in hopeless for one in losing)
+            can_mend = can_mend or any(w.statement and w.stream not in hopeless for w in losing)
             mends = ["--repair mends them"] if can_mend else []
             raise CommandError(f"{' and '.join(bad)} are not in order; {'; '.join([*mends, *others])}.", returncode=1)
 
@@ -105,8 +103,8 @@ class Command(SiteCommand):
     ) -> None:
         for finding in findings:
             self.stdout.write(json.dumps(asdict(finding) | {"epoch": epoch}))
-        for one in tables:
-            self.stdout.write(json.dumps(asdict(one) | {"verdict": one.verdict, "fix": one.fix, "epoch": epoch}))
+        for t in tables:
+            self.stdout.write(json.dumps(asdict(t) | {"verdict": t.verdict, "fix": t.fix, "epoch": epoch}))
         for weakness in weak:
             found = {
                 "held": weakness.stream, "verdict": weakness.what, "fix": weakness.fix, "loses_facts": weakness.loses,
@@ -117,18 +115,15 @@ class Command(SiteCommand):
         self, findings: list[check.Finding], tables: list[TableFinding], weak: list[Weakness], epoch: str
     ) -> None:
         columns = ("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
-        shown = [[getattr(one, column.replace(" ", "_")) for column in columns] for one in findings]
+        shown = [[getattr(f, column.replace(" ", "_")) for column in columns] for f in findings]
         self.print_table(columns, (["" if cell is None else cell for cell in row] for row in shown))
         if tables:
-            rows = (
-                [f"{one.table}.{one.column}", one.sequence, one.highest_in_tables, one.verdict, one.fix]
-                for one in tables
-            )
+            rows = ([f"{t.table}.{t.column}", t.sequence, t.highest_in_tables, t.verdict, t.fix] for t in tables)
             self.print_table(("column", "sequence", "highest in table", "verdict", "fix"), rows)
         if weak:
             self.print_table(
                 ("held stream", "verdict", "loses facts", "fix"),
-                ([one.stream or "all", one.what, "yes" if one.loses else "no", one.fix] for one in weak),
+                ([w.stream or "all", w.what, "yes" if w.loses else "no", w.fix] for w in weak),
             )
         self.stdout.write(f"epoch {epoch}")
 

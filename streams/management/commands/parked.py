@@ -91,8 +91,8 @@ class Command(SiteCommand):
             self.stdout.write(f"{count} facts are parked")
 
     def _retry(self, which: tuple[str | None, str | None, int | None], options: dict[str, Any]) -> None:
-        taken, failed = retry_parked(cast("str", which[0]), *which[1:])
-        self.stdout.write(json.dumps({"taken": taken, "failed": failed}) if options["json"] else f"{taken} taken")
+        handled, failed = retry_parked(cast("str", which[0]), *which[1:])
+        self.stdout.write(json.dumps({"taken": handled, "failed": failed}) if options["json"] else f"{handled} taken")
         if failed:
             raise CommandError(f"{failed} facts failed again; see manage.py parked list --trace.", returncode=1)
 

@@ -102,7 +102,7 @@ class BackgroundWriter(Generic[B]):
             return True
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._write, self._unwritten)
-        except driver.connection_gone as error:
+        except driver.connection_lost as error:
             self._away.begins(error)
             return False
         except Exception:  # a batch that can never be written must not block all later ones

@@ -609,7 +609,7 @@ def test_while_an_action_cannot_connect_the_answer_is_503(caller, monkeypatch):
     append(1)
 
     def away(*_args, **_options):
-        raise driver.connection_gone[0]("too many clients already")
+        raise driver.connection_lost[0]("too many clients already")
 
     mine = caller("end_holder")
     monkeypatch.setattr("replsite.operations.driver.direct_connection", away)

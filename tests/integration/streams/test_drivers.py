@@ -194,9 +194,9 @@ def test_an_error_has_its_code_and_a_lost_connection_has_none_of_a_statement():
         with pytest.raises(driver.missing) as refused:
             cursor.execute("SELECT 1 FROM no_such_table")
         assert driver.sqlstate(refused.value) == "42P01"
-        with pytest.raises(driver.connection_gone):
+        with pytest.raises(driver.connection_lost):
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        with pytest.raises(driver.connection_gone):
+        with pytest.raises(driver.connection_lost):
             cursor.execute("SELECT 1")
         assert direct.closed
     assert driver.sqlstate(ValueError("of ours")) is None
@@ -230,7 +230,7 @@ def test_the_end_of_a_listening_connection_is_noticed():
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [hears.info.backend_pid])
     assert driver.ready_to_read([hears], 10) == [hears]
-    with pytest.raises(driver.connection_gone):
+    with pytest.raises(driver.connection_lost):
         wait_until(lambda: driver.receive(hears) is None)  # the message first, then the end
     hears.close()
 
