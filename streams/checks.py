@@ -70,7 +70,6 @@ def check_migration_modules(app_configs: Sequence[AppConfig] | None, **kwargs: A
 
 
 def _has_migrations_elsewhere(app: AppConfig) -> bool:
-    """Returns true for an app of this checkout whose migrations are in the folder ``migrations``."""
     at = _CHECKOUT.joinpath(*app.name.split("."))
     return Path(app.path) == at and (_CHECKOUT / "migrations" / app.label).is_dir() and not (at / "migrations").is_dir()
 

@@ -94,7 +94,6 @@ def as_django(settings: Any) -> dict[str, Any]:
 
 
 def secrets_of(settings: Any) -> list[str]:
-    """Returns the values of the settings that were declared as secrets."""
     return [str(value) for _, f, _ in declared(settings) if not f.repr and (value := getattr(settings, f.name))]
 
 

@@ -229,7 +229,7 @@ class ReadOnlyAdmin(_Base):
         return super().get_search_results(request, queryset, search_term)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Returns the row with control characters escaped, or null if there is no such row."""
+        """Returns the row with control characters escaped, or None if there is no such row."""
         found = None
         with suppress(
             DataError
@@ -239,7 +239,7 @@ class ReadOnlyAdmin(_Base):
         return found if found is None else _make_visible(found, self.magnitudes)
 
     def _with_nulls(self, request: HttpRequest, object_id: str) -> Any:
-        """Returns a row that Django takes for missing, because a value of it cannot be read. Returns null if there is none."""
+        """Returns a row that Django takes for missing, because a value of it cannot be read. Returns None if there is none."""
         try:
             return next(iter(instances(self.get_queryset(request).filter(pk=object_id))), None)
         except (ValueError, ValidationError, DataError):  # the ID of no row

@@ -62,7 +62,6 @@ class SharedCache(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
-        """Returns the value of a key, or None if the cache has no value for the key."""
         with self._lock:
             found = self._values.get(key)
             if found is not None:

@@ -64,7 +64,7 @@ def decode_json(text: str) -> Any:
 
 
 def decode_stored_json(text: str) -> Any:
-    """Decodes the JSON of a stored row. Returns null for a text that is not JSON, as a writer in SQL may have stored it.
+    """Decodes the JSON of a stored row. Returns None for a text that is not JSON, as a writer in SQL may have stored it.
 
     Never raises, so that one row does not keep readers from all others.
     """
@@ -75,7 +75,7 @@ def decode_stored_json(text: str) -> Any:
 
 
 def decode_stored_object(text: str) -> dict[str, Any]:
-    """Decodes the JSON object of a stored row. A member whose value cannot be decoded is null (``decode_stored_json``).
+    """Decodes the JSON object of a stored row. A member whose value cannot be decoded is None (``decode_stored_json``).
 
     A number of PostgreSQL's ``jsonb`` may have 131,072 digits, and a value 6,000 levels. The text must be an object.
     """

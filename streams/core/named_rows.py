@@ -166,7 +166,7 @@ def from_json(column: Column, value: Any) -> Any:
     """Converts a column's value in a JSON row to a Python value.
 
     The result is the value that Django's field would load from the database. Times are in UTC. A value that Python has
-    not, such as the year 10000, which only SQL can store, is null: one such fact must not keep readers from all others.
+    not, such as the year 10000, which only SQL can store, is None: one such fact must not keep readers from all others.
     """
     try:
         return _converted(column, value, _VALUES)

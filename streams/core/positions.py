@@ -58,7 +58,6 @@ def positions_to_show(stored: Mapping[str, Stored], linear: int) -> dict[str, in
 
 
 def active_and_retired(stored: Mapping[str, Stored]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the positions of the active writers, and the positions of the retired writers."""
     retired = {writer: at.position for writer, at in stored.items() if at.state == RETIRED}
     return {writer: at.position for writer, at in stored.items() if writer not in retired}, retired
 

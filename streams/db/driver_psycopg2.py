@@ -57,7 +57,6 @@ def connect(parameters: dict[str, Any]) -> Any:
 
 
 def connection_string(parameters: dict[str, Any]) -> str:
-    """Returns the parameters as a libpq connection string."""
     return str(psycopg2.extensions.make_dsn(**parameters))
 
 
@@ -92,8 +91,6 @@ def go_to_last_result(cursor: Any) -> None:
 
 
 def bound_times(cursor: Any) -> None:
-    """Makes the cursor load times with time zone by ``bounded``."""
-
     def load(text: str | None, of: Any) -> Any:
         make: Any = psycopg2.extensions.PYDATETIMETZ
         return None if text is None else bounded(text, lambda: make(text, of))

@@ -81,7 +81,6 @@ def connect(parameters: dict[str, Any]) -> Any:
 
 
 def connection_string(parameters: dict[str, Any]) -> str:
-    """Returns the parameters as a libpq connection string."""
     return make_conninfo(**parameters)
 
 
@@ -122,7 +121,6 @@ def go_to_last_result(cursor: Any) -> None:
 
 
 def bound_times(cursor: Any) -> None:
-    """Makes the cursor load times with time zone by ``bounded``."""
     loader: Any = cursor.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, Format.TEXT)
 
     class Bounded(loader):  # what Django has set for this cursor, with its time zone

@@ -1,7 +1,7 @@
 """Reads instances of models also where a row has a value that Python has not, and that only SQL can store.
 
 Examples are years before Christ, the year 10000, infinity, and a whole number of 5,000 digits in JSON. Such a value is
-null in the instance, as in a row (``streams.core.named_rows.from_json``), so that one row keeps readers from no other.
+None in the instance, as in a row (``streams.core.named_rows.from_json``), so that one row keeps readers from no other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNREADABLE = (ValueError, OverflowError, RecursionError, DataError)
 
 
 def instances(query: QuerySet[Any]) -> list[Any]:
-    """Returns the instances of a query. Values that cannot be read are null.
+    """Returns the instances of a query. Values that cannot be read are None.
 
     If the parser of deep JSON values needs more stack than the caller has left, the query runs again in a new thread.
     """
@@ -44,7 +44,7 @@ def instances(query: QuerySet[Any]) -> list[Any]:
 
 
 def _instance(model: type[Model], using: str, key: Any) -> Any:
-    """Returns one row, or null if it is gone. No manager of the model is asked, as these may leave rows out."""
+    """Returns one row, or None if it is gone. No manager of the model is asked, as these may leave rows out."""
     query: QuerySet[Any] = QuerySet(model, using=using).filter(pk=key)
     attributes = [field.attname for field in model._meta.concrete_fields]
     unreadable = [attribute for attribute in attributes if not _can_be_read(query, attribute)]

@@ -112,7 +112,6 @@ class Handler:
             raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
 
     def call(self, chunk: Chunk) -> None:
-        """Calls the handler's function with the chunk, or with each model instance of the chunk if ``each`` is true."""
         if not self.each:
             self.function(chunk)
             return

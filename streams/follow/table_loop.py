@@ -211,7 +211,6 @@ class HandlerLoop:
 
 @contextmanager
 def _as_connection_lost() -> Iterator[None]:
-    """Raises ``ConnectionLost`` for an error whose cause is one of the database."""
     try:
         yield
     except Exception as error:

@@ -48,7 +48,7 @@ class Type(Enum):
     """Milliseconds since 1970, entered as date and time in UTC."""
     DAY = auto()
     WHETHER = auto()
-    """True, false, or null. If it is null, the job decides."""
+    """True, false, or None. If it is None, the job decides."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +92,12 @@ class Argument:
     instead_of: str = ""
     """For a flag such as ``--all``: the name of the argument that must be given if the flag is not, and only then."""
     omitted: bool = False
-    """True if a null value is left out of the job's arguments."""
+    """True if a value of None is left out of the job's arguments."""
     stored: bool = True
     """False if only the command takes the argument, and the job's row does not store it."""
     typed: str | None = ""
     """The form on the command line: ``ROOM`` is positional, ``--room ROOM`` an option. If it is empty, the option has the
-    argument's name. If it is null, the command does not take the argument."""
+    argument's name. If it is None, the command does not take the argument."""
     one_of: OneOf | None = None
 
     def value(self, given: Mapping[str, Any]) -> Any:

@@ -52,13 +52,13 @@ def is_dry(job: Job) -> bool:
 
 
 def confirmed_by(dry: Job) -> int | None:
-    """Returns the ID of the job that carries out the dry run ``dry``, or null if no job does this."""
+    """Returns the ID of the job that carries out the dry run ``dry``, or None if no job does this."""
     jobs = Job.objects.using(stream_settings().database)
     return jobs.filter(confirmed_from=dry.pk).values_list("pk", flat=True).first()
 
 
 def why_not(dry: Job) -> str | None:
-    """Returns the reason why a dry run cannot be carried out. Returns null if it can be carried out."""
+    """Returns the reason why a dry run cannot be carried out. Returns None if it can be carried out."""
     if not isinstance(dry.arguments, dict):
         return f"The arguments of job {dry.pk} are no JSON object, so no kind of job can use them. Queue another one."
     if not is_dry(dry) or dry.kind not in operations():

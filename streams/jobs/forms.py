@@ -27,7 +27,6 @@ class JobForm(forms.Form):
     job_fields: Sequence[Argument] = ()
 
     def job_arguments(self) -> dict[str, Any]:
-        """Returns the entered values as the arguments of a job: name -> value."""
         entered = [(arg, self.cleaned_data[arg.name]) for arg in self.job_fields]
         found = [(arg, _VALUES[arg.type](value) if arg.type in _VALUES else value) for arg, value in entered]
         return {arg.name: value for arg, value in found if not _is_empty(arg, value)}

@@ -106,6 +106,5 @@ def _remove(cursor: Any, job: int) -> bool:
 
 
 def _relations() -> Iterator[tuple[str, str]]:
-    """Yields (table, column) for each foreign key to the table of jobs."""
     for relation in Job._meta.related_objects:
         yield relation.field.model._meta.db_table, str(relation.field.column)

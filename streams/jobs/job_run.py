@@ -44,7 +44,7 @@ class Count:
 class ProcessLink:
     """The connection between a run of a job and the process that runs it.
 
-    ``lock`` holds the advisory lock of the job, or is null. ``stopping`` returns true if the process is to stop.
+    ``lock`` holds the advisory lock of the job, or is None. ``stopping`` returns true if the process is to stop.
     """
 
     lock: JobLock | None = None
@@ -80,7 +80,7 @@ class JobRun:
     def stage(self, name: str, total: int | None, unit: str) -> Iterator[Count]:
         """Reports on a stage of the work, with rate and remaining time. Yields a counter, to which the block adds what is done.
 
-        ``total`` is null if the total amount of work is not known.
+        ``total`` is None if the total amount of work is not known.
         """
         count = Count(self)
         with self._named(name, unit), self._progress.stage(name, total, unit, count):

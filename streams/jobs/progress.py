@@ -30,7 +30,7 @@ class Progress:
     """A reporter of stages. It writes lines to ``stream``, and figures through ``store``.
 
     ``store`` is called with the stage's name, the amount done, the total and the rate per second. Total and rate may be
-    null.
+    None.
     """
 
     def __init__(self, stream: TextIO, store: Store) -> None:
@@ -46,7 +46,7 @@ class Progress:
     def stage(self, name: str, total: int | None, unit: str, done: Callable[[], int]) -> Iterator[None]:
         """Reports on a stage while the block runs. Reports once more at the end of the block, except after an error.
 
-        ``done`` is called from another thread. ``total`` is null if the total is not known.
+        ``done`` is called from another thread. ``total`` is None if the total is not known.
         """
         started = time.monotonic()
         ended = threading.Event()

@@ -132,7 +132,7 @@ def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str
 def claim_resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job | None:
     """Takes over the newest failed or killed job that has exactly this kind and these arguments. Takes the job's lock.
 
-    Returns the job, or null if there is no such job. If a user asked the earlier run of the job to stop, removes this
+    Returns the job, or None if there is no such job. If a user asked the earlier run of the job to stop, removes this
     request from the job's row.
     """
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))

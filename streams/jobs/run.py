@@ -254,7 +254,7 @@ def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> No
 def claim_queued_job(lock: JobLock, job: int, using: str) -> Job | None:
     """Takes the lock of a queued job and marks the job as running in this process.
 
-    Returns null if another process holds the lock, or if the job does not wait in the queue any more.
+    Returns None if another process holds the lock, or if the job does not wait in the queue any more.
     """
     if not lock.take(job):
         return None

@@ -60,7 +60,7 @@ class JobView:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds that the job took, or has taken so far. Null if the job has not begun."""
+        """The seconds that the job took, or has taken so far. None if the job has not begun."""
         if self.job.started_at is None:
             return None
         return ((self.job.finished_at or self.as_of) - self.job.started_at).total_seconds()

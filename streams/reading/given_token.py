@@ -54,6 +54,5 @@ def base_of(text: str) -> int:
 
 
 def text_of(cursor: Any, stream: str, token: VectorToken, word: str) -> str:
-    """Returns the text of a token, with its epoch ``word``."""
     numbers = {name: number for number, name in writer_names(cursor, stream).items()} if token.entries else {}
     return epochs.stamp(token.text(numbers), word)

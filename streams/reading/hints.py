@@ -67,17 +67,14 @@ _guard = threading.Lock()
 
 
 def hinted_word(payload: str) -> str | None:
-    """Returns the word of a hint, or None if the payload is none."""
     return payload[len(_HINT) :] if payload.startswith(_HINT) else None
 
 
 def answered_word(payload: str) -> str | None:
-    """Returns the word of an answer, or None if the payload is none."""
     return payload[len(_ANSWER) :] if payload.startswith(_ANSWER) else None
 
 
 def answer_to(word: str) -> str:
-    """Returns the payload of an answer."""
     return _ANSWER + word
 
 

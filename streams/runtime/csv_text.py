@@ -19,7 +19,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff2
 
 
 def csv_text(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns a table as CSV (RFC 4180). Times are in ISO 8601, control characters are escaped, null is empty.
+    """Returns a table as CSV (RFC 4180). Times are in ISO 8601, control characters are escaped, None is empty.
 
     A text that a spreadsheet would take for a formula begins with an apostrophe.
     """

@@ -77,7 +77,7 @@ class Cleaner:
 
 
 def _is_number(value: Any) -> bool:
-    """Returns true for null, and for numbers that JSON can represent, which excludes infinity and NaN."""
+    """Returns true for None, and for numbers that JSON can represent, which excludes infinity and NaN."""
     return value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 

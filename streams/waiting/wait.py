@@ -131,11 +131,9 @@ class _Seen:
         return max(self.positions.get(writer, 0), self.linear)
 
     def at(self, writer: str | None) -> int:
-        """Returns the position of this writer, or the linear position if ``writer`` is None."""
         return self.linear if writer is None else self.position_of(writer)
 
     def token(self) -> VectorToken:
-        """Returns the position as a token: the linear position, and an entry for each writer that is ahead of it."""
         return VectorToken.of(self.linear, self.positions)
 
 

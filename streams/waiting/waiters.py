@@ -48,7 +48,6 @@ class Waiters(Generic[W, Key]):
 
     @property
     def keys(self) -> list[Key]:
-        """The keys for which there are waiters."""
         return list(self._heaps)
 
     def add(self, waiter: W) -> bool:

@@ -63,7 +63,6 @@ def lock_shared(prefix: str, rows: int, keys: Sequence[str]) -> list[driver.Stat
 
 
 def key_prefix(stream: BoundStream) -> str:
-    """Returns the prefix of the rows for the keys of a stream."""
     return f"key:{stream.name}"
 
 

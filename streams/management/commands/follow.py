@@ -195,7 +195,7 @@ def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
     """Returns the server's name. ``given`` is the value of ``--server-name``, and ``redis`` the address of Redis.
 
     Without ``--server-name``, returns the name of the Redis channel, because a homeserver's channel has the
-    homeserver's name. Raises `CommandError` if the channel has another name than ``--server-name``. Returns null if
+    homeserver's name. Raises `CommandError` if the channel has another name than ``--server-name``. Returns None if
     there is neither a channel nor ``--server-name``.
     """
     if redis and redis.channel and given not in (None, redis.channel):

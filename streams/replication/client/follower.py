@@ -52,7 +52,7 @@ IGNORED_LINES, IGNORED_SECONDS = 10, 60.0
 class FollowerOptions:
     """The options of a follower: the server, the follower's name, the start tokens, and the delivery order.
 
-    If ``server_name`` is null, any server is accepted. If ``streams`` is null, all streams are followed. ``start`` has
+    If ``server_name`` is None, any server is accepted. If ``streams`` is None, all streams are followed. ``start`` has
     a token per stream; other streams start at their present positions. ``own_instance`` is the name under which this
     process writes: facts of this writer are ignored. If ``connector`` is given, the follower connects with it instead
     of plain TCP to ``address``. ``speaker`` reports this process's state to the server. If ``connector`` and
@@ -409,7 +409,7 @@ class Follower:
     ) -> AsyncGenerator[tuple[Sequence[FollowedRow], int], None]:
         """Fetches the facts of the range ``wanted`` in batches. Yields (rows, position up to which facts were fetched).
 
-        If ``writer`` is null, fetches the facts of all writers. While the caller handles a batch, the next batch is
+        If ``writer`` is None, fetches the facts of all writers. While the caller handles a batch, the next batch is
         fetched.
         """
         after, upto, limit = wanted.after, wanted.upto, ROWS_PER_FETCH

@@ -53,7 +53,7 @@ class CatchUp(Protocol):
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
         """Returns the linear position and the writers' positions as ``{stream: Writers}``, from one snapshot.
 
-        If ``streams`` is null, the result has all streams. It is empty if this source does not know the positions.
+        If ``streams`` is None, the result has all streams. It is empty if this source does not know the positions.
         """
 
     async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
@@ -62,7 +62,7 @@ class CatchUp(Protocol):
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
-        """Returns (rows, reached): rows with after < token <= upto of ``writer``, or of all writers if ``writer`` is null.
+        """Returns (rows, reached): rows with after < token <= upto of ``writer``, or of all writers if ``writer`` is None.
 
         ``reached`` is the position up to which the rows are complete. Rows are ascending and facts are whole. About
         ``limit`` rows are returned. Raises ``ResyncNeeded`` if facts in the range were trimmed, and `CatchUpError` if

@@ -26,7 +26,7 @@ _token = attrgetter("token")
 
 @dataclass(frozen=True, slots=True)
 class FactRange:
-    """The facts to read: facts with after < token <= upto, of ``writers``, or of all writers if ``writers`` is null."""
+    """The facts to read: facts with after < token <= upto, of ``writers``, or of all writers if ``writers`` is None."""
 
     after: int
     upto: int

@@ -26,7 +26,7 @@ RETRY_SECONDS = 1.0
 class BackgroundWriter(Generic[B]):
     """A background task that calls ``collect`` on the event loop, and passes the collected batch to ``write`` in a thread.
 
-    Writes nothing if ``collect`` returns null. Two writes are at least ``gap_seconds`` apart. ``collect`` is called
+    Writes nothing if ``collect`` returns None. Two writes are at least ``gap_seconds`` apart. ``collect`` is called
     after `wake`, and at least every ``idle_seconds``. ``close`` is called in the thread at the end.
     """
 

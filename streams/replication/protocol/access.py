@@ -37,7 +37,6 @@ def networks_of(texts: Sequence[str], setting: str = "REPLSITE_PLAIN_NETWORKS") 
 
 
 def is_among(host: str, networks: Sequence[Network]) -> bool:
-    """Returns true if ``host`` is an IP address in one of the networks."""
     address = _address(host)
     return address is not None and any(address in network for network in networks)
 
@@ -86,7 +85,7 @@ class Access:
 
 
 def _address(host: str) -> _IPAddress | None:
-    """Returns the IP address in ``host``, or null if ``host`` is no IP address.
+    """Returns the IP address in ``host``, or None if ``host`` is no IP address.
 
     An IPv4 address in the mapped form of IPv6 (``::ffff:192.0.2.1``) is returned as an IPv4 address.
     """

@@ -90,7 +90,7 @@ class Server(Command, frozen=True):
 
 
 class RData(Command, frozen=True):
-    """One row of a fact. A null ``token``, written ``batch``, means that more rows of the same fact follow.
+    """One row of a fact. A ``token`` of None, written ``batch``, means that more rows of the same fact follow.
 
     Only the last row of a fact has the token.
     """
@@ -155,7 +155,7 @@ class Replicate(Command, frozen=True):
 class UserSync(Command, frozen=True):
     """A report that a user started or stopped syncing on a worker process.
 
-    ``instance_id`` is a random ID of the process, and not its instance name. ``device_id`` is null if no device is
+    ``instance_id`` is a random ID of the process, and not its instance name. ``device_id`` is None if no device is
     named. The line of version 1.43 has no field for a device. Later versions write the word ``None`` for no device.
     """
 

@@ -161,7 +161,7 @@ class _StreamCursors:
 class Cursors:
     """The cursors of one follower over all its connections.
 
-    ``streams`` are the streams to follow; null means all. ``own_instance`` is the name under which this process writes:
+    ``streams`` are the streams to follow; None means all. ``own_instance`` is the name under which this process writes:
     commands about this writer are ignored. ``can_reset(stream)`` returns true if the stream may start again at a lower
     token. It must return false for our streams with durable tables.
     """
@@ -226,7 +226,7 @@ class Cursors:
     def apply(self, command: Position | RData) -> Event | None:
         """Applies a command, and returns the event that follows from it.
 
-        Returns null if the command is ignored, or if it is not the last row of its fact. When a `Fact`, `Moved` or
+        Returns None if the command is ignored, or if it is not the last row of its fact. When a `Fact`, `Moved` or
         `Reset` is returned, the writer's cursor has moved already. After a `MissingRange`, the caller moves the cursor
         by `reached`. Raises `TooManyWriters`.
         """

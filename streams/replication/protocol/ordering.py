@@ -96,7 +96,7 @@ class LinearView:
         self._waiting_rows = sum(len(waiting.rows) for waiting in kept)
 
     def due(self, linear: int) -> Range | None:
-        """Returns the range to read and deliver before any buffered rows, or null if no range has to be read.
+        """Returns the range to read and deliver before any buffered rows, or None if no range has to be read.
 
         While the caller reads the range, it reports its progress by `read`.
         """
@@ -108,7 +108,7 @@ class LinearView:
         self.handed_out = max(self.handed_out, reached)
 
     def pop(self, linear: int) -> list[FollowedRow]:
-        """Returns the buffered rows up to the position ``linear``, ascending. May be called only while `due` returns null."""
+        """Returns the buffered rows up to the position ``linear``, ascending. May be called only while `due` returns None."""
         rows: list[FollowedRow] = []
         while self._waiting and self._waiting[0].token <= linear:
             fact = heapq.heappop(self._waiting)

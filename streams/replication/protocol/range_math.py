@@ -20,7 +20,7 @@ __all__ = ["ReadRange", "due_rows", "next_range", "target_of"]
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """A range to read: rows with after < token <= upto of ``writers``, or of all writers if ``writers`` is null.
+    """A range to read: rows with after < token <= upto of ``writers``, or of all writers if ``writers`` is None.
 
     The range may also have rows that are not due. `due_rows` leaves these rows out.
     """
@@ -36,7 +36,7 @@ def target_of(view: View, linear: int, positions: Mapping[str, int]) -> VectorTo
 
 
 def next_range(cursor: VectorToken, target: VectorToken) -> ReadRange | None:
-    """Returns the next range to read, or null if the target covers nothing new.
+    """Returns the next range to read, or None if the target covers nothing new.
 
     If the target's base is above the cursor's base, the range has the facts of all writers, and ends at the target's
     base. Otherwise a slow writer holds the base back, and the rows of other writers above the base may have been read

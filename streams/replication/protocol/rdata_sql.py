@@ -12,7 +12,7 @@ Its text is right only if each fact has one row. `plain_lines` makes a result of
 in this result are equal, each fact has one row. For a few facts, the statement of `few_rows_sql` costs even less. It
 returns rows, and `few_lines` makes a result of these rows.
 
-`encode_lines` turns a result into bytes. It returns null if Python has to read the rows instead: a line may be too long,
+`encode_lines` turns a result into bytes. It returns None if Python has to read the rows instead: a line may be too long,
 or a fact has more rows than the limit.
 """
 
@@ -51,7 +51,7 @@ def can_write_lines(declaration: StreamDeclaration, writer: str) -> bool:
 
 @cache
 def lines_sql(declaration: StreamDeclaration) -> str | None:
-    """Returns the statement that formats lines, or null if only Python can build the rows of the stream.
+    """Returns the statement that formats lines, or None if only Python can build the rows of the stream.
 
     The statement's parameters are ``after``, ``upto``, ``writer``, ``limit`` and ``prefix``. ``prefix`` is the text
     ``RDATA stream writer ``.
@@ -84,7 +84,7 @@ FROM lines
 
 @cache
 def plain_lines_sql(declaration: StreamDeclaration) -> str | None:
-    """Returns the statement that formats lines of facts with one row each, or null for a stream of several tables.
+    """Returns the statement that formats lines of facts with one row each, or None for a stream of several tables.
 
     `plain_lines` turns the row that the statement returns into a result in the form of `lines_sql`. The statement has
     the parameters of `lines_sql`, but ``between`` in place of ``prefix``. ``between`` is a line feed and the prefix.
@@ -119,7 +119,7 @@ def plain_lines(found: Sequence[Any], between: str, upto: int, limit: int) -> tu
 
 @cache
 def few_rows_sql(declaration: StreamDeclaration) -> str | None:
-    """Returns the statement that reads the rows of a stream of one table as (token, JSON), or null for other streams.
+    """Returns the statement that reads the rows of a stream of one table as (token, JSON), or None for other streams.
 
     The statement has the parameters of `lines_sql`, without ``prefix``.
     """
@@ -171,7 +171,7 @@ def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row:
 
 
 def encode_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lines, int] | None:
-    """Returns (lines, position that they reach) from a result of this module, or null if Python has to read the rows.
+    """Returns (lines, position that they reach) from a result of this module, or None if Python has to read the rows.
 
     The module's docstring describes the result. ``limit_bytes`` is the length of the longest allowed line.
     """

@@ -125,7 +125,7 @@ class ReportBuffer:
         return list(self._connections)
 
     def connection_of(self, worker: str) -> str | None:
-        """Returns the key of the connection over which the worker process reports its syncing users, or null if it has none."""
+        """Returns the key of the connection over which the worker process reports its syncing users, or None if it has none."""
         found = self._workers.get(_name(worker) or "")
         return found[0] if found is not None else None
 
@@ -260,7 +260,7 @@ class ReportBuffer:
 
 
 def _name(text: str) -> str | None:
-    """Replaces the characters of a name that PostgreSQL cannot store. Returns null if the name is too long for an index."""
+    """Replaces the characters of a name that PostgreSQL cannot store. Returns None if the name is too long for an index."""
     clean = storable(text)
     return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
 

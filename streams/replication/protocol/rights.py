@@ -40,7 +40,7 @@ class Rights:
         return not (self.names or self.streams or self.reports)
 
     def refusal(self, command: Command) -> str | None:
-        """Returns the reason why the client may not send this command, or null if the client may send it."""
+        """Returns the reason why the client may not send this command, or None if the client may send it."""
         if isinstance(command, Name):
             name = command.name
             is_own = name == self.certificate and _CERTIFICATE in self.names
@@ -61,7 +61,7 @@ class Rights:
         }
 
     def of_streams(self, streams: Collection[str]) -> frozenset[str] | None:
-        """Returns those of ``streams`` that the client may follow, or null if it may follow all streams that exist."""
+        """Returns those of ``streams`` that the client may follow, or None if it may follow all streams that exist."""
         if "*" in self.streams:
             return None
         return frozenset(stream for stream in streams if _is_among(stream, self.streams))

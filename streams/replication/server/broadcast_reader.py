@@ -147,7 +147,7 @@ class BroadcastReader:
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the positions of all writers of the streams in ``only``, or of all streams if ``only`` is null.
+        """Returns the positions of all writers of the streams in ``only``, or of all streams if ``only`` is None.
 
         Before returning, drops the cached values that the positions invalidate. Otherwise a client might receive a
         position, send a request to this process, and get a cached value that is older than the position.
@@ -159,7 +159,7 @@ class BroadcastReader:
         return found
 
     def round(self, only: Collection[str] | None = None) -> Round:
-        """Makes the reading part of a round over the streams in ``only``, or over all streams if ``only`` is null.
+        """Makes the reading part of a round over the streams in ``only``, or over all streams if ``only`` is None.
 
         The caller must send the lines, and then call the announcer's ``record_sent`` for each entry of ``Round.done``. Raises
         `DatabaseRestored` and the driver's errors.

@@ -628,7 +628,6 @@ class Broadcaster:
 
 
 def _sent_to(client: ReplicationClient, positions: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Returns those of ``positions`` whose streams the client follows."""
     if not client.has_replicated:
         return {}
     return {

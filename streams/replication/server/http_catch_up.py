@@ -220,7 +220,7 @@ _paces: dict[str, BatchSizer] = {}
 
 @dataclass(frozen=True, slots=True)
 class RangeQuery:
-    """A query for the facts of ``stream`` with after < token <= upto, of the writer ``instance`` or of all if it is null.
+    """A query for the facts of ``stream`` with after < token <= upto, of the writer ``instance`` or of all if it is None.
 
     If ``with_instances`` is true, each update ends with its writer's name, after the row. Only our own followers ask
     for these names.

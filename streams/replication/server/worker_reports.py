@@ -121,7 +121,7 @@ class WorkerReports:
             self._wake()
 
     def refusal(self, client: ReplicationClient, command: Command) -> str | None:
-        """Returns the reason why a client may not report users of a worker process, or null if the client may do so.
+        """Returns the reason why a client may not report users of a worker process, or None if the client may do so.
 
         Certificates do not contain the random ID of a worker process. So the first certificate that reports users of a
         worker process owns the reports of this process. While a connection with this certificate reports users of the
@@ -140,7 +140,6 @@ class WorkerReports:
         )
 
     def drop(self, command: Command) -> None:
-        """Counts ``command``, a report, as dropped."""
         self._buffer.dropped[command.WORD] += 1
 
     def remove(self, client: ReplicationClient) -> None:

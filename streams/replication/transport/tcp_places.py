@@ -47,7 +47,7 @@ class TcpPlaces:
         return iter(list(self._address_of))
 
     def enter(self, guest: PlacedConnection, host: str) -> Refusal | None:
-        """Takes a place for a new, unknown connection and returns null. If there is no place, returns the reason."""
+        """Takes a place for a new, unknown connection and returns None. If there is no place, returns the reason."""
         address = address_key(host)
         if 0 < self._share <= self._number_of[address] and not self._gives_way(self._unknown.get(address)):
             return Refusal.ADDRESS_LIMIT

@@ -515,5 +515,5 @@ def _tls_extension(transport: asyncio.Transport) -> Message:
 
 
 def _address(name: Any) -> list[Any] | None:
-    """Returns a socket's address in ASGI's form ``[host, port]``, or null for a Unix socket, which has no host and port."""
+    """Returns a socket's address in ASGI's form ``[host, port]``, or None for a Unix socket, which has no host and port."""
     return [name[0], name[1]] if isinstance(name, tuple) else None

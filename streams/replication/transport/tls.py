@@ -71,7 +71,7 @@ class TlsFiles:
 
     @classmethod
     def of_server(cls, given: StreamSettings, options: dict[str, str | None] | None = None) -> TlsFiles | None:
-        """Returns the files of the replication port, or null if the port does not use TLS. Options take precedence over settings.
+        """Returns the files of the replication port, or None if the port does not use TLS. Options take precedence over settings.
 
         The port uses TLS if client authorities are given as an option or setting, or if a certificate or key is given
         as an option. A certificate or key in the settings alone does not turn TLS on.
