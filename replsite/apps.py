@@ -38,7 +38,7 @@ class ReplsiteConfig(AppConfig):
         ):  # of the extra `site`, which a service that needs only the commands does not install
             from replsite.metrics import process  # noqa: PLC0415
 
-            process.begin()
+            process.start_counting()
         if apps.is_installed("django.contrib.admin"):
             from replsite.history import logins  # noqa: PLC0415
 

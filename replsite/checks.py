@@ -47,8 +47,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
     Every other package checks its own settings.
     """
-    told = [(text, "See docs/reference/settings.md for its default.") for text in _wrong()]
-    return [Error(text, hint=hint, id="replsite.E002") for text, hint in [*told, *out_of_bounds(site_settings())]]
+    wrong = [(text, "See docs/reference/settings.md for its default.") for text in _wrong()]
+    return [Error(text, hint=hint, id="replsite.E002") for text, hint in [*wrong, *out_of_bounds(site_settings())]]
 
 
 def _wrong() -> Iterator[str]:

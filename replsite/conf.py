@@ -11,5 +11,4 @@ __all__ = ["site_settings"]
 
 
 def site_settings() -> SiteSettings:
-    """Returns the settings of the site, read from Django's settings."""
     return from_django(SiteSettings, settings)

@@ -19,5 +19,4 @@ def disk_free() -> tuple[Path, int]:
 
 
 def disk_reserve() -> int:
-    """Returns the number of bytes of the disk that should stay free: ``REPLSITE_DISK_RESERVE_BYTES``."""
     return site_settings().disk_reserve_bytes

@@ -148,9 +148,9 @@ def _named_migrations() -> set[tuple[str, str]]:
     for app in apps.get_app_configs():
         module, _ = MigrationLoader.migrations_module(app.label)
         spec = None if module is None else find_spec(module)
-        for one in iter_modules((spec and spec.submodule_search_locations) or ()):  # None stands for all modules
-            if not one.ispkg and one.name[0] not in "_~":  # as Django's loader does
-                found.add((app.label, one.name))
+        for file in iter_modules((spec and spec.submodule_search_locations) or ()):  # None stands for all modules
+            if not file.ispkg and file.name[0] not in "_~":  # as Django's loader does
+                found.add((app.label, file.name))
     return found
 
 
@@ -174,10 +174,9 @@ def _broadcaster() -> list[Part]:
     if idle_seconds is None:
         return []
     if idle_seconds > BROADCASTER_SILENT_SECONDS:
-        what = (
-            "It has ended" if math.isinf(idle_seconds) else f"It has not looked for facts for {duration(idle_seconds)}"
-        )
-        sentence = f"{what}, so clients of this process get none. Read its log, and start it again."
+        idle = f"It has not looked for facts for {duration(idle_seconds)}"
+        state = "It has ended" if math.isinf(idle_seconds) else idle
+        sentence = f"{state}, so clients of this process get none. Read its log, and start it again."
         return [Part("broadcaster", False, sentence, "gone")]
     return [Part("broadcaster", True, "It looks for facts.")]
 

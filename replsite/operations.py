@@ -97,7 +97,7 @@ def _disconnect(asked: Asked) -> Plan:
 
 def _forget(asked: Asked) -> Plan:
     name, by = asked.name, asked.by
-    cursors = [one for one in cursors_of(name) if asked.stream in (None, one.stream)]
+    cursors = [cursor for cursor in cursors_of(name) if asked.stream in (None, cursor.stream)]
     keys = [reader_row_key(name), f"{QUERY}{name}"]
     row = Reader.objects.using(stream_settings().database).filter(key__in=keys).first()
     if not cursors and (row is None or asked.stream is not None):
@@ -105,8 +105,8 @@ def _forget(asked: Asked) -> Plan:
     who = safe_text(name)
 
     def carry_out() -> str:
-        gone = forget_reader(name, asked.stream, by)
-        return f"{who} is forgotten, with its cursors: " + (_cursors(gone) or "none here") + "."
+        forgotten = forget_reader(name, asked.stream, by)
+        return f"{who} is forgotten, with its cursors: " + (_cursors(forgotten) or "none here") + "."
 
     sentences = [
         f"Its cursors: {_cursors(cursors) or 'none in this database'}.",
@@ -132,7 +132,7 @@ def _resync(asked: Asked) -> Plan:
 
     def carry_out() -> str:
         done = resync_reader(name, by=asked.by)
-        moved = ", ".join(f"{one.stream} {'' if one.was is None else one.was.base} -> {one.now.base}" for one in done)
+        moved = ", ".join(f"{new.stream} {'' if new.was is None else new.was.base} -> {new.now.base}" for new in done)
         return f"{who} goes on at the present positions: {moved}."
 
     unread = next((reader.lag_facts for reader in SHARED.get(0).readers if reader.key == key), 0)
@@ -153,8 +153,8 @@ def _retry(asked: Asked) -> Plan:
 
     def carry_out() -> str:
         streams = ask_retry(asked.name, asked.stream, asked.token, by=asked.by)
-        what = "all dead letters" if asked.token is None else f"the dead letter {asked.token}"
-        return f"{who} was asked to retry {what} of {', '.join(streams)}."
+        letters = "all dead letters" if asked.token is None else f"the dead letter {asked.token}"
+        return f"{who} was asked to retry {letters} of {', '.join(streams)}."
 
     sentences = [
         *_described(facts, asked),
@@ -174,11 +174,8 @@ def _when_retried(reader: str) -> str:
 
 def _runs(reader: str) -> bool:
     """Returns true if a process that runs the reader gave a sign of life lately."""
-    gone_after = timedelta(seconds=limits().gone_after_seconds)
-    seen = (
-        Now() - gone_after,
-        Now() + gone_after,
-    )  # after the clock was set back, a sign of life may lie in the future
+    lost_after = timedelta(seconds=limits().lost_after_seconds)
+    seen = Now() - lost_after, Now() + lost_after  # if the clock was set back, a sign of life may lie in the future
     cursors = StoredCursor.objects.using(effects_database_of(reader)).filter(reader=reader, ended_at=None)
     return cursors.filter(seen_at__range=seen).exists()
 
@@ -194,12 +191,12 @@ def retries(cursors: Sequence[StoredCursor]) -> tuple[list[str], bool]:
     when = _when_retried(asked[0].reader)
     sentences = []
     for cursor in asked:
-        what = "all dead letters" if cursor.retry_tokens is None else counted(len(cursor.retry_tokens), "dead letter")
-        came = when if cursor.retry_began_at is None else "They are being retried."
+        some = "all dead letters" if cursor.retry_tokens is None else counted(len(cursor.retry_tokens), "dead letter")
+        state = when if cursor.retry_began_at is None else "They are being retried."
         if cursor.retry_result:
-            came = f"Result: {safe_text(cursor.retry_result, 200)}."
+            state = f"Result: {safe_text(cursor.retry_result, 200)}."
         at = f"{cursor.retry_asked_at:%Y-%m-%d %H:%M:%S} UTC"
-        sentences.append(f"{cursor.stream}: {safe_text(cursor.retry_asked_by)} asked at {at} to retry {what}. {came}")
+        sentences.append(f"{cursor.stream}: {safe_text(cursor.retry_asked_by)} asked at {at} to retry {some}. {state}")
     return sentences, any(not cursor.retry_result for cursor in asked)
 
 
@@ -228,10 +225,7 @@ def _dead_letters(asked: Asked) -> tuple[QuerySet[ParkedFact], list[ParkedFact]]
 
 def _described(facts: QuerySet[ParkedFact], asked: Asked) -> list[str]:
     if asked.token is not None:
-        return [
-            f"{one.stream} {one.token}, {counted(one.attempts, 'attempt')}: {safe_text(one.error, 500)}"
-            for one in facts
-        ]
+        return [f"{f.stream} {f.token}, {counted(f.attempts, 'attempt')}: {safe_text(f.error, 500)}" for f in facts]
     by_error = facts.order_by().values_list("stream", "error").annotate(number=Count("*")).order_by("-number")[:5]
     return [f"{counted(number, 'fact')} of {stream}: {safe_text(error, 500)}" for stream, error, number in by_error]
 
@@ -262,11 +256,11 @@ def _end_holders(asked: Asked) -> Plan:
 
     sentences = [
         *(
-            f"Open: {safe_text(str(one), 300)}, holds it back at {one.bound}; its last statement: "
-            f"{safe_text(one.statement or '', 200)}"
-            for one in found
+            f"Open: {safe_text(str(h), 300)}, holds it back at {h.bound}; its last statement: "
+            f"{safe_text(h.statement or '', 200)}"
+            for h in found
         ),
-        *(f"It waits for a lock of {safe_text(str(one), 300)}." for one in waits_for),
+        *(f"It waits for a lock of {safe_text(str(h), 300)}." for h in waits_for),
         "What they have written is rolled back. Their programs see an error and go on.",
     ]
     return Plan(title, "End them", sentences, carry_out, about)
@@ -286,7 +280,7 @@ def _end_blockers(asked: Asked) -> Plan:
         return f"{counted(len(ended), 'session')} ended; what they had written is rolled back."
 
     sentences = [
-        *(f"It holds the lock: {safe_text(str(one), 300)}." for one in found),
+        *(f"It holds the lock: {safe_text(str(h), 300)}." for h in found),
         "It is not the session that appends, and may belong to another program: its transaction is rolled back, and the program "
         "sees an error. The append goes on.",
         "PostgreSQL allows it if the site's role is that of the session, or a member of pg_signal_backend.",

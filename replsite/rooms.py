@@ -13,5 +13,5 @@ _OURS = Path(__file__).resolve().parent.parent
 
 def has(app: str) -> bool:
     """Returns true if our app of that name is installed. Another app of the same name, made by the project, does not count."""
-    own = _OURS.joinpath(*app.split("."))
-    return any(config.name == app and Path(config.path).resolve() == own for config in apps.get_app_configs())
+    folder = _OURS.joinpath(*app.split("."))
+    return any(config.name == app and Path(config.path).resolve() == folder for config in apps.get_app_configs())

@@ -55,5 +55,5 @@ served_to_machines: list[URLPattern | URLResolver] = [
 if rooms.has("replsite.api"):
     served_to_machines.append(path("api/", include("replsite.api.urls")))
 
-process.begin()  # the metrics page is one way to read what this process counts
+process.start_counting()  # the metrics page is one way to read what this process counts
 urlpatterns = [path("", RedirectView.as_view(pattern_name="live")), *pages, *served_to_machines]

@@ -18,16 +18,16 @@ PAGE = PROJECT / "docs" / "reference" / "metrics.md"
 
 def tables() -> dict[str, str]:
     """Returns the text of each table by the name of its mark."""
-    from replsite.metrics.table import OWN, PROCESS, SYNAPSE  # noqa: PLC0415 - after the environment is set
+    from replsite.metrics.table import CLUSTER, PROCESS, SYNAPSE  # noqa: PLC0415 - after the environment is set
 
-    exported = {one.name: one.exported for one in (*OWN, *PROCESS)}
+    exported = {one.name: one.exported for one in (*CLUSTER, *PROCESS)}
     theirs = [(one.exported, one.labels, one.type, exported[one.stands_for], one.help) for one in SYNAPSE]
-    for one in (*OWN, *PROCESS):
+    for one in (*CLUSTER, *PROCESS):
         for alias, name, labels in one.names_of_synapse():
             only = "".join(f"; only {key} {value}" for key, value in alias.where.items())
             theirs.append((name, labels, one.type, one.exported, f"the same figures{only}"))
     return {
-        "cluster": _own(OWN),
+        "cluster": _own(CLUSTER),
         "process": _own(PROCESS),
         "synapse": "\n".join(
             ["| name of Synapse | type | stands for | what |", "|---|---|---|---|"]

@@ -29,16 +29,16 @@ __all__ = [
 log = get_logger(__name__)
 AWAY = "The database cannot be read."
 RETRY_SECONDS = 5
-_GONE = (OperationalError, InterfaceError)
+_LOST = (OperationalError, InterfaceError)
 
 
-class _Said:
+class _Logged:
     """The state that was logged last: database away or back."""
 
     is_away = False
 
     @classmethod
-    def note(cls, error: BaseException | None) -> None:
+    def record(cls, error: BaseException | None) -> None:
         """Logs the state if it changed. ``error`` None means that the database is back."""
         if error is not None and not cls.is_away:
             log.warning("site.database_away", error=one_line(error))
@@ -55,8 +55,8 @@ class DatabaseDownMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         response = self._get_response(request)
-        if _Said.is_away and any(one.connection is not None for one in connections.all(initialized_only=True)):
-            _Said.note(None)
+        if _Logged.is_away and any(c.connection is not None for c in connections.all(initialized_only=True)):
+            _Logged.record(None)
         return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
@@ -65,7 +65,7 @@ class DatabaseDownMiddleware:
 
 
 def _is_unusable(error: BaseException | None) -> bool:
-    return isinstance(error, _GONE) or _is_missing(error)
+    return isinstance(error, _LOST) or _is_missing(error)
 
 
 def _is_missing(error: BaseException | None) -> bool:
@@ -88,7 +88,7 @@ def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
     if is_missing:
         log.error("site.table_missing", error=sentence)
     else:
-        _Said.note(error)
+        _Logged.record(error)
     if "text/html" in request.headers.get("Accept", ""):
         again = request.method in ("GET", "HEAD")
         context = {"sentence": sentence, "is_missing": is_missing, "retry": RETRY_SECONDS if again else None}

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 #: Programs of this machine may be proxies; they reach the site's other ports as well.
 _THIS_MACHINE = ("127.0.0.0/8", "::1/128")
 #: Limit on the addresses that are logged, since any client can claim to be a proxy.
-_MOST_TOLD = 10
+_MOST_LOGGED = 10
 #: Limit on the addresses that are read. A header has room for a thousand, and reading those takes longer than the page.
 _MOST_PROXIES = 20
 
@@ -43,29 +43,29 @@ class Forwarded:
         self._application = application
         named = stream_settings().proxy_networks
         self._networks = networks_of([*_THIS_MACHINE, *named], "REPLSITE_PROXY_NETWORKS")
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
-        peer = (scope.get("client") or ["127.0.0.1"])[0]  # a client of a socket file has no address
-        if is_among(peer, self._networks):
-            scope = scope | self._forwarded(scope, peer)
+        sender = (scope.get("client") or ["127.0.0.1"])[0]  # a client of a socket file has no address
+        if is_among(sender, self._networks):
+            scope = scope | self._forwarded(scope, sender)
         elif _claims_https(scope):
-            self._warn(peer)
+            self._warn(sender)
         return await self._application(scope, receive, send)
 
-    def _warn(self, peer: str) -> None:
-        if peer in self._told or len(self._told) >= _MOST_TOLD:
+    def _warn(self, sender: str) -> None:
+        if sender in self._logged or len(self._logged) >= _MOST_LOGGED:
             return
-        self._told.add(peer)
+        self._logged.add(sender)
         do = "if this is your proxy, add its address to REPLSITE_PROXY_NETWORKS"
         if settings.SECURE_SSL_REDIRECT:
             do += "; until then browsers are sent in a circle, as pages are for HTTPS alone"
-        log.warning("proxy.not_named", address=peer, do=do)
+        log.warning("proxy.not_named", address=sender, do=do)
 
-    def _forwarded(self, scope: dict[str, Any], peer: str) -> dict[str, Any]:
-        said = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
-        client = client_of(peer, said.get(b"x-forwarded-for", ""), self._networks)
-        more: dict[str, Any] = {} if client == peer else {"client": [client, 0]}
+    def _forwarded(self, scope: dict[str, Any], sender: str) -> dict[str, Any]:
+        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        client = client_of(sender, headers.get(b"x-forwarded-for", ""), self._networks)
+        more: dict[str, Any] = {} if client == sender else {"client": [client, 0]}
         if _claims_https(scope):
             more["scheme"] = "https"
         return more
@@ -73,11 +73,11 @@ class Forwarded:
 
 def _claims_https(scope: dict[str, Any]) -> bool:
     """Returns true if the request claims that it reached a proxy over HTTPS."""
-    said = [value for name, value in scope.get("headers", ()) if name == b"x-forwarded-proto"]
-    return bool(said) and said[-1].strip().lower() == b"https"
+    claims = [value for name, value in scope.get("headers", ()) if name == b"x-forwarded-proto"]
+    return bool(claims) and claims[-1].strip().lower() == b"https"
 
 
-def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
+def client_of(sender: str, forwarded_for: str, networks: Sequence[Network]) -> str:
     """Returns the last address in ``X-Forwarded-For`` that is not a proxy's.
 
     The search goes from right to left, and ends at the first text that is no address. If the search finds only addresses
@@ -86,11 +86,11 @@ def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str
     # From right to left: each proxy appends the address from which it received the request.
     for text in reversed([part.strip() for part in forwarded_for.rsplit(",", _MOST_PROXIES)]):
         if not _is_address(text):
-            return peer
-        peer = text
+            return sender
+        sender = text
         if not is_among(text, networks):
             break
-    return peer
+    return sender
 
 
 def _is_address(text: str) -> bool:

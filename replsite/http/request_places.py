@@ -29,7 +29,7 @@ from django.urls import NoReverseMatch, reverse
 from replsite.conf import site_settings
 from streams.runtime.logs import get_logger
 
-__all__ = ["CAME", "LANES", "Busy", "Lane", "RequestPlaces", "request_threads_end", "when_idle"]
+__all__ = ["CAME", "POOLS", "Busy", "Pool", "RequestPlaces", "request_threads_end", "when_idle"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
@@ -53,7 +53,7 @@ class _Place:
         self.idle: asyncio.TimerHandle | None = None
 
 
-class Lane:
+class Pool:
     """The places for one kind of request."""
 
     def __init__(self, name: str, places: int, most_waiting: int, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -102,25 +102,25 @@ class RequestPlaces:
     def __init__(self, application: Application, pages: int | None = None) -> None:
         self._application = application
         self._static = f"/{settings.STATIC_URL.lstrip('/')}"
-        self._pages = Lane("pages", pages or site_settings().request_limit, 200)
+        self._pages = Pool("pages", pages or site_settings().request_limit, 200)
         # Viewers ask each second. While the database is slow, they must not hold the places of other pages.
-        self._live = Lane("live page", 4, 1_000)
-        self._metrics = Lane("metrics", 4, 1_000)
-        self._health = Lane("health", 2, 1_000)
-        self._catch_up = Lane("catch-up", 8, 200)
-        self._plain = Lane("files", 8, 1_000)
+        self._live = Pool("live page", 4, 1_000)
+        self._metrics = Pool("metrics", 4, 1_000)
+        self._health = Pool("health", 2, 1_000)
+        self._catch_up = Pool("catch-up", 8, 200)
+        self._plain = Pool("files", 8, 1_000)
         # A waiting call keeps its place, but no database connection (``replsite.api.access.in_turn``).
-        self._waits = Lane("waiting syncs", 100, 200)
+        self._waits = Pool("waiting syncs", 100, 200)
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
-        self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
-        LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
-        LANES.append(self._live)
+        self._logins = Pool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
+        POOLS[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
+        POOLS.append(self._live)
         self._log_at = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
+        pool, came = self._pool_for(scope["path"], scope.get("method", "GET")), time.monotonic()
         try:
-            place = await lane.enter()
+            place = await pool.enter()
         except Busy as busy:
             if came >= self._log_at:
                 self._log_at = came + WAIT_SECONDS
@@ -133,7 +133,7 @@ class RequestPlaces:
             nonlocal ended
             if not ended:
                 ended = True
-                when_idle(place, lambda: lane.leave(place))
+                when_idle(place, lambda: pool.leave(place))
 
         async def send_on(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start" and _is_endless(message):
@@ -146,7 +146,7 @@ class RequestPlaces:
         finally:
             end()
 
-    def _lane(self, path: str, method: str) -> Lane:
+    def _pool_for(self, path: str, method: str) -> Pool:
         if method == "POST" and path.endswith("/login/"):
             return self._logins
         if path == "/health/live" or path.startswith(self._static):
@@ -188,18 +188,18 @@ def when_idle(place: _Place, call: Callable[[], None]) -> None:
     # an empty task is queued behind the work, and the place is free when this task is done.
     loop = asyncio.get_running_loop()
 
-    def tell(_: object) -> None:
+    def free(_: object) -> None:
         with suppress(RuntimeError):  # the server ended while the thread worked, and its event loop is closed
             loop.call_soon_threadsafe(call)
 
-    place.executor.submit(int).add_done_callback(tell)
+    place.executor.submit(int).add_done_callback(free)
 
 
 async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
     body, kind = b"Too many requests at once. Try again in a few seconds.\n", b"text/plain; charset=utf-8"
     if scope["path"].startswith("/_synapse/") or "/api/v1/" in scope["path"]:
-        said = {"errcode": "M_LIMIT_EXCEEDED", "error": body.decode().strip()}
-        body, kind = json.dumps(said, separators=(",", ":")).encode(), b"application/json"
+        error = {"errcode": "M_LIMIT_EXCEEDED", "error": body.decode().strip()}
+        body, kind = json.dumps(error, separators=(",", ":")).encode(), b"application/json"
     headers = [
         (b"Content-Type", kind),
         (b"Content-Length", str(len(body)).encode()),
@@ -214,9 +214,9 @@ async def request_threads_end() -> None:
     """Waits until no thread works for a request, also for one that was cancelled. Awaited before the event loop ends."""
     # Django's middleware, in the thread, calls the event loop for the view. If the loop had ended, the call would never be
     # answered, and the process, which waits for its threads, would never end.
-    while any(lane.at_work for lane in LANES):  # noqa: ASYNC110 - an event for each pool would be another count to keep right
+    while any(pool.at_work for pool in POOLS):  # noqa: ASYNC110 - an event for each pool would be another count to keep right
         await asyncio.sleep(0.01)
 
 
 #: All pools of this process, for the metrics.
-LANES: list[Lane] = []
+POOLS: list[Pool] = []

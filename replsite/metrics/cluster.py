@@ -26,7 +26,7 @@ from replsite.metrics.measure import filled
 from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.sources import Scrape
 from replsite.metrics.synapse import SynapseNames
-from replsite.metrics.table import OWN, SYNAPSE, UP
+from replsite.metrics.table import CLUSTER, SYNAPSE, UP
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.snapshot import Snapshot
 from streams.conf import stream_settings
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 
 def families(snapshot: Snapshot, *, synapse_names: bool, server_name: str, seconds: float = 0.0) -> Iterator[Metric]:
     """Yields the snapshot's metric families. ``seconds`` is the time that it took to read the snapshot, itself a metric."""
-    return filled((*OWN, *SYNAPSE) if synapse_names else OWN, Scrape(snapshot, server_name, seconds))
+    return filled((*CLUSTER, *SYNAPSE) if synapse_names else CLUSTER, Scrape(snapshot, server_name, seconds))
 
 
 class SnapshotCollector(Collector):
@@ -51,7 +51,7 @@ class SnapshotCollector(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Yields all families without samples, so that registration does not read the database."""
-        return (name.family() for name in (*OWN, *SYNAPSE))
+        return (name.family() for name in (*CLUSTER, *SYNAPSE))
 
     def collect(self) -> Iterator[Metric]:
         """Yields the families of the shared snapshot. Without a database, yields only ``replsite_snapshot_up 0``."""
@@ -59,16 +59,16 @@ class SnapshotCollector(Collector):
         try:
             snapshot = self._get()
         except DatabaseError as error:
-            self._note(str(error).strip())
+            self._log_change(str(error).strip())
             yield UP.family([(0,)])
             return
-        self._note("")
-        server_name, took = stream_settings().server_name, time.monotonic() - started
+        self._log_change("")
+        server_name, seconds = stream_settings().server_name, time.monotonic() - started
         yield from families(
-            snapshot, synapse_names=site_settings().synapse_metric_names, server_name=server_name, seconds=took
+            snapshot, synapse_names=site_settings().synapse_metric_names, server_name=server_name, seconds=seconds
         )
 
-    def _note(self, error: str) -> None:
+    def _log_change(self, error: str) -> None:
         """Logs a line when the database can no longer be reached, and a line when it can be reached again. Else logs nothing."""
         if error and not self._is_away:
             log.warning("metrics.no_snapshot", error=error)
@@ -89,11 +89,11 @@ def _get_in_time() -> Snapshot:
         raise OperationalError(str(error)) from error
 
 
-_CLUSTER = SynapseNames(SnapshotCollector(_get_in_time))
+_COLLECTOR = SynapseNames(SnapshotCollector(_get_in_time))
 
 
 def _render() -> bytes:
-    return as_text(_CLUSTER.collect()) + b"".join(generate_latest(registry) for registry in process.registries())
+    return as_text(_COLLECTOR.collect()) + b"".join(generate_latest(registry) for registry in process.registries())
 
 
 _SHARED_PAGE = SharedRendering(_render)

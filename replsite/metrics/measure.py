@@ -35,7 +35,7 @@ class Alias:
     fixed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Labels that only Synapse's metric has: name -> {value of our label ``origin`` -> value}."""
 
-    def of(self, family: Metric, server_name: str) -> Metric:
+    def copy_of(self, family: Metric, server_name: str) -> Metric:
         """Returns the family under Synapse's name, with the label ``server_name``."""
         found = Metric(self.name, family.documentation, family.type)
         sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
@@ -48,14 +48,14 @@ class Alias:
             found.add_sample(name, dict(labels), value)
         return found
 
-    def _labels(self, own: Mapping[str, str], server_name: str) -> Iterator[tuple[str, str]]:
-        for name, value in own.items():
+    def _labels(self, given: Mapping[str, str], server_name: str) -> Iterator[tuple[str, str]]:
+        for name, value in given.items():
             if name in self.labels:
                 yield self.labels[name], value
             elif name == "le":
                 yield name, value
         for name, values in self.fixed.items():
-            yield name, values[own["origin"]]
+            yield name, values[given["origin"]]
         yield "server_name", server_name
 
 
@@ -120,4 +120,4 @@ def counted_by_library(made: MetricWrapperBase, *synapse: Alias) -> Measure[Any]
 
 def filled(table: Iterable[Measure[Scraped]], scraped: Scraped) -> Iterator[Metric]:
     """Yields the metric family of each entry of a table. Leaves out families without samples."""
-    return (family for one in table if (family := one.family(one.rows(scraped))).samples)
+    return (family for m in table if (family := m.family(m.rows(scraped))).samples)

@@ -36,7 +36,7 @@ from streams.replication.transport.addresses import Address
 from streams.runtime.command_line import service_begins
 from streams.runtime.logs import get_logger
 
-__all__ = ["MirroredCounters", "ProcessCollector", "begin", "folder_of_processes", "listen", "registries"]
+__all__ = ["MirroredCounters", "ProcessCollector", "folder_of_processes", "listen", "registries", "start_counting"]
 
 log = get_logger(__name__)
 FLUSH_SECONDS = 1.0
@@ -47,7 +47,7 @@ class ProcessCollector(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Yields the families without samples."""
-        return (one.family() for one in PLAIN)
+        return (m.family() for m in PLAIN)
 
     def collect(self) -> Iterator[Metric]:
         """Yields the families with their present values."""
@@ -66,7 +66,7 @@ class MirroredCounters:
     def __init__(self, collector: Collector = _PLAIN) -> None:
         self._collector = collector
         self._metrics: dict[str, Any] = {}
-        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._written: dict[tuple[str, tuple[str, ...]], float] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
 
@@ -77,7 +77,7 @@ class MirroredCounters:
             # child takes them as reported already, and writes only what it adds to them.
             if self._process != os.getpid():
                 self._process = os.getpid()
-                self._told = dict(self._now())
+                self._written = dict(self._now())
                 return
             for key, value in self._now():
                 self._write(key, value)
@@ -103,9 +103,9 @@ class MirroredCounters:
         child = metric.labels(*key[1]) if key[1] else metric
         if isinstance(metric, Gauge):
             child.set(value)
-        elif (more := value - self._told.get(key, 0.0)) > 0:
+        elif (more := value - self._written.get(key, 0.0)) > 0:
             child.inc(more)
-        self._told[key] = value
+        self._written[key] = value
 
 
 class _AllProcesses(Collector):
@@ -158,19 +158,19 @@ def registries() -> list[CollectorRegistry]:
     return [] if site_settings().metrics_ports else [_OF_THIS]
 
 
-_has_begun = _has_listened = False
+_is_counting = _has_listened = False
 
 
 # --- start of a process -------------------------------------------------------------------------------------------------
-def begin() -> None:
+def start_counting() -> None:
     """Starts counting, and writing to files if ``PROMETHEUS_MULTIPROC_DIR`` is set. Repeated calls do nothing.
 
     Called when Django is ready, which may happen more than once in a process.
     """
-    global _has_begun  # noqa: PLW0603 - one per process by its nature
-    if _has_begun:
+    global _is_counting  # noqa: PLW0603 - one per process by its nature
+    if _is_counting:
         return
-    _has_begun = True
+    _is_counting = True
     REGISTRY.register(_PLAIN)
     if folder_of_processes():
         _flush_for_ever()

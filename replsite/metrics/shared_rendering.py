@@ -26,7 +26,7 @@ class SharedRendering:
         self._render = render
         self._lock = threading.Lock()
         self._page = b""
-        self._begun = self._next = -math.inf
+        self._started = self._next = -math.inf
 
     def get(self, asked: float) -> bytes:
         """Returns a page whose rendering began after ``asked``, the request's arrival in ``time.monotonic()`` seconds.
@@ -37,10 +37,10 @@ class SharedRendering:
         # once, and four are served at a time. If the later time counted, every four would need a page of their own, and the
         # last would time out.
         with self._lock:
-            if self._begun < asked:
+            if self._started < asked:
                 time.sleep(max(self._next - time.monotonic(), 0.0))
-                begun = time.monotonic()
+                started = time.monotonic()
                 self._page = self._render()
-                self._begun, done = begun, time.monotonic()
-                self._next = done + min(REST_FACTOR * (done - begun), LONGEST_REST_SECONDS)
+                self._started, done = started, time.monotonic()
+                self._next = done + min(REST_FACTOR * (done - started), LONGEST_REST_SECONDS)
             return self._page

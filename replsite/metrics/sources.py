@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from replsite import rooms
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
-from replsite.http.request_places import LANES
+from replsite.http.request_places import POOLS
 from replsite.metrics.measure import Row
 from replsite.snapshot.readers import ReaderRow, ReaderStreamRow
 from replsite.snapshot.snapshot import Snapshot
@@ -131,13 +131,13 @@ def queued(scrape: Scrape) -> Iterator[Row]:
     A followed stream without such rows has 0.
     """
     found: Counter[str] = Counter()
-    for reader in (one for readers in scrape.readers.values() for one in readers if one.kind == "follower"):
+    for reader in (r for readers in scrape.readers.values() for r in readers if r.kind == "follower"):
         found.update({view.stream: 0 for view in reader.streams})
         found.update(reader.waiting.queued)
     return ((rows, stream) for stream, rows in found.items())
 
 
-def of_peers(counted: dict[str, int]) -> Iterator[Row]:
+def of_clients(counted: dict[str, int]) -> Iterator[Row]:
     """Returns rows of (count, command, label of the client).
 
     The keys of ``counted`` are ``COMMAND name`` with the client's name. Clients choose their names, so the number of labels
@@ -145,9 +145,9 @@ def of_peers(counted: dict[str, int]) -> Iterator[Row]:
     """
     found: Counter[tuple[str, str]] = Counter()
     known: set[str] = set()
-    for what, total in sorted(counted.items()):
-        command, _, peer = what.partition(" ")
-        label = plain_label(peer, known)
+    for key, total in sorted(counted.items()):
+        command, _, name = key.partition(" ")
+        label = plain_label(name, known)
         if label != OTHER:
             known.add(label)
         found[command, label] += total
@@ -157,18 +157,18 @@ def of_peers(counted: dict[str, int]) -> Iterator[Row]:
 def worker_users(scrape: Scrape) -> Iterator[Row]:
     """Returns the number of syncing users for each worker's label."""
     users: dict[str, int] = {}
-    for one in scrape.workers.syncing:
-        label = plain_label(one.name, users)
-        users[label] = users.get(label, 0) + one.users
+    for worker in scrape.workers.syncing:
+        label = plain_label(worker.name, users)
+        users[label] = users.get(label, 0) + worker.users
     return ((number, label) for label, number in users.items())
 
 
 def acknowledged(scrape: Scrape) -> Iterator[Row]:
     """Returns, for each label, the lowest token that federation senders with this label have acknowledged."""
     tokens: dict[str, int] = {}
-    for one in scrape.workers.acknowledged:
-        label = plain_label(one.instance, tokens)
-        tokens[label] = min(one.token, tokens.get(label, one.token))
+    for sender in scrape.workers.acknowledged:
+        label = plain_label(sender.instance, tokens)
+        tokens[label] = min(sender.token, tokens.get(label, sender.token))
     return ((token, label) for label, token in tokens.items())
 
 
@@ -243,5 +243,5 @@ class ProcessScrape:
         #: Empty while the notifier has not been used in this process, else one element.
         self.hot: list[NotifierFigures] = [] if figures is None else [figures]
         self.timed_out = sorted(wait.timed_out.items())
-        self.lanes = LANES
+        self.pools = POOLS
         self.browsers, self.browser_counts = clients.open_clients(), clients.counts

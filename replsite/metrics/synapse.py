@@ -14,12 +14,12 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from replsite.conf import site_settings
-from replsite.metrics.table import OWN, PROCESS
+from replsite.metrics.table import CLUSTER, PROCESS
 from streams.conf import stream_settings
 
 __all__ = ["SynapseNames"]
 
-_ALIASES = {one.name: one.synapse for one in (*OWN, *PROCESS)}
+_ALIASES = {m.name: m.synapse for m in (*CLUSTER, *PROCESS)}
 
 
 class _Gives(Protocol):
@@ -29,8 +29,8 @@ class _Gives(Protocol):
 class SynapseNames(Collector):
     """A collector that yields the families of another collector and, if configured, their copies under Synapse's names."""
 
-    def __init__(self, own: _Gives) -> None:
-        self._own = own
+    def __init__(self, collector: _Gives) -> None:
+        self._collector = collector
 
     def describe(self) -> Iterable[Metric]:
         """Returns no families, so that registration does not collect the metrics."""
@@ -39,7 +39,7 @@ class SynapseNames(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields each family of the other collector, followed by its copies under Synapse's names."""
         wanted, server_name = site_settings().synapse_metric_names, stream_settings().server_name
-        for family in self._own.collect():
+        for family in self._collector.collect():
             yield family
             for alias in _ALIASES.get(family.name, ()) if wanted else ():
-                yield alias.of(family, server_name)
+                yield alias.copy_of(family, server_name)

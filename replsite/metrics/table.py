@@ -1,6 +1,6 @@
 """Lists all metrics: name, labels, help text, source of the samples, and Synapse's names.
 
-The tables ``OWN`` and ``SYNAPSE`` describe the whole cluster, ``PROCESS`` describes one process.
+The tables ``CLUSTER`` and ``SYNAPSE`` describe the whole cluster, ``PROCESS`` describes one process.
 ``docs/reference/metrics.md`` is generated from these tables.
 """
 
@@ -18,7 +18,7 @@ from replsite.status.words import JobWord, Severity
 from streams.browsers.clients import WHAT_HAPPENS
 from streams.follow import lag_histogram
 
-__all__ = ["BY_LIBRARY", "OWN", "PLAIN", "PROCESS", "SYNAPSE", "UP"]
+__all__ = ["BY_LIBRARY", "CLUSTER", "PLAIN", "PROCESS", "SYNAPSE", "UP"]
 
 _TCP = "synapse_replication_tcp_"
 _WORDS = {"command": "command", "name": "name"}
@@ -29,7 +29,7 @@ _ENTITY = {"local": "*client*", "remote": "*remote*"}
 
 # fmt: off
 UP: Measure[Scrape] = metric("replsite_snapshot_up", "1 if the database could be read for this scrape", lambda _: [(1,)])
-OWN: tuple[Measure[Scrape], ...] = (
+CLUSTER: tuple[Measure[Scrape], ...] = (
     UP,
     metric("replsite_snapshot_duration_seconds", "Time that the snapshot took", lambda s: [(s.seconds,)]),
     metric("replsite_snapshot_timestamp_seconds", "The database's clock at the snapshot: compare other times with it",
@@ -47,7 +47,7 @@ OWN: tuple[Measure[Scrape], ...] = (
     metric("replsite_stream_open_appends{stream}", "Transactions that have appended and have not ended",
            lambda s: ((len(stream.holders), stream.name) for stream in s.own_streams)),
     metric("replsite_stream_oldest_open_seconds{stream}", "Age of the oldest of these transactions; 0: there is none",
-           lambda s: ((max((one.seconds or 0.0 for one in stream.holders), default=0.0), stream.name)
+           lambda s: ((max((h.seconds or 0.0 for h in stream.holders), default=0.0), stream.name)
                       for stream in s.own_streams)),
     metric("replsite_stream_facts_completed_total{stream,writer}", "Facts of the writer that were counted so far",
            lambda s: ((w.facts_written, *at) for at, w in s.writers)),
@@ -64,8 +64,8 @@ OWN: tuple[Measure[Scrape], ...] = (
     metric("replsite_expected_writer_well{stream,writer}",
            "1 if a writer of this name or pattern of REPLSITE_EXPECTED_WRITERS is there and writes as much as is"
            " expected; else 0",
-           lambda s: ((one.status.severity == Severity.FINE, stream.name, one.writer)
-                      for stream in s.streams for one in stream.expected)),
+           lambda s: ((e.status.severity == Severity.FINE, stream.name, e.writer)
+                      for stream in s.streams for e in stream.expected)),
 
     # --- readers and connections
     metric("replsite_reader_position{reader,stream,writer}", "Position of a reader for each writer of a stream",
@@ -91,10 +91,10 @@ OWN: tuple[Measure[Scrape], ...] = (
     metric("replsite_connections_refused_total{reason}", "Connections that were refused",
            lambda s: ((n, reason) for reason, n in s.workers.counted("refused").items())),
     metric("replsite_replication_commands_received_total{command,name}", "Commands that clients sent to servers",
-           lambda s: sources.of_peers(s.workers.counted("received")),
+           lambda s: sources.of_clients(s.workers.counted("received")),
            Alias(f"{_TCP}protocol_inbound_commands", _WORDS)),
     metric("replsite_replication_commands_sent_total{command,name}", "Commands that servers sent to clients",
-           lambda s: sources.of_peers(s.workers.counted("sent")),
+           lambda s: sources.of_clients(s.workers.counted("sent")),
            Alias(f"{_TCP}protocol_outbound_commands", _WORDS)),
     metric("replsite_replication_rdata_received_total{stream}", "RDATA commands that our followers received",
            lambda s: ((n, stream) for stream, n in s.workers.counted("rdata").items()),
@@ -128,16 +128,16 @@ OWN: tuple[Measure[Scrape], ...] = (
 
     # --- storage and jobs
     metric("replsite_state_groups", "State groups that are stored",
-           lambda s: ((one.state_groups,) for one in s.storage)),
+           lambda s: ((db.state_groups,) for db in s.storage)),
     metric("replsite_state_group_rows", "Rows in which the state groups are stored",
-           lambda s: ((one.state_group_rows,) for one in s.storage)),
+           lambda s: ((db.state_group_rows,) for db in s.storage)),
     metric("replsite_state_groups_unreferenced", "State groups that nothing needs",
-           lambda s: ((one.unreferenced_groups,) for one in s.storage)),
+           lambda s: ((db.unreferenced_groups,) for db in s.storage)),
     metric("replsite_database_bytes", "Size of the database on disk",
-           lambda s: ((one.database.size_bytes,) for one in s.storage)),
+           lambda s: ((db.database.size_bytes,) for db in s.storage)),
     metric("replsite_standby_connected{slot}",
            "1 if a standby of the database reads from this replication slot; else 0, and the slot keeps WAL for it",
-           lambda s: ((connected, slot) for one in s.storage for slot, connected in one.standbys)),
+           lambda s: ((connected, slot) for db in s.storage for slot, connected in db.standbys)),
     metric("replsite_disk_free_bytes", "Free space of the disk of REPLSITE_DATA_DIR, on the host that answers",
            lambda s: [(s.disk_free,)]),
     metric("replsite_disk_reserve_bytes", "How much of it is to stay free: REPLSITE_DISK_RESERVE_BYTES",
@@ -154,7 +154,7 @@ OWN: tuple[Measure[Scrape], ...] = (
            sources.job_periods),
     metric("replsite_job_rows_total{job,table,action}",
            "Rows by which jobs that are done changed a table, in sum: added or removed",
-           lambda s: ((n, *what.split("|")) for what, n in s.workers.counted("job rows").items())),
+           lambda s: ((n, *key.split("|")) for key, n in s.workers.counted("job rows").items())),
     metric("replsite_pipeline_batches_total{query}", "Batches that a query of the live pipeline has taken",
            lambda s: ((query.batches, query.query) for query in s.jobs.queries)),
     metric("replsite_pipeline_last_batch_timestamp_seconds{query}",
@@ -212,11 +212,11 @@ PLAIN: tuple[Measure[ProcessScrape], ...] = (
     metric("replsite_browsers", "Browsers that this process sends facts to", lambda p: ((p.browsers,),)),
     metric("replsite_browser_connections_total{what}",
            "Browsers whose connection began, was refused or ended, by reason, and those that had to load their state anew",
-           lambda p: ((p.browser_counts[what], what) for what in WHAT_HAPPENS)),
+           lambda p: ((p.browser_counts[reason], reason) for reason in WHAT_HAPPENS)),
     metric("replsite_requests_refused_total{lane}", "HTTP requests that found no place in this process",
-           lambda p: ((lane.refused, lane.name) for lane in p.lanes)),
+           lambda p: ((pool.refused, pool.name) for pool in p.pools)),
     metric("replsite_requests_at_work{lane}", "HTTP requests that this process works on",
-           lambda p: ((lane.at_work, lane.name) for lane in p.lanes)),
+           lambda p: ((pool.at_work, pool.name) for pool in p.pools)),
 )
 _OF_ROOMS: tuple[Measure[ProcessScrape], ...] = ()
 if rooms.has("events"):

@@ -118,22 +118,18 @@ class EmbeddedServer:
 
     @property
     def folder(self) -> Path:
-        """Returns the folder of the server, inside the data directory."""
         return self.data_dir / "postgres"
 
     @property
     def cluster(self) -> Path:
-        """Returns PostgreSQL's own data directory."""
         return self.folder / "data"
 
     @property
     def log(self) -> Path:
-        """Returns the path of the server's log."""
         return self.folder / "postgres.log"
 
     @property
     def password_file(self) -> Path:
-        """Returns the path of the file that contains the superuser's password."""
         return self.cluster / "replsite.password"
 
     def running(self) -> Running | None:
@@ -194,7 +190,6 @@ class EmbeddedServer:
         self.stop()
 
     def started_here(self) -> bool:
-        """Returns true if this process has started the server."""
         return self.folder in _started
 
     def is_disk_full(self) -> bool:
@@ -271,7 +266,7 @@ class EmbeddedServer:
         if done.returncode != 0:
             raise self._failure("PostgreSQL's initdb failed", done.stdout)
         with (fresh / "postgresql.conf").open("a") as file:
-            buffers = shared_buffers_mb(_memory(), durable=self.fsync)
+            buffers = shared_buffers_mb(_machine_bytes(), durable=self.fsync)
             file.write(_TUNING.format(buffers=buffers, wal_buffers=min(buffers // 16, _MOST_WAL_BUFFERS_MB)))
             file.write(_LATER_PASSWORDS if sets_iterations else "")
         password.rename(fresh / self.password_file.name)
@@ -297,9 +292,9 @@ class EmbeddedServer:
                 return found
             with self.log.open("rb") as file:
                 file.seek(before)
-                said = file.read().decode(errors="replace")
-            if time.monotonic() > deadline or not any(reason in said for reason in _AGAIN):
-                raise self._failure("The embedded PostgreSQL did not start", said or done.stdout)
+                output = file.read().decode(errors="replace")
+            if time.monotonic() > deadline or not any(reason in output for reason in _AGAIN):
+                raise self._failure("The embedded PostgreSQL did not start", output or done.stdout)
             time.sleep(0.1)
 
     def _forget_another_process(self) -> None:
@@ -326,30 +321,30 @@ class EmbeddedServer:
 
     def _check_version(self) -> None:
         made_by = (self.cluster / "PG_VERSION").read_text().strip()
-        major, said = self._major()
+        major, output = self._major()
         if major != made_by:
             raise OtherMajorVersion(
                 f"The data directory {self.cluster} was made by PostgreSQL {made_by}; the programs in"
-                f" {self._bin} are {said}. Nothing was changed. Set REPLSITE_POSTGRES_BIN to the programs"
+                f" {self._bin} are {output}. Nothing was changed. Set REPLSITE_POSTGRES_BIN to the programs"
                 f" of version {made_by}, move the data over with pg_dump and psql, or choose another REPLSITE_DATA_DIR."
             )
 
     def _major(self) -> tuple[str, str]:
         """Returns (major version of the programs or "0", output of ``postgres --version``)."""
-        said = self._run("postgres", "--version").stdout.strip()
-        major = re.search(r"\d+", said)
-        return (major.group() if major else "0"), said
+        output = self._run("postgres", "--version").stdout.strip()
+        major = re.search(r"\d+", output)
+        return (major.group() if major else "0"), output
 
-    def _failure(self, what: str, said: str) -> StartFailed:
+    def _failure(self, problem: str, output: str) -> StartFailed:
         """Returns the error for a start that failed: ``DiskFull`` if the disk is full, else ``StartFailed``."""
-        lines = "\n".join(said.splitlines()[-12:]) or "(it says nothing)"
+        lines = "\n".join(output.splitlines()[-12:]) or "(it says nothing)"
         log = f"Folder: {self.folder}. Log: {self.log}.\nIts last lines:\n{lines}"
         # The log is on the same disk, so its last lines may be missing.
-        if _NO_SPACE in said or self.is_disk_full():
+        if _NO_SPACE in output or self.is_disk_full():
             return DiskFull(
-                f"{what}, because the disk of {self.folder} is full. Free space there, and it starts again by itself. {log}"
+                f"{problem}, because the disk of {self.folder} is full. Free space there, and it starts again by itself. {log}"
             )
-        return StartFailed(f"{what}. {log}\nMend what it names, or set DATABASE_URL to use another server.")
+        return StartFailed(f"{problem}. {log}\nMend what it names, or set DATABASE_URL to use another server.")
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -414,17 +409,17 @@ def find_programs(configured: Path | None = None) -> Path:
     return configured
 
 
-def shared_buffers_mb(memory: int, *, durable: bool) -> int:
-    """Returns ``shared_buffers`` in MB: an eighth of ``memory`` (bytes), within bounds.
+def shared_buffers_mb(size: int, *, durable: bool) -> int:
+    """Returns ``shared_buffers`` in MB: an eighth of a machine's memory (``size``, in bytes), within bounds.
 
     Event IDs are hashes, so their indexes are read at random places and need much memory. A server that is not durable
     serves tests and gets the lower bound. Tests empty tables all the time, and each time PostgreSQL searches all
     buffers.
     """
-    return min(max(memory // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB) if durable else _LEAST_BUFFERS_MB
+    return min(max(size // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB) if durable else _LEAST_BUFFERS_MB
 
 
-def _memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+def _machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
     """Returns the memory of the machine in bytes, or the limit of this process's container if the limit is less."""
     total: int = psutil.virtual_memory().total
     with suppress(OSError, ValueError):  # no such container, or one without a limit ("max")

@@ -279,12 +279,12 @@ class ReaderRow:
 
 
 def read_readers(
-    cursor: Any, known: KnownPositions, writers: Mapping[str, Sequence[str]], as_of: datetime, gone_after_seconds: float
+    cursor: Any, known: KnownPositions, writers: Mapping[str, Sequence[str]], as_of: datetime, lost_after_seconds: float
 ) -> list[ReaderRow]:
     """Returns readers: the named ones first, then open ones, then closed ones, then named ones that have only cursors.
 
     Readers that are not named are left out if their last heartbeat is old or they closed long ago. Spark queries are not,
-    because their rows hold trimming back. A named reader whose process was silent for longer than ``gone_after_seconds``
+    because their rows hold trimming back. A named reader whose process was silent for longer than ``lost_after_seconds``
     counts as not running. ``writers`` maps each stream to the names of its writers.
 
     Positions take much space, and many readers have equal ones. So the query returns hashes first. Positions are read only
@@ -310,7 +310,7 @@ def read_readers(
     for row in rows:
         if row.is_named:
             row.cursors = cursors.get(row.key, row.cursors)
-            _merge_cursors(row, writers, as_of, gone_after_seconds)
+            _merge_cursors(row, writers, as_of, lost_after_seconds)
         else:
             row.closed_at = row.ended_at
     return rows
@@ -367,7 +367,7 @@ def _without_row(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) ->
 
 
 def _merge_cursors(
-    row: ReaderRow, writers: Mapping[str, Sequence[str]], as_of: datetime, gone_after_seconds: float
+    row: ReaderRow, writers: Mapping[str, Sequence[str]], as_of: datetime, lost_after_seconds: float
 ) -> None:
     cursors = row.cursors
     # Not max(): after the clock was set back, one of the times may lie in the future.
@@ -377,7 +377,7 @@ def _merge_cursors(
         ended = [cursor.ended_at for cursor in cursors.values() if cursor.ended_at is not None]
         # Some cursors have ended and others have not. Then a process took the name again after one of them was reset.
         row.ended_at = max(ended) if len(ended) == len(cursors) else None
-    row.runs = row.ended_at is None and silent_seconds(as_of, row.heartbeat_at) <= gone_after_seconds
+    row.runs = row.ended_at is None and silent_seconds(as_of, row.heartbeat_at) <= lost_after_seconds
     positions = dict(row.positions) if row.runs or not cursors else {}
     for stream, cursor in cursors.items():
         if not (row.runs and positions.get(stream)):

@@ -140,7 +140,7 @@ class _Taking:
         for row in writers:
             self.writers.setdefault(row.stream, []).append(row)
         names = {stream: [row.writer for row in rows] for stream, rows in self.writers.items()}
-        self.readers = read_readers(cursor, history.positions, names, self.as_of, self.limits.gone_after_seconds)
+        self.readers = read_readers(cursor, history.positions, names, self.as_of, self.limits.lost_after_seconds)
         self.tables_behind = self._read_tables_behind(cursor)
         self.recorded = read_recorded(cursor)
         self.workers = read_workers(cursor, stream_settings().worker_silence_seconds)
@@ -334,7 +334,7 @@ class _Taking:
             trends = tuple(
                 [(motions[reader.key, one], _unless_nothing(recent[reader.key, one])) for one in reader.positions]
             )
-            is_silent = reader.heartbeat_seconds > self.limits.gone_after_seconds
+            is_silent = reader.heartbeat_seconds > self.limits.lost_after_seconds
             twin = reader
             if not (reader.is_named or reader.ended_at is not None or is_silent):
                 twin = known.setdefault((id(reader.positions), reader.kind == "connection", trends), reader)

@@ -91,7 +91,7 @@ class Limits:
     """The names in REPLSITE_READERS."""
 
     @property
-    def gone_after_seconds(self) -> float:
+    def lost_after_seconds(self) -> float:
         """The age of the last heartbeat above which a reader or recorder counts as gone."""
         return 3 * self.heartbeat_seconds
 
@@ -142,7 +142,7 @@ def judge_recording(row: RecordedRow, limits: Limits, as_of: datetime) -> Verdic
     """Returns the status of a recorded writer of a foreign server."""
     recorder, silence = f"process {row.process_id} on {row.host}", silent_seconds(as_of, row.heartbeat_at)
     missed = f" {_capital(counted(row.ranges_missed, 'range'))} of facts missed." if row.ranges_missed else ""
-    if row.ended_at is not None or silence > limits.gone_after_seconds:
+    if row.ended_at is not None or silence > limits.lost_after_seconds:
         severity = Severity.WARNING if row.ended_at is None else Severity.NOTE
         how = f"shows no sign of life for {duration(silence)}" if row.ended_at is None else "was ended"
         command = f"manage.py follow {quote(row.address)} --record {quote(row.record)}"
@@ -205,7 +205,7 @@ def _absent_reader(reader: ReaderRow, on: ReaderStreamRow, limits: Limits) -> Ve
     if reader.ended_at is not None:
         reason = reader.close_reason or "no reason given"
         return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
-    return _silent_reader(reader) if reader.heartbeat_seconds > limits.gone_after_seconds else None
+    return _silent_reader(reader) if reader.heartbeat_seconds > limits.lost_after_seconds else None
 
 
 def _silent_reader(reader: ReaderRow) -> Verdict:

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from events.persist import counters
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.process import ProcessCollector
-from replsite.metrics.table import OWN, PROCESS, SYNAPSE
+from replsite.metrics.table import CLUSTER, PROCESS, SYNAPSE
 from replsite.snapshot.jobs import JobFigures, JobsView
 from replsite.snapshot.snapshot import Snapshot
 from replsite.snapshot.storage import StorageView, TableView
@@ -50,7 +50,7 @@ FOLDER = PROJECT / "docs" / "monitoring"
 RULES = FOLDER / "replsite-alerts.yaml"
 PAGE = PROJECT / "docs" / "how-to" / "monitor-with-prometheus.md"
 PROMTOOL = shutil.which("promtool")
-EXPORTED = {m.exported + ("_bucket" if m.type == "histogram" else "") for m in (*OWN, *SYNAPSE, *PROCESS)} | {
+EXPORTED = {m.exported + ("_bucket" if m.type == "histogram" else "") for m in (*CLUSTER, *SYNAPSE, *PROCESS)} | {
     "django_http_requests_latency_seconds_by_view_method_bucket"  # django-prometheus
 }
 _NAME = re.compile(r"\b(?:replsite|synapse|django)_[a-z_]+\b")

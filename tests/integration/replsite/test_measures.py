@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from pipeline.models import Job, JobState
 from replsite.metrics import cluster, process
 from replsite.metrics.synapse import SynapseNames
-from replsite.metrics.table import OWN, PROCESS
+from replsite.metrics.table import CLUSTER, PROCESS
 from replsite.snapshot.shared import SharedSnapshot
 from state.models import StateGroup
 from streams import registry
@@ -238,7 +238,7 @@ def test_a_scrape_reads_the_database_once_however_many_readers_there_are(page):
 
 def test_every_name_of_ours_is_on_the_page_or_described():
     described = {family.name for family in cluster.SnapshotCollector().describe()}
-    assert {metric.name for metric in OWN} <= described
+    assert {metric.name for metric in CLUSTER} <= described
 
 
 def test_names_of_processes_are_registered_once():
@@ -251,7 +251,7 @@ def test_a_snapshot_that_hangs_is_as_good_as_away(monkeypatch):
     let_go = threading.Event()
     hanging = cluster.Deadline(lambda: let_go.wait(DEADLINE_SECONDS), 0.2, "hanging")
     monkeypatch.setattr(cluster, "_IN_TIME", hanging)
-    text = generate_latest(cluster._CLUSTER).decode()
+    text = generate_latest(cluster._COLLECTOR).decode()
     let_go.set()
     assert "replsite_snapshot_up 0.0" in text
     assert "replsite_stream_position" not in text

@@ -48,7 +48,7 @@ def shown(monkeypatch):
         workers=some_workers(),
     )
     monkeypatch.setattr(SHARED, "get", lambda: snapshot)
-    monkeypatch.setattr(cluster, "_CLUSTER", cluster.SnapshotCollector(lambda: snapshot))
+    monkeypatch.setattr(cluster, "_COLLECTOR", cluster.SnapshotCollector(lambda: snapshot))
     monkeypatch.setattr(health, "SHARED", SHARED)
     monkeypatch.setattr(views, "SHARED", SHARED)
     monkeypatch.setattr(streams_command, "look_and_take_snapshot", lambda history: snapshot)

@@ -17,7 +17,7 @@ GONE = OperationalError('connection to server at "10.1.2.3", port 5432 failed: s
 
 @pytest.fixture(autouse=True)
 def _not_said_yet(monkeypatch):
-    monkeypatch.setattr(database_down._Said, "is_away", False)
+    monkeypatch.setattr(database_down._Logged, "is_away", False)
 
 
 def request(method="get", accept="text/html,*/*"):

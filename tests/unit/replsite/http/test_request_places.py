@@ -13,7 +13,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from replsite.http.request_places import (
     CAME,
     Busy,
-    Lane,
+    Pool,
     RequestPlaces,
     _Place,
     request_threads_end,
@@ -65,8 +65,8 @@ async def test_requests_share_the_threads_of_the_places():
 async def test_only_a_waiting_sync_takes_one_of_its_many_places(path):
     """The hundred places of waiting syncs must not become a hundred database connections."""
     places = RequestPlaces(Asked(), pages=1)
-    assert places._lane("/api/v1/users/@a:b/sync", "GET") is places._waits
-    assert places._lane(path, "GET") is places._pages
+    assert places._pool_for("/api/v1/users/@a:b/sync", "GET") is places._waits
+    assert places._pool_for(path, "GET") is places._pages
 
 
 async def test_server_sent_events_give_their_place_back():
@@ -148,7 +148,7 @@ async def test_scrapes_that_wait_for_their_turn_share_a_page_with_those_that_hav
 
 
 async def test_a_place_goes_to_who_has_waited_longest_and_is_used_again():
-    lane = Lane("pages", 1, 10)
+    lane = Pool("pages", 1, 10)
     place = await lane.enter()
     waiting = [asyncio.ensure_future(lane.enter()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -159,7 +159,7 @@ async def test_a_place_goes_to_who_has_waited_longest_and_is_used_again():
 
 
 async def test_places_that_are_not_needed_stay_unused():
-    lane = Lane("pages", 20, 10)
+    lane = Pool("pages", 20, 10)
     used = set()
     for _ in range(5):
         used.add(place := await lane.enter())
@@ -168,7 +168,7 @@ async def test_places_that_are_not_needed_stay_unused():
 
 
 async def test_when_too_many_wait_the_next_one_is_sent_away():
-    lane = Lane("pages", 1, 3)
+    lane = Pool("pages", 1, 3)
     place = await lane.enter()
     waiting = [asyncio.ensure_future(lane.enter()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -182,7 +182,7 @@ async def test_when_too_many_wait_the_next_one_is_sent_away():
 
 
 async def test_who_waits_too_long_is_sent_away_and_a_place_given_to_one_that_left_is_not_lost():
-    lane = Lane("pages", 1, 10, wait_seconds=0.05)
+    lane = Pool("pages", 1, 10, wait_seconds=0.05)
     place = await lane.enter()
     with pytest.raises(Busy):
         await lane.enter()

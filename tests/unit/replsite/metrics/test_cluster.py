@@ -16,7 +16,7 @@ from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.process import ProcessCollector
 from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.synapse import SynapseNames
-from replsite.metrics.table import OWN, SYNAPSE
+from replsite.metrics.table import CLUSTER, SYNAPSE
 from replsite.snapshot.jobs import JobFigures, JobsView, QueryFigures
 from replsite.snapshot.readers import WaitingView
 from replsite.snapshot.storage import StorageView, TableView
@@ -209,10 +209,10 @@ def test_every_name_is_exported_by_a_full_snapshot(settings):
         a_stream(a_writer(), expected=(expected,)), *readers, workers=some_workers(), jobs=jobs, storage=storage
     )
     exported = {name for name, _ in found}
-    labels = {metric.exported: set(metric.labels) for metric in (*OWN, *SYNAPSE)}
+    labels = {metric.exported: set(metric.labels) for metric in (*CLUSTER, *SYNAPSE)}
     assert all({key for key, _ in pairs} == labels[name] for name, pairs in found if name in labels)
-    aliases = {name for metric in OWN for _, name, _ in metric.names_of_synapse()}
-    assert {metric.exported for metric in (*OWN, *SYNAPSE)} | aliases == exported
+    aliases = {name for metric in CLUSTER for _, name, _ in metric.names_of_synapse()}
+    assert {metric.exported for metric in (*CLUSTER, *SYNAPSE)} | aliases == exported
 
 
 def test_what_waits_for_connections_is_told_by_name_and_in_sum():
@@ -300,7 +300,7 @@ def test_registering_the_collector_asks_no_database():
 
 
 def test_names_follow_the_rules_of_prometheus():
-    for metric in OWN:
+    for metric in CLUSTER:
         assert metric.name.startswith("replsite_")
         assert not metric.name.endswith(("_total", "_count", "_milliseconds", "_ms"))
         assert metric.help

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from replsite.metrics.table import OWN, PROCESS, SYNAPSE
+from replsite.metrics.table import CLUSTER, PROCESS, SYNAPSE
 from streams.runtime.text import MOST_LABELS
 from tests.support.session import PROJECT
 
 LIST = json.loads((PROJECT / "tests" / "data" / "metric_names.json").read_text())
-OURS = {metric.exported: metric for metric in (*OWN, *PROCESS)}
+OURS = {metric.exported: metric for metric in (*CLUSTER, *PROCESS)}
 
 
 def theirs() -> dict[str, set[str]]:
@@ -45,7 +45,7 @@ def test_what_counts_otherwise_there_stands_for_a_metric_that_there_is():
 
 
 def test_no_name_is_given_twice():
-    names = [metric.name for metric in (*OWN, *PROCESS, *SYNAPSE)]
+    names = [metric.name for metric in (*CLUSTER, *PROCESS, *SYNAPSE)]
     names += [alias.name for metric in OURS.values() for alias in metric.synapse]
     assert len(names) == len(set(names))
 

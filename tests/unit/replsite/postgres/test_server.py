@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replsite.postgres.server import _memory, shared_buffers_mb
+from replsite.postgres.server import _machine_bytes, shared_buffers_mb
 
 GB = 1024**3
 
@@ -20,8 +20,8 @@ def test_a_server_of_tests_has_few_buffers_to_look_through():
 
 def test_the_limit_of_a_container_counts(tmp_path):
     limit = tmp_path / "memory.max"
-    whole = _memory(limit)
+    whole = _machine_bytes(limit)
     limit.write_text("max\n")
-    assert _memory(limit) == whole > 0
+    assert _machine_bytes(limit) == whole > 0
     limit.write_text("1048576\n")
-    assert _memory(limit) == 1024**2
+    assert _machine_bytes(limit) == 1024**2
