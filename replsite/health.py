@@ -31,7 +31,7 @@ from replsite.postgres.errors import DiskFull
 from replsite.postgres.server import EmbeddedServer
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.verdicts import DISK_FULL, judge_disk
+from replsite.snapshot.verdicts import DISK_FULL, disk_verdict
 from replsite.status.words import HealthWord, Severity
 from streams.conf import stream_settings
 from streams.db import driver
@@ -160,7 +160,7 @@ def _disk(share: float = 1.0) -> Part:
     ``share`` is the fraction of ``REPLSITE_DISK_RESERVE_BYTES`` that must be free.
     """
     folder, free = disk_free()
-    if full := judge_disk(str(folder), free, int(disk_reserve() * share)):
+    if full := disk_verdict(str(folder), free, int(disk_reserve() * share)):
         return Part("disk", False, full.sentence, full.word)
     return Part("disk", True, f"{byte_size(free)} are free at {folder}.")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from replsite.snapshot.table import (
     HIDDEN,
+    NO_STATUS,
     NOTHING,
-    UNJUDGED,
     Cell,
     Column,
     Group,
@@ -115,7 +115,7 @@ class JobRow:
     repair: str = field(default="", metadata=HIDDEN)
     """The command that repairs them. Empty: the job tried to, so they cannot be recomputed."""
     seconds_left: float | None = None
-    status: Verdict = UNJUDGED
+    status: Verdict = NO_STATUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def read_jobs(cursor: Any) -> JobsView:
         is_running = job.state == "running" and not job.killed
         if is_running and job.rate and job.total is not None:
             job.seconds_left = max(job.total - job.done, 0) / job.rate
-        job.is_served = any(one.state == "running" and one.queued_at and not one.killed for one in jobs)
+        job.is_served = any(j.state == "running" and j.queued_at and not j.killed for j in jobs)
         job.rate = rate_of(job.done, job.rate, job.began_at, job.ended_at)
         if job.arguments is not None:
             job.where, job.repair = _where_and_repair(json.loads(job.arguments))
@@ -171,15 +171,15 @@ def _where_and_repair(arguments: Mapping[str, Any]) -> tuple[str, str]:
 
     The command is empty if the job was no dry run.
     """
-    found, what = arguments.get("rooms"), str(arguments.get("what", ""))
-    named = [str(one) for one in found] if isinstance(found, list) else []
+    found, kind = arguments.get("rooms"), str(arguments.get("what", ""))
+    named = [str(room) for room in found] if isinstance(found, list) else []
     where = safe_text(named[0]) if len(named) == 1 else counted(len(named), "room") if named else "all rooms"
     if not arguments.get("dry_run"):
         return where, ""
-    rest = [quote(one) for one in named] if 0 < len(named) <= _MOST_NAMED else ["--all"]
-    if what == "positions":
+    rest = [quote(room) for room in named] if 0 < len(named) <= _MOST_NAMED else ["--all"]
+    if kind == "positions":
         where, rest = "the streams", []
-    return where, " ".join(["manage.py resync", quote(what), *rest])
+    return where, " ".join(["manage.py resync", quote(kind), *rest])
 
 
 def _progress(job: JobRow) -> Cell | str:

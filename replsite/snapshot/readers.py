@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from replsite.snapshot.table import (
     HIDDEN,
+    NO_STATUS,
     NOTHING,
-    UNJUDGED,
     Cell,
     Column,
     Group,
@@ -117,7 +117,7 @@ class ReaderStreamRow:
     lag_seconds: float = 0.0
     unmoved_seconds: float | None = None
     """For how long its position did not move while watched. None: it was sampled only once."""
-    status: Verdict = UNJUDGED
+    status: Verdict = NO_STATUS
     lag_change_per_second: float | None = None
     """In facts. Above 0: the lag grows. None: not watched long enough."""
     seconds_to_current: float | None = None
@@ -246,7 +246,7 @@ class ReaderRow:
     heartbeat_seconds: float = 0.0
     lag_facts: int = 0
     lag_seconds: float = 0.0
-    status: Verdict = UNJUDGED
+    status: Verdict = NO_STATUS
     streams: tuple[ReaderStreamRow, ...] = ()
     bytes_in_per_second: float | None = None
     bytes_out_per_second: float | None = None
@@ -301,12 +301,12 @@ def read_readers(
     cursors: dict[str, dict[str, CursorRow]] = {}
     cursor.execute(_CURSORS)
     for reader, stream, base, entries, *more in cursor.fetchall():
-        one = CursorRow(reader, stream, base, _numbers(decode_stored_json(entries)), *more)
-        cursors.setdefault(f"{NAMED}{reader}", {})[stream] = one
+        row = CursorRow(reader, stream, base, _numbers(decode_stored_json(entries)), *more)
+        cursors.setdefault(f"{NAMED}{reader}", {})[stream] = row
     with collector_paused():
         rows = [_reader(row, known) for row in found]
     has_row = {row.key for row in rows}
-    rows += [_without_row(key, own, as_of) for key, own in cursors.items() if key not in has_row]
+    rows += [_without_row(key, by_stream, as_of) for key, by_stream in cursors.items() if key not in has_row]
     for row in rows:
         if row.is_named:
             row.cursors = cursors.get(row.key, row.cursors)
@@ -338,7 +338,7 @@ def _rights(stored: Any) -> RightsView | None:
 
 def _numbers(stored: Any) -> dict[str, int]:
     """Returns the numbers in a stored object. Entries of another type are left out."""
-    return {key: one for key, one in stored.items() if isinstance(one, int)} if isinstance(stored, dict) else {}
+    return {key: n for key, n in stored.items() if isinstance(n, int)} if isinstance(stored, dict) else {}
 
 
 def _vectors(text: str) -> dict[str, dict[str, int]]:
@@ -465,22 +465,22 @@ READERS = Table(
     (
         Column("Reader and stream", {ReaderRow: _who, ReaderStreamRow: lambda on: on.stream}, number=False),
         Column("Position", {
-            ReaderRow: lambda one: _position(one.streams[0]) if one.follows and len(one.streams) == 1 else NOTHING,
+            ReaderRow: lambda reader: _position(reader.streams[0]) if reader.follows and len(reader.streams) == 1 else NOTHING,
             ReaderStreamRow: _position,
         }),
         Column("Lag", {
-            ReaderRow: lambda one: _lag(one, one.streams) if one.follows else NOTHING,
+            ReaderRow: lambda reader: _lag(reader, reader.streams) if reader.follows else NOTHING,
             ReaderStreamRow: lambda on: _lag(on, [on]),
         }),
         Column("Trend", {
-            ReaderRow: lambda one: _trend(one.streams) if one.follows else NOTHING,
+            ReaderRow: lambda reader: _trend(reader.streams) if reader.follows else NOTHING,
             ReaderStreamRow: lambda on: _trend([on]),
         }),
         Column("In and out", {ReaderRow: _sent}),
-        Column("Unsent", {ReaderRow: lambda one: _unsent(one) if one.follows else NOTHING}),
+        Column("Unsent", {ReaderRow: lambda reader: _unsent(reader) if reader.follows else NOTHING}),
         Column("Connected", {
-            ReaderRow: lambda one: (
-                moment_cell(one.connected_at) if one.closed_at or (one.follows and one.runs) else NOTHING
+            ReaderRow: lambda reader: (
+                moment_cell(reader.connected_at) if reader.closed_at or (reader.follows and reader.runs) else NOTHING
             ),
         }),
     ),
@@ -540,8 +540,8 @@ def _reader_group(reader: ReaderRow) -> Group:
     on = f"{reader.streams[0].stream}: " if reader.streams else ""
     rows = [
         # A row has the actions of its status, unless the first row of the group has the same.
-        READERS.row(one, one.stream, about="" if one.status.actions == reader.status.actions else reader.about)
-        for one in reader.streams
+        READERS.row(row, row.stream, about="" if row.status.actions == reader.status.actions else reader.about)
+        for row in reader.streams
     ]
     head = READERS.head(reader, on + reader.status.sentence, page, reader.about)
     return {"key": reader.key, "head": head, "rows": [*rows, *_rights_rows(reader)]}
@@ -557,7 +557,7 @@ def _rights_rows(reader: ReaderRow) -> list[Row]:
         _allowed("follows", rights.streams, "no stream"),
         _allowed("reports", rights.reports, "nothing"),
     )
-    status = UNJUDGED
+    status = NO_STATUS
     if rights.refused:
         why = f"{counted(rights.refused, 'command')} refused, the last one because {rights.refusal}."
         status = Verdict("", Severity.NOTE, why)
@@ -566,5 +566,5 @@ def _rights_rows(reader: ReaderRow) -> list[Row]:
 
 
 def _allowed(does: str, patterns: Sequence[str], nothing: str) -> str:
-    said = "anything" if "*" in patterns else ", ".join(patterns) or nothing
-    return f"{does} {safe_text(said)}"
+    allowed = "anything" if "*" in patterns else ", ".join(patterns) or nothing
+    return f"{does} {safe_text(allowed)}"

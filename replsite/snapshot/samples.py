@@ -58,5 +58,5 @@ def warm(history: History, samples: Iterable[SampleRow], readers: Sequence[Reade
         label = plain_label(row.name, names)
         names.add(label)
         for stream in row.positions:
-            told = [(sample.at, float(sample.waiting)) for sample in found.get((stream, label), ())]
-            history.lag.seed((row.key, stream), told)
+            values = [(sample.at, float(sample.waiting)) for sample in found.get((stream, label), ())]
+            history.lag.seed((row.key, stream), values)

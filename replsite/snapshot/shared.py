@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from replsite.snapshot.reading import read_current_snapshot
 from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.take import look_and_take_snapshot
 from replsite.status.trends import History
 
 __all__ = ["SHARED", "SharedSnapshot"]
@@ -23,11 +23,11 @@ FRESH_SECONDS = 0.9
 class SharedSnapshot:
     """A cache of one snapshot. Callers that arrive while a new snapshot is taken wait for it and share it."""
 
-    def __init__(self, take: Callable[[History], Snapshot] = look_and_take_snapshot) -> None:
-        self._take = take
+    def __init__(self, read: Callable[[History], Snapshot] = read_current_snapshot) -> None:
+        self._read = read
         self._lock = threading.Lock()
         self._history = History()
-        self._taken_at = float("-inf")
+        self._read_at = float("-inf")
         self._latest: Snapshot | None = None
 
     def get(self, fresh_seconds: float = FRESH_SECONDS) -> Snapshot:
@@ -38,10 +38,10 @@ class SharedSnapshot:
         # The lock is held while a snapshot is taken. Callers that arrive meanwhile wait here, and then find it fresh.
         with self._lock:
             now = time.monotonic()
-            if self._latest is None or now - self._taken_at >= fresh_seconds:
+            if self._latest is None or now - self._read_at >= fresh_seconds:
                 self._latest = None
-                self._latest = self._take(self._history)
-                self._taken_at = now
+                self._latest = self._read(self._history)
+                self._read_at = now
             return self._latest
 
 

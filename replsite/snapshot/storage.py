@@ -46,7 +46,7 @@ STORAGE_SECONDS = 60.0
 MOST_TABLES = 12
 MOST_ROOMS = 10
 #: Up to this number, all groups are checked. If there are more, a sample of about this size is checked.
-GROUPS_LOOKED_AT = 20_000
+GROUPS_SAMPLED = 20_000
 #: Name of the whole database among the samples of tables.
 DATABASE = "(database)"
 _ORPHANS = "manage.py purge orphans"
@@ -166,10 +166,10 @@ def _unreferenced(cursor: Any, groups: int) -> tuple[int, bool]:
 
     ``groups`` is PostgreSQL's estimate of the number of all state groups.
     """
-    if groups <= GROUPS_LOOKED_AT:
+    if groups <= GROUPS_SAMPLED:
         cursor.execute(_UNREFERENCED.format(sample=""))
         return cursor.fetchone()[0], True
-    percent = 100 * GROUPS_LOOKED_AT / groups
+    percent = 100 * GROUPS_SAMPLED / groups
     cursor.execute(_UNREFERENCED.format(sample="TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (1)"), {"percent": percent})
     return round(cursor.fetchone()[0] * 100 / percent), False
 
@@ -184,8 +184,8 @@ def _state_status(storage: StorageView) -> Verdict:
     if not found:
         return Verdict("", Severity.FINE, "")
     about = "" if storage.unreferenced_exact else "About "
-    said = "state group is" if found == 1 else "state groups are"
-    sentence = f"{about}{count(found)} {said} needed by nothing; {_ORPHANS} removes what is."
+    groups = "state group is" if found == 1 else "state groups are"
+    sentence = f"{about}{count(found)} {groups} needed by nothing; {_ORPHANS} removes what is."
     return Verdict("", Severity.FINE, sentence, _ORPHANS)
 
 
@@ -255,11 +255,11 @@ def storage_groups(storage: StorageView | None) -> list[Group]:
     if storage is None:
         return []
     sizes = sum(table.size_bytes for table in storage.tables) or 1
-    tables = [replace(one, as_of=storage.as_of, share=one.size_bytes / sizes) for one in storage.tables]
+    tables = [replace(t, as_of=storage.as_of, share=t.size_bytes / sizes) for t in storage.tables]
     about = f"its {counted(len(tables), 'largest table')} below"
     head = STORAGE.row(replace(storage.database, as_of=storage.as_of, about=about))
     groups: list[Group] = [
-        {"key": "database", "head": head, "rows": [STORAGE.row(one, one.name) for one in tables]},
+        {"key": "database", "head": head, "rows": [STORAGE.row(table, table.name) for table in tables]},
     ]
     if storage.state_groups is not None:
         state = STORAGE.row(storage, status=_state_status(storage))

@@ -12,8 +12,8 @@ from typing import Any
 
 from replsite.snapshot.table import (
     HIDDEN,
+    NO_STATUS,
     NOTHING,
-    UNJUDGED,
     Cell,
     Column,
     Group,
@@ -76,7 +76,7 @@ class WriterRow:
     held_by: str = ""
     is_alone: bool = field(default=True, metadata=HIDDEN)
     """False: its stream has several active writers, so its figures are not those of the stream."""
-    status: Verdict = UNJUDGED
+    status: Verdict = NO_STATUS
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class HolderRow:
     """The session for whose lock it waits, in words. Empty: it waits for no lock."""
     keeps_rows: bool = field(default=False, metadata=HIDDEN)
     """True if it keeps rows of stored positions, and has appended nothing."""
-    status: Verdict = UNJUDGED
+    status: Verdict = NO_STATUS
 
     @property
     def name(self) -> str:
@@ -132,7 +132,7 @@ class ExpectedRow:
     active: int = 0
     facts_last_hour: int | None = None
     least_per_hour: float | None = None
-    status: Verdict = UNJUDGED
+    status: Verdict = NO_STATUS
     last_write_at: datetime | None = field(default=None, metadata=HIDDEN)
 
 
@@ -172,7 +172,7 @@ class StreamRow:
     @property
     def blocked(self) -> HolderRow | None:
         """The first append that is open for too long, or None."""
-        return next((one for one in self.holders if one.status.severity >= Severity.WARNING), None)
+        return next((h for h in self.holders if h.status.severity >= Severity.WARNING), None)
 
 
 def read_writers(cursor: Any) -> list[WriterRow]:
@@ -207,7 +207,7 @@ def _speed(speed: float, recent: Series) -> Cell:
 
 def _old(stream: StreamRow) -> list[HolderRow]:
     # Young ones come and go all the time.
-    return [one for one in stream.holders if (one.seconds or 0.0) > YOUNG_SECONDS]
+    return [h for h in stream.holders if (h.seconds or 0.0) > YOUNG_SECONDS]
 
 
 STREAMS = Table(
@@ -217,7 +217,7 @@ STREAMS = Table(
     (
         Column("Stream and writer", {
             StreamRow: lambda stream: text_cell(stream.name, _about(stream)),
-            ExpectedRow: lambda one: text_cell(one.writer, f"{count(one.active)} active" if one.active else "expected"),
+            ExpectedRow: lambda e: text_cell(e.writer, f"{count(e.active)} active" if e.active else "expected"),
             HolderRow: lambda held: text_cell(held.name, joined(held.application, held.role, held.client, held.state)),
             WriterRow: lambda writer: writer.writer,
         }, number=False),
@@ -227,19 +227,19 @@ STREAMS = Table(
             WriterRow: lambda writer: count(writer.position),
         }),
         Column("Behind the head", {
-            StreamRow: lambda stream: _behind(max(stream.active, key=lambda one: one.behind_facts, default=None)),
+            StreamRow: lambda stream: _behind(max(stream.active, key=lambda w: w.behind_facts, default=None)),
             WriterRow: _behind,
         }),
         Column("Facts", {
-            StreamRow: lambda stream: _speed(sum(one.facts_per_second or 0.0 for one in stream.active), stream.recent),
-            ExpectedRow: lambda one: (
-                NOTHING if one.facts_last_hour is None else text_cell(count(one.facts_last_hour), "last hour")
+            StreamRow: lambda stream: _speed(sum(w.facts_per_second or 0.0 for w in stream.active), stream.recent),
+            ExpectedRow: lambda e: (
+                NOTHING if e.facts_last_hour is None else text_cell(count(e.facts_last_hour), "last hour")
             ),
             WriterRow: lambda writer: _speed(writer.facts_per_second or 0.0, () if writer.is_alone else writer.recent),
         }),
         Column("Open", {
             StreamRow: lambda stream: number_cell(
-                len(stream.holders), "", min((one.since for one in _old(stream) if one.since), default=None)
+                len(stream.holders), "", min((h.since for h in _old(stream) if h.since), default=None)
             ),
             HolderRow: lambda held: text_cell("", "", held.since),
             WriterRow: lambda writer: text_cell("open", "", writer.held_since) if writer.held_by else NOTHING,
@@ -281,9 +281,9 @@ def _stream_group(stream: StreamRow) -> Group:
     if stream.blocked is not None and stream.status == stream.blocked.status:  # the row of the append says all about it
         sentence = f"Held back by {stream.blocked.name}."
     head = STREAMS.head(stream, sentence, about="" if culprit is not None else stream.name)
-    missed = [one for one in stream.expected if one.status.severity >= Severity.WARNING]
-    rows = [STREAMS.row(one, f"{one.writer} (expected)") for one in missed]
-    rows += [STREAMS.row(one, f"\nheld {one.name}", about=stream.name) for one in _old(stream)[:HOLDERS_SHOWN]]
+    missed = [e for e in stream.expected if e.status.severity >= Severity.WARNING]
+    rows = [STREAMS.row(e, f"{e.writer} (expected)") for e in missed]
+    rows += [STREAMS.row(h, f"\nheld {h.name}", about=stream.name) for h in _old(stream)[:HOLDERS_SHOWN]]
     for writer in stream.writers:
         status = writer.status
         if status.word == WriterWord.BLOCKED:  # there may be many of them, and one row of the append that blocks them

@@ -1,6 +1,6 @@
 """What all tables that an operator sees have in common (pure): rows, columns, cells, and the formats of figures in cells.
 
-A row is filled by one query, completed by ``replsite.snapshot.take``, and judged by ``replsite.snapshot.verdicts``. The
+One query fills a row, ``replsite.snapshot.reading`` completes it, and ``replsite.snapshot.verdicts`` has its status. The
 columns of its table make its cells, for the live page and for terminals. A cell is text, or a moment whose age is computed
 where the cell is shown. So a cell changes when something happens, and not merely because time passes. There is no HTML here:
 names that clients choose are plain text until they are rendered.
@@ -21,7 +21,7 @@ from streams.runtime.amounts import count, counted, duration
 __all__ = [
     "HIDDEN",
     "NOTHING",
-    "UNJUDGED",
+    "NO_STATUS",
     "Cell",
     "Column",
     "Group",
@@ -41,7 +41,7 @@ __all__ = [
     "worst_first",
 ]
 
-UNJUDGED = Verdict("", Severity.FINE, "")
+NO_STATUS = Verdict("", Severity.FINE, "")
 HIDDEN = {"hidden": True}
 """The metadata of a field that is not part of the row's JSON."""
 NOTHING = "-"
@@ -57,11 +57,11 @@ def worst_first(rows: Iterable[Any]) -> tuple[Any, ...]:
 def as_json(value: Any) -> Any:
     """Returns rows as plain JSON values. Times are ISO 8601 in UTC, severities are lower-case names."""
     if is_dataclass(value):
-        return {one.name: as_json(getattr(value, one.name)) for one in fields(value) if not one.metadata}
+        return {f.name: as_json(getattr(value, f.name)) for f in fields(value) if not f.metadata}
     if isinstance(value, dict):
-        return {key: as_json(one) for key, one in value.items()}
+        return {key: as_json(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_json(one) for one in value]
+        return [as_json(member) for member in value]
     if isinstance(value, Severity):
         return value.name.lower()
     return value.isoformat() if isinstance(value, datetime) else value
@@ -171,16 +171,15 @@ class Table:
         object in the admin's URLs. ``about`` is the argument of the status's actions; without it the row has no actions.
         """
         cells = [column.cell(row, getattr(row, "blank", NOTHING)) for column in self.shown]
-        own: Verdict = getattr(row, "status", UNJUDGED)
-        return _row(cells, key, status or own, admin_id, about)
+        return _row(cells, key, status or getattr(row, "status", NO_STATUS), admin_id, about)
 
     def head(self, row: Any, sentence: str, admin_id: str = "", about: str = "") -> Row:
         """Returns the first row of a group. The row's sentence is empty if the status is fine."""
         status: Verdict = row.status
-        said = "" if status.severity == Severity.FINE else sentence
-        return self.row(row, "", replace(status, sentence=said), admin_id, about)
+        shown = "" if status.severity == Severity.FINE else sentence
+        return self.row(row, "", replace(status, sentence=shown), admin_id, about)
 
-    def remark(self, key: str, cell: Cell, status: Verdict = UNJUDGED, blank: str = "") -> Row:
+    def remark(self, key: str, cell: Cell, status: Verdict = NO_STATUS, blank: str = "") -> Row:
         """Returns a row with a name and no figures."""
         return _row([cell, *(text_cell(blank) for _ in self.shown[1:])], key, status)
 

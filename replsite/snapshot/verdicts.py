@@ -1,4 +1,4 @@
-"""Judges the rows of the snapshot: one rule for each status word (pure).
+"""Gives the rows of the snapshot their status: one rule for each status word (pure).
 
 The words are those of ``docs/reference/status-words.md``. A writer without new facts, or a reader of a quiet stream, is
 idle and not in error. A reader is called gone if its heartbeat is missing. It is called stuck only if it has a heartbeat
@@ -38,20 +38,19 @@ from streams.stream_settings import StreamSettings
 __all__ = [
     "DISK_FULL",
     "Limits",
-    "judge_disk",
-    "judge_expected",
-    "judge_health",
-    "judge_hold",
-    "judge_job",
-    "judge_missing_reader",
-    "judge_reader",
-    "judge_recording",
-    "judge_sequence",
-    "judge_tables",
-    "judge_writer",
+    "disk_verdict",
+    "expected_verdict",
+    "hold_verdict",
+    "job_verdict",
+    "missing_reader_verdict",
+    "reader_verdict",
+    "recording_verdict",
+    "sequence_verdict",
+    "site_health",
+    "tables_verdict",
     "worst",
+    "writer_verdict",
 ]
-
 
 #: If a job is queued for longer, and no job from the queue is running, a ``runjobs`` process must be started.
 JOB_WAITS_SECONDS = 60.0
@@ -96,12 +95,12 @@ class Limits:
         return 3 * self.heartbeat_seconds
 
 
-def judge_writer(writer: WriterRow, held: HolderRow | None, limits: Limits, as_of: datetime) -> Verdict:
+def writer_verdict(writer: WriterRow, held: HolderRow | None, limits: Limits, as_of: datetime) -> Verdict:
     """Returns the status of a writer on a stream. ``held`` is the oldest open append that may be its own."""
     if writer.state == RETIRED:
         text = "Wrote nothing for an hour. Its next fact makes it active again."
         return Verdict(WriterWord.RETIRED, Severity.FINE, text)
-    if held is not None and (status := judge_hold(held, limits)).word == HoldWord.BLOCKED:
+    if held is not None and (status := hold_verdict(held, limits)).word == HoldWord.BLOCKED:
         return status
     if writer.last_write_at is not None and _age(writer.last_write_at, as_of) <= limits.writing_within_seconds:
         return Verdict(WriterWord.WRITING, Severity.FINE, "Writing.")
@@ -114,7 +113,7 @@ def _age(at: datetime, as_of: datetime) -> float:
     return max(0.0, (as_of - at).total_seconds())
 
 
-def judge_hold(held: HolderRow, limits: Limits) -> Verdict:
+def hold_verdict(held: HolderRow, limits: Limits) -> Verdict:
     """Returns the status of an open append: *open*, or *blocked*, if it holds its stream back for too long."""
     statement = f"; its last statement: {held.statement}" if held.statement else ""
     did = "locked stored positions" if held.keeps_rows else "appended"
@@ -138,7 +137,7 @@ def judge_hold(held: HolderRow, limits: Limits) -> Verdict:
     return Verdict(HoldWord.BLOCKED, Severity.WRONG, text, command, ("end",))
 
 
-def judge_recording(row: RecordedRow, limits: Limits, as_of: datetime) -> Verdict:
+def recording_verdict(row: RecordedRow, limits: Limits, as_of: datetime) -> Verdict:
     """Returns the status of a recorded writer of a foreign server."""
     recorder, silence = f"process {row.process_id} on {row.host}", silent_seconds(as_of, row.heartbeat_at)
     missed = f" {_capital(counted(row.ranges_missed, 'range'))} of facts missed." if row.ranges_missed else ""
@@ -152,13 +151,13 @@ def judge_recording(row: RecordedRow, limits: Limits, as_of: datetime) -> Verdic
     return Verdict(WriterWord.RECORDED, severity, f"A writer of {row.server_name}, recorded by {recorder}.{missed}")
 
 
-def judge_expected(one: ExpectedRow, as_of: datetime) -> Verdict:
+def expected_verdict(row: ExpectedRow, as_of: datetime) -> Verdict:
     """Returns the status of a name or pattern of REPLSITE_EXPECTED_WRITERS."""
-    if not one.active:
-        last = "never" if one.last_write_at is None else f"{duration(_age(one.last_write_at, as_of))} ago"
+    if not row.active:
+        last = "never" if row.last_write_at is None else f"{duration(_age(row.last_write_at, as_of))} ago"
         text = f"REPLSITE_EXPECTED_WRITERS expects it here. Its last fact: {last}. Start it, or read its log."
         return Verdict(ExpectedWord.MISSING, Severity.WRONG, text)
-    written, least = one.facts_last_hour, one.least_per_hour
+    written, least = row.facts_last_hour, row.least_per_hour
     if least is not None and written is not None and written < least:
         text = (
             f"{_capital(counted(written, 'fact'))} in the last hour; REPLSITE_EXPECTED_WRITERS expects {least:,g}. "
@@ -168,15 +167,15 @@ def judge_expected(one: ExpectedRow, as_of: datetime) -> Verdict:
     return Verdict(ExpectedWord.THERE, Severity.FINE, "As expected.")
 
 
-def judge_reader(reader: ReaderRow, on: ReaderStreamRow, limits: Limits, as_of: datetime) -> Verdict:
+def reader_verdict(reader: ReaderRow, on: ReaderStreamRow, limits: Limits, as_of: datetime) -> Verdict:
     """Returns the status of a reader on a stream. Dead letters are reported only if nothing is worse."""
-    verdict = _judge_following(reader, on, limits)
+    verdict = _following_verdict(reader, on, limits)
     if on.parked_facts and verdict.severity < Severity.WARNING:
         return _parked(reader.name, on, as_of)
     return verdict
 
 
-def _judge_following(reader: ReaderRow, on: ReaderStreamRow, limits: Limits) -> Verdict:
+def _following_verdict(reader: ReaderRow, on: ReaderStreamRow, limits: Limits) -> Verdict:
     """Returns the status of a reader without regard to its dead letters."""
     # The first rule that applies gives the word, so the order matters: a reader that is gone is not called stuck as well.
     if (absent := _absent_reader(reader, on, limits)) is not None:
@@ -285,7 +284,7 @@ def _parked(name: str, on: ReaderStreamRow, as_of: datetime) -> Verdict:
     return Verdict(ReaderWord.PARKING, Severity.WARNING, text, command, ("retry", "parked"))
 
 
-def judge_missing_reader(name: str) -> Verdict:
+def missing_reader_verdict(name: str) -> Verdict:
     """Returns the status of a reader that REPLSITE_READERS names, and of which this database has no row."""
     text = (
         f"REPLSITE_READERS names it, but there is no trace of {name} within a day. Start it; it goes on where it was."
@@ -323,8 +322,7 @@ def _behind(on: ReaderStreamRow) -> str:
     return f"{about}{counted(on.lag_facts, 'fact')}, {duration(on.lag_seconds)} behind"
 
 
-def judge_job(job: JobRow, as_of: datetime) -> Verdict:
-    """Returns the status of a job."""
+def job_verdict(job: JobRow, as_of: datetime) -> Verdict:
     if job.killed:
         command = "manage.py runjobs"
         cure = f"A queued one is begun again by {command}, others by their command."
@@ -339,13 +337,13 @@ def judge_job(job: JobRow, as_of: datetime) -> Verdict:
         )
     if job.state == JobWord.DONE and job.differences:
         return _differing_job(job)
-    said = {
+    sentences = {
         JobWord.RUNNING: f"{duration(job.seconds_left)} left in this stage." if job.seconds_left is not None else "",
         JobWord.CANCELLED: "What it had done stays.",
     }
     word = JobWord(job.state)
     ends = word == JobWord.RUNNING and bool(job.cancel_asked_by)
-    return Verdict(word, Severity.FINE, "Stops at its next step." if ends else said.get(word, ""))
+    return Verdict(word, Severity.FINE, "Stops at its next step." if ends else sentences.get(word, ""))
 
 
 def _differing_job(job: JobRow) -> Verdict:
@@ -366,7 +364,7 @@ def _queued_job(job: JobRow, as_of: datetime) -> Verdict:
     return Verdict(JobWord.WAITING, Severity.WARNING, text, command)
 
 
-def judge_sequence(found: FoundSequence | None, stored: int, in_tables: int) -> Verdict | None:
+def sequence_verdict(found: FoundSequence | None, stored: int, in_tables: int) -> Verdict | None:
     """Returns a verdict if the stream's sequence is not as it must be, or not where it must be, and None otherwise.
 
     ``stored`` is the highest stored position, and ``in_tables`` the highest ID in the tables.
@@ -389,7 +387,7 @@ def judge_sequence(found: FoundSequence | None, stored: int, in_tables: int) -> 
     return Verdict("sequence unfit", severity, found.sentence, command if actions else "", actions)
 
 
-def judge_tables(tables: Sequence[str]) -> Verdict:
+def tables_verdict(tables: Sequence[str]) -> Verdict:
     """Returns the verdict on tables whose next rows would get numbers that are taken. There is at least one."""
     command = "manage.py check_streams --repair"
     more = f", and {len(tables) - 1} more tables" if len(tables) > 1 else ""
@@ -397,7 +395,7 @@ def judge_tables(tables: Sequence[str]) -> Verdict:
     return Verdict("sequence behind", Severity.WRONG, text, command, ("positions",))
 
 
-def judge_disk(folder: str, free_bytes: int, wanted_bytes: int) -> Verdict | None:
+def disk_verdict(folder: str, free_bytes: int, wanted_bytes: int) -> Verdict | None:
     """Returns a verdict if less than ``wanted_bytes`` are free on the disk of ``folder``, and None otherwise."""
     if free_bytes >= wanted_bytes:
         return None
@@ -413,7 +411,7 @@ def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:
     return max(verdicts, key=lambda verdict: verdict.severity, default=otherwise)
 
 
-def judge_health(problems: Iterable[Problem], summary: str) -> Health:
+def site_health(problems: Iterable[Problem], summary: str) -> Health:
     """Returns the state of the whole site. ``summary`` counts the site's parts, and is shown if all is well."""
     found = sorted(problems, key=lambda problem: -problem.verdict.severity)
     if not found or found[0].verdict.severity < Severity.WARNING:

@@ -115,17 +115,17 @@ def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
         users_syncing=found["users"],
         syncing=tuple(
             SyncingView(
-                safe_text(one["name"]),
-                safe_text(one["worker"]),
-                safe_text(one["address"]),
-                one["users"],
-                _time(one["last_news_at"]),
+                safe_text(row["name"]),
+                safe_text(row["worker"]),
+                safe_text(row["address"]),
+                row["users"],
+                _time(row["last_news_at"]),
             )
-            for one in found["syncing"]
+            for row in found["syncing"]
         ),
         acknowledged=tuple(
-            AcknowledgedView(safe_text(one["instance_name"]), one["token"], _time(one["acknowledged_at"]))
-            for one in found["acknowledged"]
+            AcknowledgedView(safe_text(row["instance_name"]), row["token"], _time(row["acknowledged_at"]))
+            for row in found["acknowledged"]
         ),
         addresses=min(found["addresses"], MOST_ADDRESSES),
         addresses_exact=found["addresses"] <= MOST_ADDRESSES,
@@ -152,20 +152,20 @@ WORKERS = Table(
     "No worker has reported anything.",
     (
         Column("Report", {
-            _Sum: lambda one: one.title,
-            SyncingView: lambda one: text_cell(one.name, one.address),
-            AcknowledgedView: lambda one: one.instance,
-            CountView: lambda one: one.name,
+            _Sum: lambda row: row.title,
+            SyncingView: lambda row: text_cell(row.name, row.address),
+            AcknowledgedView: lambda row: row.instance,
+            CountView: lambda row: row.name,
         }, number=False),
         Column("Number", {
-            _Sum: lambda one: one.number,
-            SyncingView: lambda one: count(one.users),
-            AcknowledgedView: lambda one: count(one.token),
-            CountView: lambda one: count(one.total),
+            _Sum: lambda row: row.number,
+            SyncingView: lambda row: count(row.users),
+            AcknowledgedView: lambda row: count(row.token),
+            CountView: lambda row: count(row.total),
         }),
         Column("Last news", {
-            SyncingView: lambda one: moment_cell(one.last_news_at),
-            AcknowledgedView: lambda one: moment_cell(one.acknowledged_at),
+            SyncingView: lambda row: moment_cell(row.last_news_at),
+            AcknowledgedView: lambda row: moment_cell(row.acknowledged_at),
             CountView: lambda _: "",
         }),
     ),
@@ -179,17 +179,17 @@ def worker_groups(workers: WorkersView) -> list[Group]:
 
     def add(key: str, title: str, number: str, rows: Iterable[tuple[str, Any]], sentence: str = "") -> None:
         head = WORKERS.row(_Sum(title, number), status=Verdict("", Severity.FINE, sentence))
-        groups.append(Group(key=key, head=head, rows=[WORKERS.row(one, name) for name, one in rows]))
+        groups.append(Group(key=key, head=head, rows=[WORKERS.row(row, name) for name, row in rows]))
 
     if workers.syncing:
-        rows = ((f"{one.name} {one.worker}", one) for one in workers.syncing)
+        rows = ((f"{row.name} {row.worker}", row) for row in workers.syncing)
         add("syncing", "Users that sync", count(workers.users_syncing), rows)
     if workers.acknowledged:
-        add("federation", "Federation acknowledged up to", "", ((one.instance, one) for one in workers.acknowledged))
+        add("federation", "Federation acknowledged up to", "", ((row.instance, row) for row in workers.acknowledged))
     if workers.addresses:
         about = "" if workers.addresses_exact else "more than "
         add("addresses", "Addresses of users", f"{about}{count(workers.addresses)}", ())
     for kind, (title, sentence) in _COUNTED.items():
-        if found := [one for one in workers.counts if one.kind == kind]:
-            add(kind, title, count(sum(one.total for one in found)), ((one.name, one) for one in found), sentence)
+        if found := [row for row in workers.counts if row.kind == kind]:
+            add(kind, title, count(sum(row.total for row in found)), ((row.name, row) for row in found), sentence)
     return groups

@@ -41,8 +41,8 @@ class _Steps:
 
     def go_to(self, step: int) -> None:
         """Drops the oldest values, so that ``step`` becomes the last one. Does nothing for a step that is not later."""
-        if (gone := min(step - self.last, STEPS)) > 0:
-            self.values = self.values[gone:] + [None] * gone
+        if (dropped := min(step - self.last, STEPS)) > 0:
+            self.values = self.values[dropped:] + [None] * dropped
             self.last = step
 
     def get(self, step: int) -> float | None:
@@ -61,7 +61,7 @@ class _Steps:
         self.go_to(step)
         if step == self.last:
             return tuple(self.values)
-        return tuple(self.get(one) for one in range(step - STEPS + 1, step + 1))
+        return tuple(self.get(s) for s in range(step - STEPS + 1, step + 1))
 
 
 class Recent:
@@ -98,7 +98,7 @@ class Recent:
             highest = steps.get(step)
             if highest is None or value > highest:
                 steps.put(step, value)
-        return self._told(at, values)
+        return self._series(at, values)
 
     def rates(self, at: float, counters: Mapping[Hashable, float]) -> dict[Hashable, Series]:
         """Adds the counters of one moment.
@@ -110,10 +110,10 @@ class Recent:
         """
         step = int(at // STEP_SECONDS)
         for key, value in counters.items():
-            began, base = self._base(key, step, at, value)
-            if at > began:
-                self._of(key, step).put(step, max(value - base, 0.0) / (at - began))
-        return self._told(at, counters)
+            base_at, base = self._base(key, step, at, value)
+            if at > base_at:
+                self._of(key, step).put(step, max(value - base, 0.0) / (at - base_at))
+        return self._series(at, counters)
 
     def _base(self, key: Hashable, step: int, at: float, value: float) -> tuple[float, float]:
         """Returns the moment and value from which the rate of the present step is computed.
@@ -129,7 +129,7 @@ class Recent:
         self._seen[key] = _Counter(known.base_at, known.base, at, value)
         return known.base_at, known.base
 
-    def _told(self, at: float, wanted: Mapping[Hashable, float]) -> dict[Hashable, Series]:
+    def _series(self, at: float, wanted: Mapping[Hashable, float]) -> dict[Hashable, Series]:
         self._at = at
         last = int(at // STEP_SECONDS)
         return {key: self._of(key, last).upto(last) for key in wanted}
@@ -144,5 +144,5 @@ class Recent:
         """Removes all keys that are not among ``keys``."""
         wanted = set(keys)
         for known in (self._steps, self._seen):
-            for gone in known.keys() - wanted:
-                del known[gone]
+            for key in known.keys() - wanted:
+                del known[key]

@@ -78,8 +78,8 @@ class Growth:
 
         Returns for each key (seconds, growth of each counter in this time), or None if it was not watched long enough.
         """
-        for gone in self._seen.keys() - counters.keys():
-            del self._seen[gone]
+        for key in self._seen.keys() - counters.keys():
+            del self._seen[key]
         return {key: self._add_one(key, at, values) for key, values in counters.items()}
 
     def _add_one(self, key: Hashable, at: float, values: tuple[int, ...]) -> tuple[float, tuple[int, ...]] | None:
@@ -127,8 +127,8 @@ class History:
 
     def add(self, at: float, samples: Mapping[Hashable, Sample]) -> dict[Hashable, Motion]:
         """Adds the samples of one snapshot, forgets keys that are not in it, and returns how each key moved."""
-        for gone in self._tracks.keys() - samples.keys():
-            del self._tracks[gone]
+        for key in self._tracks.keys() - samples.keys():
+            del self._tracks[key]
         self._moments.append(at)
         while len(self._moments) > 2 and self._moments[1] <= at - WINDOW_SECONDS:
             self._moments.popleft()

@@ -15,7 +15,7 @@ from replsite.dashboard.shared_answers import SharedAnswers
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
-from replsite.snapshot import take
+from replsite.snapshot import reading
 from replsite.snapshot.shared import SharedSnapshot
 from replsite.snapshot.snapshot import Snapshot
 from script.benchmarks.report import Report
@@ -34,7 +34,7 @@ def scrape(snapshot: Snapshot) -> int:
 def measure(site: Site) -> dict[str, float]:
     """Returns the medians of the rounds, in milliseconds and bytes."""
     site.fill()
-    shared = SharedSnapshot(take.take_snapshot)
+    shared = SharedSnapshot(reading.read_snapshot)
     answers = SharedAnswers(shared)
     found: dict[str, list[float]] = {"snapshot_ms": [], "snapshot_cpu_ms": [], "scrape_cpu_ms": [], "message_bytes": []}
     for _ in range(ROUNDS):
@@ -62,7 +62,7 @@ def main() -> None:
                 "SET LOCAL streams.maintenance = on; "
                 "TRUNCATE streams_reader, streams_streamposition, streams_cacheinvalidation"
             )
-        take.registry = site.registry()  # type: ignore[assignment,attr-defined]
+        reading.registry = site.registry()  # type: ignore[assignment,attr-defined]
         taken = measure(site)
         report.add(
             site=f"{site.streams} streams x {site.writers} writers",

@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from replsite.dashboard.shared_answers import SharedAnswers
+from replsite.snapshot.reading import read_snapshot
 from replsite.snapshot.shared import SharedSnapshot
-from replsite.snapshot.take import take_snapshot
 from tests.support import crowd
 from tests.support.browsing import BROWSER, log_in
 
@@ -40,7 +40,7 @@ window.fetch = () => new Promise((done) => {
 
 def pages(steps: int = STEPS) -> list[str]:
     """The page of a crowd that moves on."""
-    shared, found = SharedSnapshot(take_snapshot), []
+    shared, found = SharedSnapshot(read_snapshot), []
     answers = SharedAnswers(shared)
     for _ in range(steps):
         shared.get(fresh_seconds=0)

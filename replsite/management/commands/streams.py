@@ -20,9 +20,9 @@ from django.db import DatabaseError as DjangoDatabaseError
 from django.db import connections
 
 from replsite.dashboard.page import TABLES, live_page_data
+from replsite.snapshot.reading import limits, read_current_snapshot
 from replsite.snapshot.snapshot import Snapshot
 from replsite.snapshot.table import Column, Group, as_json
-from replsite.snapshot.take import limits, look_and_take_snapshot
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from replsite.terminal.tables import Content, lines_of
@@ -102,13 +102,13 @@ class Command(SiteCommand):
 
     def _once(self, options: dict[str, Any]) -> Snapshot:
         history = History()
-        snapshot = look_and_take_snapshot(history)
+        snapshot = read_current_snapshot(history)
         patience = limits().stuck_after_seconds
         # One snapshot cannot tell a stuck reader from a slow one. A second one shows whether the reader moved meanwhile.
         if not options["now"] and _perhaps_stuck(snapshot, patience):
             self.stderr.write(f"A reader is far behind; watching it for {patience:g} s to tell whether it moves.")
             time.sleep(patience + 0.1)
-            snapshot = look_and_take_snapshot(history)
+            snapshot = read_current_snapshot(history)
         self._show(snapshot, options)
         return snapshot
 
@@ -119,11 +119,11 @@ class Command(SiteCommand):
             if screen is not None and not options["json"]:
                 with screen.updating() as update:
                     while True:
-                        snapshot = look_and_take_snapshot(history)
+                        snapshot = read_current_snapshot(history)
                         update(_content(snapshot, storage=options["storage"]))
                         time.sleep(WATCH_SECONDS)
             while True:
-                snapshot = look_and_take_snapshot(history)
+                snapshot = read_current_snapshot(history)
                 self._show(snapshot, options)
                 self.stdout.flush()
                 time.sleep(WATCH_SECONDS if options["json"] else PLAIN_WATCH_SECONDS)

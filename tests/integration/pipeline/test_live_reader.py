@@ -16,7 +16,7 @@ from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
 from pipeline.live.statistics_table import READER, STATISTICS, StatisticsTable
 from pipeline.models import BatchLedger
 from replsite.metrics.cluster import families
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from replsite.status.words import HealthWord
 from streams import registry
 from streams.errors import ReaderNameTaken
@@ -86,7 +86,7 @@ def was_killed() -> None:
 
 
 def listed():
-    return next((one for one in take_snapshot().readers if one.name == READER), None)
+    return next((one for one in read_snapshot().readers if one.name == READER), None)
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -100,7 +100,7 @@ def test_one_that_is_away_is_listed_with_its_lag_until_it_is_forgotten(killed):
         Reader.objects.update(closed_at=timezone.now() - timedelta(hours=2))
     with connection.cursor() as cursor:
         forget_readers(cursor)
-    snapshot, found = take_snapshot(), listed()
+    snapshot, found = read_snapshot(), listed()
     assert (found.kind, found.runs, found.lag_facts, found.status.word) == ("spark", False, 300, "left behind")
     assert (
         "manage.py pipeline run" in found.status.sentence
@@ -111,7 +111,7 @@ def test_one_that_is_away_is_listed_with_its_lag_until_it_is_forgotten(killed):
     lags = {tuple(one.labels.values()): one.value for one in shown["replsite_reader_lag_facts"]}
     assert lags[READER, "events"] == 300
     forget_reader(READER)
-    assert listed() is None and take_snapshot().health.word == HealthWord.WELL
+    assert listed() is None and read_snapshot().health.word == HealthWord.WELL
 
 
 def test_while_it_runs_it_is_shown_with_what_it_has_read():
@@ -175,6 +175,6 @@ def test_a_pipeline_that_was_ended_before_the_upgrade_is_listed():
     with connection.cursor() as cursor:
         for operation in migration.operations:
             cursor.execute(operation.sql)
-    (only,) = [one for one in take_snapshot().readers if one.name == READER]
+    (only,) = [one for one in read_snapshot().readers if one.name == READER]
     assert only.lag_facts == 4 and not only.runs
     assert started() == upto

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from pipeline.source.reader_row import ReaderRow, store_reader
 from replsite.metrics.cluster import metrics_view
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from replsite.status.words import HealthWord, Severity
 from streams.models import Reader
 from streams.reading.reader_table import forget_readers
@@ -41,7 +41,7 @@ def be_silent_for(**age: int) -> None:
 
 
 def told() -> tuple[HealthWord, list[str]]:
-    health = take_snapshot().health
+    health = read_snapshot().health
     return health.word, [f"{one.subject}: {one.verdict.sentence}" for one in health.problems]
 
 
@@ -74,7 +74,7 @@ def test_a_silent_query_is_told_everywhere_for_as_long_as_it_holds_trimming(
 def test_one_that_was_renamed_or_is_not_wanted_is_forgotten_in_the_shell_and_on_the_page(admin_client: Client):
     run()
     be_silent_for(hours=2)
-    (problem,) = take_snapshot().health.problems
+    (problem,) = read_snapshot().health.problems
     assert (problem.verdict.actions, problem.verdict.severity) == (("forget",), Severity.WARNING)
     assert NAME in forget()
     assert told() == (HealthWord.WELL, [])
@@ -96,4 +96,4 @@ def test_one_without_its_checkpoint_is_told_as_gone_back():
     run()
     with connection.cursor() as cursor:
         store_reader(cursor, ReaderRow(NAME, 8, {"caches": {"master": 1}}))
-    assert [one.lag_facts for reader in take_snapshot().readers for one in reader.streams] == [1]
+    assert [one.lag_facts for reader in read_snapshot().readers for one in reader.streams] == [1]

@@ -13,8 +13,8 @@ import tracemalloc
 import pytest
 
 from replsite.dashboard.shared_answers import SharedAnswers
+from replsite.snapshot.reading import read_snapshot
 from replsite.snapshot.shared import SharedSnapshot
-from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
 from tests.support import crowd
 
@@ -56,6 +56,6 @@ def snapshots_of_a_crowd(transactional_db):
     history, found = History(), []
     with crowd.living(writers=3, readers=5):
         for _ in range(3):
-            found.append(pickle.dumps(take_snapshot(history)))
+            found.append(pickle.dumps(read_snapshot(history)))
             crowd.move()
     return found

@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from replsite.health import summary
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from streams.models import Reader
 from tests.support.waiting import wait_until
 from tests.support.wire_client import positioned, ready_ports
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def words() -> dict[str, str]:
     """Name -> status of every reader."""
-    return {reader.name: str(reader.status.word) for reader in take_snapshot().readers}
+    return {reader.name: str(reader.status.word) for reader in read_snapshot().readers}
 
 
 def test_connections_of_a_killed_server_are_gone_and_then_forgotten(start_manage):
@@ -29,10 +29,10 @@ def test_connections_of_a_killed_server_are_gone_and_then_forgotten(start_manage
         server.send_signal(signal.SIGKILL)
         server.wait()
         wait_until(lambda: words()["worker"] == "gone")
-    assert "worker" in summary(take_snapshot).sentence, "health says so"
+    assert "worker" in summary(read_snapshot).sentence, "health says so"
     other = start_manage("runreplication", "--bind", "127.0.0.1:0")
     with positioned(ready_ports(other)["replication"], "worker"):
-        wait_until(lambda: [r.status.word for r in take_snapshot().readers if r.status.word != "gone"])
+        wait_until(lambda: [r.status.word for r in read_snapshot().readers if r.status.word != "gone"])
         Reader.objects.filter(heartbeat_at__lt=Now() - timedelta(seconds=3)).update(
             heartbeat_at=Now() - timedelta(minutes=6)
         )

@@ -16,7 +16,7 @@ from django.test import Client
 
 import streams.jobs.admin
 from pipeline.models import Job, JobState
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from replsite.status.words import Severity
 from streams.catalog.models import CacheInvalidation
 from streams.db.clock import database_now
@@ -79,7 +79,7 @@ def go_on(process) -> None:
 
 
 def test_an_open_append_is_as_old_as_it_is(writers):
-    caches = take_snapshot().stream("caches")
+    caches = read_snapshot().stream("caches")
     assert len(caches.holders) == 2
     for holder in caches.holders:
         assert timedelta() <= database_now("default") - holder.since < timedelta(minutes=5)
@@ -88,7 +88,7 @@ def test_an_open_append_is_as_old_as_it_is(writers):
         go_on(process)
         assert process.stdout.readline() == "committed\n"
     linear()
-    caches = take_snapshot().stream("caches")
+    caches = read_snapshot().stream("caches")
     assert {writer.writer: writer.status.word for writer in caches.writers} == {"ahead": "writing", "behind": "writing"}
     assert caches.holders == ()
 
@@ -100,7 +100,7 @@ def test_a_server_and_a_follower_on_wrong_clocks_look_well_everywhere(start_mana
     start_manage("follow", f"tcp://127.0.0.1:{port}", "--name", "behind", env=skewed(-HOUR), stdout=subprocess.DEVNULL)
     wait_until(lambda: set(Reader.objects.values_list("kind", flat=True)) == {"connection", "follower"})
     wait_until(lambda: all(reader.positions for reader in Reader.objects.all()))
-    for reader in take_snapshot().readers:
+    for reader in read_snapshot().readers:
         assert reader.status.severity == Severity.FINE, reader.status
         assert timedelta(seconds=-1) < database_now("default") - reader.connected_at < timedelta(minutes=5)
         assert reader.lag_seconds < 60
@@ -136,7 +136,7 @@ def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path
             reached = linear()
             wait_until(lambda reached=reached: followed.tokens[-1:] >= [reached], what="the follower has them")
             wait_until(lambda reached=reached: effects()[-1:] >= [reached], what="the handler has them")
-            snapshot = take_snapshot()
+            snapshot = read_snapshot()
             assert max(r.status.severity for r in snapshot.readers) <= Severity.NOTE, [
                 r.status for r in snapshot.readers
             ]

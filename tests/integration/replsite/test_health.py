@@ -17,9 +17,9 @@ from replsite import health, health_views
 from replsite.health import Part, Report
 from replsite.http.deadline import Deadline, NoAnswer
 from replsite.postgres.errors import DiskFull, StartFailed
+from replsite.snapshot.reading import read_snapshot
 from replsite.snapshot.shared import SHARED
-from replsite.snapshot.take import take_snapshot
-from replsite.snapshot.verdicts import judge_health
+from replsite.snapshot.verdicts import site_health
 from replsite.status.words import Problem, Severity, Verdict
 from streams.replication.server import broadcaster
 from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer
@@ -35,7 +35,7 @@ def troubled():
     blocked = Verdict("blocked", Severity.WRONG, "Transaction 815 of 10.1.2.3 holds it.")
     stuck = Verdict("stuck", Severity.WRONG, "Restart <b>peer</b>.")
     problems = (Problem("Writer web-3 of events", blocked), Problem("Connection <b>peer</b> on events", stuck))
-    return a_snapshot(a_stream(a_writer("web-3")), a_reader("<b>peer</b>"), health=judge_health(problems, ""))
+    return a_snapshot(a_stream(a_writer("web-3")), a_reader("<b>peer</b>"), health=site_health(problems, ""))
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_disk_that_is_nearly_full_is_told_before_it_keeps_anybody_from_serving
 
 def test_a_full_disk_is_a_problem_of_the_snapshot_and_told_once(settings):
     settings.REPLSITE_DISK_RESERVE_BYTES = shutil.disk_usage(settings.REPLSITE_DATA_DIR).free * 2
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert snapshot.health.word == "wrong"
     (problem,) = (one for one in snapshot.health.problems if one.verdict.word == "full")
     assert problem.verdict.actions == ("archives",)
@@ -183,7 +183,7 @@ def test_a_full_disk_is_a_problem_of_the_snapshot_and_told_once(settings):
     assert [part.name for part in report.parts if part.word == "full"] == ["disk"]
     assert report.sentence.startswith("disk: ")
     settings.REPLSITE_DISK_RESERVE_BYTES = 0
-    assert take_snapshot().health.word == "well"
+    assert read_snapshot().health.word == "well"
 
 
 def test_a_data_directory_that_is_not_made_yet_is_on_the_disk_of_its_parent(settings, tmp_path):
@@ -211,14 +211,14 @@ async def test_a_broadcaster_knows_that_its_work_has_ended():
 
 def test_a_sequence_behind_its_table_is_told(monkeypatch):
     behind = Problem("Stream events", Verdict("sequence behind", Severity.WRONG, "manage.py check_streams --repair"))
-    report = health.summary(lambda: a_snapshot(a_stream(), health=judge_health((behind,), "")))
+    report = health.summary(lambda: a_snapshot(a_stream(), health=site_health((behind,), "")))
     assert not part(report, "Stream events").well
     assert health_views.without_details(report).sentence.startswith("streams: 1 sequence behind.")
 
 
 def test_handlers_that_are_gone_are_told():
     gone = Problem("Follower mailer on events", Verdict("gone", Severity.WRONG, "Start it."))
-    report = health.summary(lambda: a_snapshot(health=judge_health((gone,), "")))
+    report = health.summary(lambda: a_snapshot(health=site_health((gone,), "")))
     assert health_views.without_details(report).sentence.startswith("readers: 1 gone.")
 
 

@@ -15,7 +15,7 @@ from pipeline.models import BatchLedger, Job, JobState
 from replsite.dashboard.page import live_page_data
 from replsite.metrics.cluster import families
 from replsite.snapshot.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, JobsView
-from replsite.snapshot.take import read_judged_jobs, take_snapshot
+from replsite.snapshot.reading import read_jobs_with_status, read_snapshot
 from streams.jobs.rows import begin_job, hold_lock
 from streams.jobs.run import queue_job
 from tests.support.waiting import wait_until
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def jobs(seconds_later: float = 0.0):
     with connection.cursor() as cursor:
-        return read_judged_jobs(cursor, timezone.now() + timedelta(seconds=seconds_later)).jobs
+        return read_jobs_with_status(cursor, timezone.now() + timedelta(seconds=seconds_later)).jobs
 
 
 def words(seconds_later: float = 0.0):
@@ -94,7 +94,7 @@ def test_a_check_that_found_differences_is_a_trouble_with_its_repair():
     (found,) = jobs()
     assert (str(found.status.word), found.status.actions) == ("done with differences", ("repair",))
     assert found.status.sentence == ("3 differences in !r:a.test. Repair them: manage.py resync state '!r:a.test'.")
-    (problem,) = take_snapshot().health.problems
+    (problem,) = read_snapshot().health.problems
     assert (problem.about, problem.verdict) == (str(check.pk), found.status)
 
 
@@ -177,7 +177,7 @@ def test_killed_jobs_do_not_hide_one_that_is_at_work():
 
 def test_page_command_metrics_and_health_tell_the_same(run_manage):
     over("censor", JobState.FAILED, error="the <b>disk</b> is full", asked_by="ann")
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     (group,) = live_page_data(snapshot)["jobs"]
     assert [cell["text"] for cell in group["head"]["cells"]][1] == "failed"
     assert group["head"]["cells"][-1]["text"] == "the <b>disk</b> is full"
@@ -195,7 +195,7 @@ def test_page_command_metrics_and_health_tell_the_same(run_manage):
 
 
 def test_a_site_without_jobs_tells_of_none():
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert snapshot.jobs.jobs == ()
     assert live_page_data(snapshot)["jobs"] == []
 
@@ -207,7 +207,7 @@ def test_a_site_without_the_pipeline_has_no_jobs(settings, monkeypatch):
     over("walk", JobState.FAILED)
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "pipeline"]
     assert jobs() == ()
-    assert take_snapshot().jobs == JobsView()
+    assert read_snapshot().jobs == JobsView()
 
 
 def test_queries_of_the_live_pipeline_are_read():
@@ -215,7 +215,7 @@ def test_queries_of_the_live_pipeline_are_read():
     for name, batches in (("statistics", 2), ("mine", 7)):
         BatchLedger.objects.create(query=name, batch_id=1, offsets={}, batches=batches, applied_at=at)
     with connection.cursor() as cursor:
-        found = read_judged_jobs(cursor, at).queries
+        found = read_jobs_with_status(cursor, at).queries
     assert [(query.query, query.batches, query.applied_at) for query in found] == [
         ("mine", 7, at),
         ("statistics", 2, at),

@@ -15,9 +15,9 @@ from replsite.dashboard.shared_answers import SharedAnswers
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
-from replsite.snapshot import take
+from replsite.snapshot import reading
+from replsite.snapshot.reading import read_snapshot
 from replsite.snapshot.shared import SharedSnapshot
-from replsite.snapshot.take import take_snapshot
 from streams.models import Reader
 from tests.support.large_site import READERS, Site, move
 
@@ -35,7 +35,7 @@ def site(request):
 
 @pytest.fixture
 def crowd(monkeypatch, site):
-    monkeypatch.setattr(take, "registry", site.registry())
+    monkeypatch.setattr(reading, "registry", site.registry())
     site.fill()
 
 
@@ -48,7 +48,7 @@ def timed(found):
 
 
 def test_a_large_site_is_shown_and_scraped_in_few_bytes(crowd, site, record_property):
-    shared, lengths = SharedSnapshot(take_snapshot), []
+    shared, lengths = SharedSnapshot(read_snapshot), []
     answers = SharedAnswers(shared)
     for _ in range(4):
         move()
@@ -74,7 +74,7 @@ def test_time_grows_with_the_readers_and_no_faster(crowd):
             Reader.objects.update(closed_at=long_ago)
             Reader.objects.filter(key__in=[f"k{at}" for at in range(shown)]).update(closed_at=None)
             with timed(found):
-                snapshot = take_snapshot()
+                snapshot = read_snapshot()
                 live_page_data(snapshot)
             assert len(snapshot.readers) == shown
     few, many = (min(found) for found in seconds.values())

@@ -20,15 +20,15 @@ from replsite.management.commands import streams as streams_command
 from replsite.metrics import cluster
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.table import as_json
-from replsite.snapshot.verdicts import Limits, judge_health, judge_hold, judge_reader
+from replsite.snapshot.verdicts import Limits, hold_verdict, reader_verdict, site_health
 from replsite.status.words import Problem
 from tests.support.snapshots import NOW, a_holder, a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
 
 pytestmark = pytest.mark.django_db
 
 LIMITS = Limits()
-BLOCKED = judge_hold(a_holder(70, statement=""), LIMITS)
-STUCK = judge_reader(
+BLOCKED = hold_verdict(a_holder(70, statement=""), LIMITS)
+STUCK = reader_verdict(
     a_reader(heartbeat_seconds=0.0), on_stream(lag_facts=123, lag_seconds=45.0, unmoved_seconds=45.0), LIMITS, NOW
 )
 
@@ -44,14 +44,14 @@ def shown(monkeypatch):
             holders=(a_holder(70, status=BLOCKED),),
         ),
         a_reader("sender", on_stream(position=555, lag_facts=123, lag_seconds=45.0, status=STUCK)),
-        health=judge_health(problems, ""),
+        health=site_health(problems, ""),
         workers=some_workers(),
     )
     monkeypatch.setattr(SHARED, "get", lambda: snapshot)
     monkeypatch.setattr(cluster, "_COLLECTOR", cluster.SnapshotCollector(lambda: snapshot))
     monkeypatch.setattr(health, "SHARED", SHARED)
     monkeypatch.setattr(views, "SHARED", SHARED)
-    monkeypatch.setattr(streams_command, "look_and_take_snapshot", lambda history: snapshot)
+    monkeypatch.setattr(streams_command, "read_current_snapshot", lambda history: snapshot)
     return snapshot
 
 

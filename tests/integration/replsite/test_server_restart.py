@@ -13,7 +13,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import connection
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from tests.support.waiting import wait_until
 from tests.support.writing import ids, session, store_positions
 
@@ -40,7 +40,7 @@ try:
     def writing():
         connection.close()
         store_positions()
-        return [w.writer for w in take_snapshot().stream("caches").writers if w.status.word == "writing"]
+        return [w.writer for w in read_snapshot().stream("caches").writers if w.status.word == "writing"]
     wait_until(lambda: writing() == ["load-1"], 30)
     found = {"polled": process.poll()}
 finally:

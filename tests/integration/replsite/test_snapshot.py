@@ -11,8 +11,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from replsite.snapshot import lags
+from replsite.snapshot.reading import read_snapshot
 from replsite.snapshot.table import as_json
-from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from streams import registry
@@ -40,7 +40,7 @@ def append(count=1):
 def head(wait_until, ids):
     """Look, and wait until the appended facts are complete and stored."""
     linear()
-    return wait_until(lambda: (caches := take_snapshot().stream("caches")).head >= ids[-1] and caches)
+    return wait_until(lambda: (caches := read_snapshot().stream("caches")).head >= ids[-1] and caches)
 
 
 def a_reader(positions, **more):
@@ -48,11 +48,11 @@ def a_reader(positions, **more):
 
 
 def reader_status(history=None):
-    return take_snapshot(history).readers[0].streams[0]
+    return read_snapshot(history).readers[0].streams[0]
 
 
 def test_streams_nobody_wrote_are_quiet_and_well():
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert {stream.name for stream in snapshot.streams} == set(registry.names())
     assert all(stream.status.word == "idle" and stream.writers == () for stream in snapshot.streams)
     assert snapshot.health.word == HealthWord.WELL
@@ -71,14 +71,14 @@ def test_append_shows(wait_until):
 
 def test_streams_that_somebody_writes_come_first(wait_until):
     head(wait_until, append())
-    assert take_snapshot().streams[0].name == "caches"
+    assert read_snapshot().streams[0].name == "caches"
 
 
 def test_open_append_blocks_its_stream_and_is_named(wait_until):
     head(wait_until, append())
     with held_open():
-        caches = wait_until(lambda: (found := take_snapshot().stream("caches")).blocked and found)
-        health = take_snapshot().health
+        caches = wait_until(lambda: (found := read_snapshot().stream("caches")).blocked and found)
+        health = read_snapshot().health
     (holder,), (writer,) = caches.holders, caches.writers
     assert (holder.bound, holder.state) == (caches.linear_position, "idle in transaction")
     assert holder.seconds > 0.3
@@ -96,7 +96,7 @@ def test_who_keeps_positions_from_being_stored_is_named(wait_until):
     head(wait_until, append())
     with other_writer("") as cursor:
         cursor.execute("BEGIN; UPDATE streams_streamposition SET updated_at = now() WHERE stream = 'caches'")
-        snapshot = wait_until(lambda: (taken := take_snapshot()).stream("caches").blocked and taken)
+        snapshot = wait_until(lambda: (taken := read_snapshot()).stream("caches").blocked and taken)
     assert (
         "has locked stored positions and has not ended; its last statement: BEGIN; UPDATE" in snapshot.health.sentence
     )
@@ -106,7 +106,7 @@ def test_who_keeps_positions_from_being_stored_is_named(wait_until):
 def test_what_an_append_waits_for_is_named(wait_until):
     with writer_waits_for("another program"):
         holder = wait_until(
-            lambda: (one := take_snapshot().stream("caches").blocked) and one.status.actions[1:] and one
+            lambda: (one := read_snapshot().stream("caches").blocked) and one.status.actions[1:] and one
         )
     assert "It waits for a lock of database session" in holder.status.sentence
     assert "another program" in holder.status.sentence
@@ -119,20 +119,20 @@ def test_an_append_is_of_the_writer_that_its_session_names(wait_until):
         linear()
         cursor.execute("BEGIN; INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('it''s private')")
         words = wait_until(lambda: (said := words_of_writers()).get("one") == "blocked" and said)
-        (holder,) = take_snapshot().stream("caches").holders
+        (holder,) = read_snapshot().stream("caches").holders
         cursor.execute("ROLLBACK")
     assert words["two"] == "writing"
     assert holder.statement == "BEGIN; INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('…')"
 
 
 def words_of_writers():
-    return {writer.writer: writer.status.word for writer in take_snapshot().stream("caches").writers}
+    return {writer.writer: writer.status.word for writer in read_snapshot().stream("caches").writers}
 
 
 def test_one_transaction_that_holds_several_streams_is_one_problem(wait_until):
     with other_writer("") as cursor:
         cursor.execute("BEGIN; SELECT streams_hold('caches'), streams_hold('typing')")
-        problems = wait_until(lambda: (found := take_snapshot().health.problems)[1:] and found)
+        problems = wait_until(lambda: (found := read_snapshot().health.problems)[1:] and found)
     assert len({problem.subject for problem in problems}) == 2
     assert [problem.cause for problem in problems] == ["", problems[0].subject]
 
@@ -146,7 +146,7 @@ def test_reader_that_waits_for_a_held_stream_says_who_holds_it(wait_until, setti
         a_reader({"other": held[0] - 1, "master": held[0] - 1})
         CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(seconds=60))
         view = wait_until(lambda: (one := reader_status()).status.word == "waiting" and one)
-        snapshot = wait_until(lambda: (found := take_snapshot()).health.problems and found)
+        snapshot = wait_until(lambda: (found := read_snapshot()).health.problems and found)
     (holder,) = snapshot.stream("caches").holders
     assert f"; database session {holder.pid} " in view.status.sentence
     assert [problem.cause for problem in snapshot.health.problems] == ["", "Stream caches"]
@@ -158,11 +158,11 @@ def test_facts_that_wait_for_a_writer_are_counted_behind_the_head(wait_until):
         for _ in range(3):
             cursor.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('later')")
         linear()
-        found = {w.writer: w for w in take_snapshot().stream("caches").writers}
+        found = {w.writer: w for w in read_snapshot().stream("caches").writers}
         assert found["master"].position < held[0]
         assert (found["master"].behind_facts, found["other"].behind_facts) == (3, 0)
         assert found["master"].behind_seconds > 0
-        assert take_snapshot().stream("caches").linear_position == found["master"].position
+        assert read_snapshot().stream("caches").linear_position == found["master"].position
 
 
 def test_lag_is_zero_when_equal_however_long_ago(wait_until):
@@ -225,7 +225,7 @@ def test_closed_connection_is_remembered_for_a_while():
     now = timezone.now()
     for key, closed in (("new", now), ("old", now - timedelta(hours=1))):
         Reader.objects.create(key=key, name=key, kind="connection", closed_at=closed, close_reason="slow")
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert [(r.name, r.status.sentence) for r in snapshot.readers] == [("new", "Connection closed: slow.")]
     assert snapshot.health.word == HealthWord.WELL
 
@@ -233,7 +233,7 @@ def test_closed_connection_is_remembered_for_a_while():
 @pytest.mark.parametrize("positions", [{}, [], "x", {"caches": 5}, {"caches": {"master": "x"}}, {"unknown": {"a": 1}}])
 def test_positions_that_make_no_sense_harm_nobody(positions):
     Reader.objects.create(key="odd", name="odd", kind="connection", positions=positions)
-    assert len(take_snapshot().readers) == 1
+    assert len(read_snapshot().readers) == 1
 
 
 @pytest.mark.parametrize("table", ["streams_reader", "streams_storedcursor"])
@@ -247,12 +247,12 @@ def test_numbers_and_nesting_that_only_sql_stores_harm_nobody(table, stored):
     for column in ["positions", "queued", "rights"] if table == "streams_reader" else ["entries"]:
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {table} SET {column} = %s::jsonb", [stored])
-        assert len(take_snapshot().readers) == 1
+        assert len(read_snapshot().readers) == 1
 
 
 def test_sequence_behind_is_wrong():
     StreamPosition.objects.create(stream="caches", instance_name="w", position=10**9, state="retired")
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert snapshot.stream("caches").status.word == "sequence behind"
     assert snapshot.health.word == HealthWord.WRONG
 
@@ -261,14 +261,14 @@ def test_backward_stream_is_positive_everywhere():
     StreamPosition.objects.create(
         stream="backfill", instance_name="w", position=-40, last_write_position=-40, state="retired"
     )
-    backfill = take_snapshot().stream("backfill")
+    backfill = read_snapshot().stream("backfill")
     assert (backfill.head, backfill.linear_position, backfill.writers[0].last_write_position) == (40, 40, 40)
 
 
 def test_snapshot_is_json(wait_until):
     head(wait_until, append())
     a_reader({"master": 1})
-    plain = json.loads(json.dumps(as_json(take_snapshot())))
+    plain = json.loads(json.dumps(as_json(read_snapshot())))
     (caches,) = [stream for stream in plain["streams"] if stream["name"] == "caches"]
     assert caches["writers"][0]["status"]["severity"] == "fine"
     assert plain["readers"][0]["streams"][0]["positions"] == {"master": 1}
@@ -317,28 +317,28 @@ def crowd(transactional_db, monkeypatch):
 
 def test_number_of_queries_does_not_depend_on_the_crowd(crowd, django_assert_max_num_queries):
     with django_assert_max_num_queries(27):
-        snapshot = take_snapshot()
+        snapshot = read_snapshot()
     assert (len(snapshot.streams), len(snapshot.readers)) == (STREAMS, READERS)
     assert sum(len(stream.writers) for stream in snapshot.streams) == STREAMS * WRITERS
 
 
 def test_positions_of_readers_are_read_again_only_if_they_changed(crowd, django_assert_max_num_queries):
     history = History()
-    before = {reader.name: reader for reader in take_snapshot(history).readers}
+    before = {reader.name: reader for reader in read_snapshot(history).readers}
     with connection.cursor() as cursor:
         cursor.execute("UPDATE streams_reader SET heartbeat_at = clock_timestamp()")
     with django_assert_max_num_queries(21):
-        again = {reader.name: reader for reader in take_snapshot(history).readers}
+        again = {reader.name: reader for reader in read_snapshot(history).readers}
     moved, still = again["reader-7"].streams[0], again["reader-8"].streams[0]
     assert still.positions is before["reader-8"].streams[0].positions
     Reader.objects.filter(name="reader-7").update(positions={moved.stream: {"web-0": 5}})
-    now = {reader.name: reader for reader in take_snapshot(history).readers}
+    now = {reader.name: reader for reader in read_snapshot(history).readers}
     assert [view.positions for view in now["reader-7"].streams] == [{"web-0": 5}]
     assert now["reader-8"].streams[0].positions is still.positions
 
 
 def test_lag_of_the_crowd_is_right_against_plain_sql(crowd):
-    reader = next(r for r in take_snapshot().readers if r.name == "reader-7")
+    reader = next(r for r in read_snapshot().readers if r.name == "reader-7")
     view = reader.streams[0]
     with connection.cursor() as cursor:
         cursor.execute(
@@ -362,7 +362,7 @@ def test_what_others_sampled_fills_the_small_pictures_at_once(crowd):
                               severity=0, word="x")  # fmt: skip
         Sample.objects.create(step_seconds=15, stream="crowd_3", reader="", at=at, position=10_000 - lag, waiting=0, seconds=0,
                               severity=0, word="x")  # fmt: skip
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     reader = next(reader for reader in snapshot.readers if reader.name == "reader-7")
     recent = next(view.recent for view in reader.streams if view.stream == "crowd_3")
     assert [value for value in recent if value][:2] == [900, 500]
@@ -377,10 +377,10 @@ def test_speeds_and_time_to_overflow_come_from_two_looks(settings):
     settings.REPLSITE_SEND_BUFFER_LIMIT_BYTES = 10_000
     history, before = History(), timezone.now()
     Reader.objects.create(key="r", name="r", kind="connection", heartbeat_at=before)
-    take_snapshot(history)
+    read_snapshot(history)
     history.moved._seen["r"][0] = (before.timestamp() - 10, (0, 0, 0))
     Reader.objects.update(bytes_in=100, bytes_out=5_000, buffer_bytes=5_000)
-    snapshot = take_snapshot(history)
+    snapshot = read_snapshot(history)
     (reader,) = snapshot.readers
     seconds = snapshot.as_of.timestamp() - (before.timestamp() - 10)
     assert reader.bytes_in_per_second == pytest.approx(100 / seconds)
@@ -403,7 +403,7 @@ def test_reader_that_has_to_be_there_and_is_not_is_never_seen(settings):
     settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
     settings.REPLSITE_READERS = ["search", "r"]
     a_reader({"master": 1})
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert [(r.name, r.status.word) for r in snapshot.readers if r.status.word == "never seen"] == [
         ("search", "never seen")
     ]
@@ -425,7 +425,7 @@ def test_retired_writers_are_listed_for_a_while_only():
     linear()
     retired_writer("append-1", 60)
     retired_writer("append-2", 4_000)
-    caches = take_snapshot().stream("caches")
+    caches = read_snapshot().stream("caches")
     assert {writer.writer for writer in caches.writers} == {"master", "append-1"}
     assert caches.retired_before == 1
 
@@ -433,7 +433,7 @@ def test_retired_writers_are_listed_for_a_while_only():
 def test_of_many_that_retired_at_once_the_last_are_listed():
     for number in range(30):
         retired_writer(f"append-{number}", number)
-    caches = take_snapshot().stream("caches")
+    caches = read_snapshot().stream("caches")
     assert {writer.writer for writer in caches.writers} == {f"append-{number}" for number in range(20)}
     assert caches.retired_before == 10
 
@@ -445,7 +445,7 @@ def test_writers_that_are_not_listed_still_count():
     StreamPosition.objects.update(state="retired", last_advance_at=timezone.now() - timedelta(days=2))
     later = timezone.now() + timedelta(hours=1)
     Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}}, heartbeat_at=later)
-    found = take_snapshot()
+    found = read_snapshot()
     caches = found.stream("caches")
     assert caches.writers == ()
     assert (caches.head, caches.linear_position) == (max(ids()), max(ids()))
@@ -457,7 +457,7 @@ def test_writers_that_are_not_listed_still_count():
 
 
 def expected(history=None):
-    snapshot = take_snapshot(history)
+    snapshot = read_snapshot(history)
     return {one.writer: (one.status.word, one.status.severity.name) for one in snapshot.stream("caches").expected}
 
 
@@ -467,7 +467,7 @@ def test_a_writer_that_has_to_be_there_is_missed(settings):
     append()
     linear()
     assert expected() == {"master": ("there", "FINE"), "web-{n}": ("missing", "WRONG")}
-    health = take_snapshot().health
+    health = read_snapshot().health
     assert health.word == HealthWord.WRONG
     assert health.sentence.startswith("Writer web-{n} of caches is missing")
     assert "Its last fact: never." in health.sentence
@@ -476,7 +476,7 @@ def test_a_writer_that_has_to_be_there_is_missed(settings):
         stream="caches", instance_name="web-3", position=1, state="retired", last_fact_at=long_ago
     )
     assert expected()["web-{n}"] == ("missing", "WRONG")
-    assert "Its last fact: 2 h ago." in take_snapshot().health.sentence
+    assert "Its last fact: 2 h ago." in read_snapshot().health.sentence
     with other_writer("web-3") as cursor:
         cursor.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('x')")
     linear()

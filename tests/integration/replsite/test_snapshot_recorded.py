@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from streams.models import RecordedPosition
 from streams.replication.protocol.cursors import MissingRange
 from streams.replication.protocol.ordering import FollowedRow
@@ -30,15 +30,15 @@ def record() -> Iterator[Recorder]:
 
 
 def test_its_writers_stand_beside_ours(record):
-    stream = take_snapshot().stream("main/events")
+    stream = read_snapshot().stream("main/events")
     assert {writer.writer: writer.position for writer in stream.writers} == {"persister1": 7, "master": 9}
     assert (stream.status.word, stream.last_fact_at is not None) == ("recorded", True)
-    assert take_snapshot().stream("events").recorded_from == ""
+    assert read_snapshot().stream("events").recorded_from == ""
 
 
 def test_what_was_missed_is_shown(record):
     record.store(Batch(gaps=[(MissingRange("events", "master", 9, 12), "gone")], positions={"events": {"master": 12}}))
-    stream = take_snapshot().stream("main/events")
+    stream = read_snapshot().stream("main/events")
     assert "1 range of facts missed" in stream.writers[0].status.sentence
 
 
@@ -53,9 +53,9 @@ def test_a_recorder_that_went_silent_wants_a_look(record, sign):
             )
 
     heard("2 days")
-    assert "main/events" not in [stream.name for stream in take_snapshot().streams]  # forgotten after a day
+    assert "main/events" not in [stream.name for stream in read_snapshot().streams]  # forgotten after a day
     heard("1 minute")
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert snapshot.stream("main/events").status.word == "recording stopped"
     assert any("main/events" in problem.subject for problem in snapshot.health.problems)
 

@@ -52,7 +52,7 @@ def test_groups_that_no_event_has_and_nothing_is_built_on_are_counted(groups):
 
 
 def test_among_many_groups_a_sample_is_looked_at(groups, monkeypatch):
-    monkeypatch.setattr(storage_rows, "GROUPS_LOOKED_AT", 3)
+    monkeypatch.setattr(storage_rows, "GROUPS_SAMPLED", 3)
     with connection.cursor() as cursor:
         found, exact = storage_rows._unreferenced(cursor, 4)
     assert not exact

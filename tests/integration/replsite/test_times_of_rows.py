@@ -10,7 +10,7 @@ from django.apps import apps
 from django.db import connection, models
 from django.test import Client
 
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from streams.models import ReaderResync, StreamPosition
 from streams.testing import forget_writers
 from tests.support.writing import append
@@ -62,7 +62,7 @@ def test_all_tables_of_the_site_may_have_such_a_row(time: str, admin_client: Cli
     for model in _tables_with_times():
         _run(f"SET LOCAL streams.maintenance = on; DELETE FROM {model._meta.db_table}")
         _add_row(model, time)
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert [reader.name for reader in snapshot.readers] == ["x"]
     for page in PAGES:
         assert admin_client.get(page).status_code in (200, 503), page

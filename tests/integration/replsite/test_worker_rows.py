@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from replsite.snapshot import workers
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from replsite.snapshot.workers import CountView, WorkersView
 from streams.models import UserAddress
 from streams.replication.common import worker_sql
@@ -81,7 +81,7 @@ def test_many_addresses_are_counted_so_far(cursor, monkeypatch):
 def test_the_snapshot_has_it(cursor):
     connected(cursor, "a")
     sync(cursor, "a", "one", "@a:b")
-    assert take_snapshot().workers.users_syncing == 1
+    assert read_snapshot().workers.users_syncing == 1
 
 
 # --- the table itself ---------------------------------------------------------------------------------------------

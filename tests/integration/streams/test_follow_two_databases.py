@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from streams.follow import forget_reader
 from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import Reader as ReaderRow
@@ -172,10 +172,10 @@ def test_a_reader_that_failed_is_told_of_though_its_cursor_is_elsewhere(service,
     )
     with session() as cursor:
         forget_readers(cursor)
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     (reader,) = snapshot.readers
     assert (reader.name, reader.status.word, reader.runs) == ("away", "failed", False)
     assert 7 <= reader.lag_facts <= 9, "as of its last whole batch"
     assert "refused" in reader.status.sentence
     forget_reader("away")
-    assert take_snapshot().readers == ()
+    assert read_snapshot().readers == ()

@@ -24,7 +24,7 @@ from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.spark.session import spark_session
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from streams import registry
 from streams.checks import check_declarations, check_session
 from streams.core.declaration import ColumnKind
@@ -333,7 +333,7 @@ def test_names_that_need_quotes_are_written_everywhere(ids, model):
     out = io.StringIO()
     call_command("check_streams", stdout=out)
     assert NAME in out.getvalue()
-    wait_until(lambda: (found := take_snapshot().stream(NAME)) and found.head >= head)
+    wait_until(lambda: (found := read_snapshot().stream(NAME)) and found.head >= head)
     reader = Reader(NAME, (Handler(NAME, NAME, lambda chunk: None, begin=Begin.OLDEST),))
     reader.catch_up()
     with session() as cursor:

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from replsite.metrics.cluster import families
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from streams.catalog.models import CacheInvalidation
@@ -80,7 +80,7 @@ def long_ago(**columns: float) -> None:
 
 
 def reader():
-    (found,) = [one for one in take_snapshot().readers if one.name == "r"]
+    (found,) = [one for one in read_snapshot().readers if one.name == "r"]
     return found
 
 
@@ -90,7 +90,7 @@ def status():
 
 def test_a_reader_that_failed_is_wrong_with_its_lag_and_its_error():
     fail()
-    found, health = reader(), take_snapshot().health
+    found, health = reader(), read_snapshot().health
     assert (found.status.word, found.runs, found.lag_facts) == ("failed", False, 5)
     assert "ValueError: cannot reach" in found.status.sentence
     assert "manage.py runhandlers r" in found.status.sentence
@@ -134,7 +134,7 @@ def test_resumed_it_is_well():
     fail()
     run(handler())
     assert status().word == "stopped"
-    assert take_snapshot().health.word == HealthWord.WELL
+    assert read_snapshot().health.word == HealthWord.WELL
     with running(handler()):
         wait_until(lambda: status().word in ("current", "idle"))
 
@@ -150,7 +150,7 @@ def test_a_reader_whose_facts_were_trimmed_is_told_to_be_set_anew():
     assert (found.word, found.command) == ("failed", "manage.py resync reader r")
     resync_reader("r")
     assert status().word == "stopped"
-    assert take_snapshot().health.word == HealthWord.WELL
+    assert read_snapshot().health.word == HealthWord.WELL
 
 
 def test_one_that_a_timer_runs_is_left_behind_after_its_period(settings):
@@ -223,7 +223,7 @@ def test_a_stream_that_the_running_reader_does_not_follow_any_more_is_left_behin
 def test_parked_facts_are_told_until_they_are_retried_or_dropped():
     append(3)
     assert run(handler(refuse, on_failure=OnFailure.PARK)) == 0
-    found, snapshot = reader(), take_snapshot()
+    found, snapshot = reader(), read_snapshot()
     (view,) = found.streams
     assert (found.status.word, view.parked_facts, view.lag_facts) == ("parking", 3, 0)
     assert "manage.py parked list r" in found.status.sentence
@@ -235,7 +235,7 @@ def test_parked_facts_are_told_until_they_are_retried_or_dropped():
     }
     assert shown["replsite_reader_parked_facts"] == [3]
     drop_parked("r")
-    assert take_snapshot().health.word == HealthWord.WELL
+    assert read_snapshot().health.word == HealthWord.WELL
 
 
 @pytest.mark.parametrize(("view", "word"), [(View.LINEAR, "waiting"), (View.WRITER, "current")])
@@ -250,15 +250,15 @@ def test_a_linear_reader_waits_for_a_blocked_writer_and_is_not_called_stuck(view
         CacheInvalidation.objects.writable().filter(stream_id__in=later).update(
             received_at=timezone.now() - timedelta(minutes=1)
         )
-        wait_until(lambda: take_snapshot().stream("caches").writers[0].status.word == "blocked")
+        wait_until(lambda: read_snapshot().stream("caches").writers[0].status.word == "blocked")
         history = History()
 
         def judged():
-            (found,) = [one for one in take_snapshot(history).readers if one.name == "r"]
+            (found,) = [one for one in read_snapshot(history).readers if one.name == "r"]
             return found.status.word in (word, "idle") and (found.streams[0].unmoved_seconds or 0) > 0.5 and found
 
         found = wait_until(judged)
-        snapshot = take_snapshot(history)
+        snapshot = read_snapshot(history)
         assert held
     if view is View.LINEAR:
         assert (found.status.severity.name, found.lag_facts) == ("NOTE", 3)
@@ -272,7 +272,7 @@ def test_a_linear_reader_waits_for_a_blocked_writer_and_is_not_called_stuck(view
 def test_a_reader_that_was_forgotten_is_told_of_no_more():
     fail()
     assert [one.stream for one in forget_reader("r", by="ann")] == ["caches"]
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     assert [one.name for one in snapshot.readers] == []
     assert snapshot.health.word == HealthWord.WELL
     with pytest.raises(UnknownReader):
@@ -332,7 +332,7 @@ def test_a_reader_above_the_sequence_is_wrong_and_told_what_to_do():
     resync_reader("r")
     append(2)
     assert run(handler()) == 2
-    assert take_snapshot().health.word == HealthWord.WELL
+    assert read_snapshot().health.word == HealthWord.WELL
 
 
 def test_a_reader_that_runs_when_its_stream_is_set_back_ends():

@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection
 
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from replsite.status.words import HealthWord, Severity
 from streams import registry
 from streams.catalog.models import Presence
@@ -64,7 +64,7 @@ def checked(*arguments: str) -> tuple[dict[str, Any], str]:
 
 def health() -> tuple[HealthWord, str, Severity]:
     """The site's state, with the sentence about the stream."""
-    snapshot = take_snapshot()
+    snapshot = read_snapshot()
     (problem,) = [one for one in snapshot.health.problems if one.subject == "Stream caches"] or [None]
     if problem is None:
         return snapshot.health.word, "", Severity.FINE

@@ -19,7 +19,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, connections, transaction
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from streams import epochs
 from streams.db import driver as database
 from streams.errors import StreamError
@@ -146,7 +146,7 @@ with effects_table():
     print(json.dumps({
         "known": known, "ids": ids(), "open": open_ids, "findings": findings,
         # what a linear reader waits for, as the live page tells it
-        "behind": max(writer.behind_facts for writer in take_snapshot().stream("caches").writers),
+        "behind": max(writer.behind_facts for writer in read_snapshot().stream("caches").writers),
         "epochs": epochs_begun, "errors": errors, "alive": any(thread.is_alive() for thread in threads),
         "effects": effects("caches"), "base": StoredCursor.objects.get().base, "found": found,
     }))

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from replsite.metrics.cluster import families
+from replsite.snapshot.reading import recorded_streams
 from replsite.snapshot.recorded import RecordedRow
-from replsite.snapshot.take import recorded_streams
-from replsite.snapshot.verdicts import Limits, judge_recording
+from replsite.snapshot.verdicts import Limits, recording_verdict
 from replsite.status.words import Severity
 from tests.support.snapshots import NOW, a_snapshot, ago
 
@@ -44,12 +44,12 @@ ROW = RecordedRow(
     ],
 )
 def test_words_of_a_recorded_writer(changes, word, severity):
-    verdict = judge_recording(replace(ROW, **changes), Limits(), NOW)
+    verdict = recording_verdict(replace(ROW, **changes), Limits(), NOW)
     assert (verdict.word, verdict.severity) == (word, severity)
 
 
 def test_what_was_missed_and_how_to_go_on_are_told():
-    verdict = judge_recording(replace(ROW, ranges_missed=2, heartbeat_at=ago(99)), Limits(), NOW)
+    verdict = recording_verdict(replace(ROW, ranges_missed=2, heartbeat_at=ago(99)), Limits(), NOW)
     assert "2 ranges of facts missed" in verdict.sentence
     assert "process 12 on here" in verdict.sentence
     assert "manage.py follow tcp://there:9092 --record main" in verdict.sentence

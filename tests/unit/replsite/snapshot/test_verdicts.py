@@ -9,16 +9,16 @@ import pytest
 from replsite.snapshot.streams import ExpectedRow
 from replsite.snapshot.verdicts import (
     Limits,
-    judge_expected,
-    judge_health,
-    judge_hold,
-    judge_job,
-    judge_missing_reader,
-    judge_reader,
-    judge_sequence,
-    judge_tables,
-    judge_writer,
+    expected_verdict,
+    hold_verdict,
+    job_verdict,
+    missing_reader_verdict,
+    reader_verdict,
+    sequence_verdict,
+    site_health,
+    tables_verdict,
     worst,
+    writer_verdict,
 )
 from replsite.status.words import ExpectedWord, HealthWord, HoldWord, Problem, ReaderWord, Severity, Verdict, WriterWord
 from streams.core.sequences import FoundSequence
@@ -31,7 +31,7 @@ LIMITS = Limits()
 
 def writer(last_fact_age=None, held=None, state="active"):
     at = None if last_fact_age is None else ago(last_fact_age)
-    return judge_writer(a_writer(state=state, last_write_at=at), held, LIMITS, NOW)
+    return writer_verdict(a_writer(state=state, last_write_at=at), held, LIMITS, NOW)
 
 
 def held(age=11.0, **seen):
@@ -48,7 +48,7 @@ def reader(named="", heartbeat_age=0.0, close_reason=None, limits=LIMITS, **on):
         close_reason=close_reason or "",
         ended_at=None if close_reason is None else NOW,
     )
-    return judge_reader(row, on_stream(**on), limits, NOW)
+    return reader_verdict(row, on_stream(**on), limits, NOW)
 
 
 def test_writer_with_a_young_fact_is_writing():
@@ -76,24 +76,24 @@ def test_writer_whose_append_is_open_for_long_is_blocked_and_names_the_session()
 
 
 def test_append_that_waits_for_a_lock_names_the_session_that_has_it():
-    verdict = judge_hold(held(waits_for="database session 9 of role boss"), LIMITS)
+    verdict = hold_verdict(held(waits_for="database session 9 of role boss"), LIMITS)
     assert "waits for a lock of database session 9 of role boss" in verdict.sentence
     assert verdict.actions == ("end lock holder", "end")
 
 
 def test_prepared_transaction_is_ended_in_sql():
-    verdict = judge_hold(held(prepared="it's"), LIMITS)
+    verdict = hold_verdict(held(prepared="it's"), LIMITS)
     assert (verdict.command, verdict.actions) == ("ROLLBACK PREPARED 'it''s'", ())
     assert verdict.command in verdict.sentence
 
 
 def test_append_that_is_open_for_a_moment_is_fine():
-    verdict = judge_hold(held(9.9), LIMITS)
+    verdict = hold_verdict(held(9.9), LIMITS)
     assert (verdict.word, verdict.severity, verdict.actions) == (HoldWord.OPEN, Severity.FINE, ())
 
 
 def test_a_command_for_copying_is_one_word_for_the_shell_whatever_a_stream_is_called():
-    verdict = judge_hold(replace(held(), stream="web;reboot"), LIMITS)
+    verdict = hold_verdict(replace(held(), stream="web;reboot"), LIMITS)
     assert verdict.command.endswith(" 'web;reboot'")
     assert verdict.command in verdict.sentence
 
@@ -104,7 +104,7 @@ def test_retired_writer_is_retired_whatever_else():
 
 @pytest.mark.parametrize(("age", "said"), [(None, "Its last fact: never."), (7_200, "Its last fact: 2 h ago.")])
 def test_expected_writer_that_is_not_active_is_missing_and_tells_its_last_fact(age, said):
-    verdict = judge_expected(ExpectedRow("events", "web", last_write_at=None if age is None else ago(age)), NOW)
+    verdict = expected_verdict(ExpectedRow("events", "web", last_write_at=None if age is None else ago(age)), NOW)
     assert (verdict.word, verdict.severity) == (ExpectedWord.MISSING, Severity.WRONG)
     assert said in verdict.sentence
 
@@ -188,7 +188,7 @@ SEQUENCE = FoundSequence(
     ],
 )
 def test_sequence_below_what_it_has_given_out_is_wrong_and_names_the_repair(value, stored, in_tables, place):
-    verdict = judge_sequence(replace(SEQUENCE, last_value=value), stored, in_tables)
+    verdict = sequence_verdict(replace(SEQUENCE, last_value=value), stored, in_tables)
     assert verdict is not None
     assert (verdict.word, verdict.severity) == ("sequence behind", Severity.WRONG)
     assert f"The sequence is at {value}, {place}" in verdict.sentence
@@ -197,28 +197,28 @@ def test_sequence_below_what_it_has_given_out_is_wrong_and_names_the_repair(valu
 
 @pytest.mark.parametrize("value", [None, 9, 10])
 def test_sequence_at_or_above_the_position_is_well(value):
-    assert judge_sequence(replace(SEQUENCE, last_value=value), 9, 9) is None
+    assert sequence_verdict(replace(SEQUENCE, last_value=value), 9, 9) is None
 
 
 def test_of_a_stream_that_this_program_does_not_have_no_sequence_is_judged():
-    assert judge_sequence(None, 9, 9) is None
+    assert sequence_verdict(None, 9, 9) is None
 
 
 def test_sequence_with_which_facts_would_be_lost_is_wrong_wherever_it_is():
-    verdict = judge_sequence(replace(SEQUENCE, cache=50), 9, 9)
+    verdict = sequence_verdict(replace(SEQUENCE, cache=50), 9, 9)
     assert verdict is not None
     assert (verdict.word, verdict.severity) == ("sequence unfit", Severity.WRONG)
     assert "CACHE 50" in verdict.sentence and verdict.command == "manage.py check_streams --repair"
 
 
 def test_sequence_that_would_restart_elsewhere_is_a_warning():
-    verdict = judge_sequence(replace(SEQUENCE, start=1), 4, 4)
+    verdict = sequence_verdict(replace(SEQUENCE, start=1), 4, 4)
     assert verdict is not None
     assert (verdict.word, verdict.severity) == ("sequence unfit", Severity.WARNING)
 
 
 def test_sequence_in_another_schema_is_mended_by_no_command():
-    verdict = judge_sequence(replace(SEQUENCE, schemas=("other", "public")), 4, 4)
+    verdict = sequence_verdict(replace(SEQUENCE, schemas=("other", "public")), 4, 4)
     assert verdict is not None
     assert (verdict.severity, verdict.command, verdict.actions) == (Severity.WRONG, "", ())
     assert "search_path" in verdict.sentence
@@ -226,9 +226,9 @@ def test_sequence_in_another_schema_is_mended_by_no_command():
 
 def test_tables_whose_numbers_are_taken_are_counted():
     assert (
-        "and 2 more tables: new rows are refused" in judge_tables(["events_room", "auth_user", "auth_group"]).sentence
+        "and 2 more tables: new rows are refused" in tables_verdict(["events_room", "auth_user", "auth_group"]).sentence
     )
-    assert "more" not in judge_tables(["events_room"]).sentence
+    assert "more" not in tables_verdict(["events_room"]).sentence
 
 
 def verdicts(*severities):
@@ -254,7 +254,7 @@ def test_worst_of_nothing_is_the_default():
     ],
 )
 def test_health_is_the_worst_status(severities, word):
-    assert judge_health([Problem("x", v) for v in verdicts(*severities)], "3 streams").word == word
+    assert site_health([Problem("x", v) for v in verdicts(*severities)], "3 streams").word == word
 
 
 def test_health_says_the_worst_first_and_how_many_more():
@@ -262,11 +262,11 @@ def test_health_says_the_worst_first_and_how_many_more():
         Problem("Reader r", Verdict("gone", Severity.WARNING, "Start it.")),
         Problem("Writer w", Verdict("blocked", Severity.WRONG, "End it.")),
     ]
-    assert judge_health(bad, "").sentence == "Writer w is blocked: End it. (1 more below)"
+    assert site_health(bad, "").sentence == "Writer w is blocked: End it. (1 more below)"
 
 
 def test_health_says_what_there_is_when_all_is_well():
-    assert judge_health([], "3 streams, 1 writer").sentence == "All is well: 3 streams, 1 writer."
+    assert site_health([], "3 streams, 1 writer").sentence == "All is well: 3 streams, 1 writer."
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_health_says_what_there_is_when_all_is_well():
     ],
 )
 def test_a_job_has_the_word_of_its_rule(seen, word, said):
-    verdict = judge_job(seen, NOW)
+    verdict = job_verdict(seen, NOW)
     assert verdict.word == word
     assert said in verdict.sentence
     assert "Traceback" not in verdict.sentence
@@ -308,7 +308,7 @@ def test_reader_that_went_back_is_told_for_a_minute_whatever_its_lag():
 
 
 def test_missing_reader_is_never_seen_and_says_who():
-    verdict = judge_missing_reader("search")
+    verdict = missing_reader_verdict("search")
     assert (verdict.word, verdict.severity) == (ReaderWord.NEVER_SEEN, Severity.WARNING)
     assert "search" in verdict.sentence
 
@@ -316,11 +316,11 @@ def test_missing_reader_is_never_seen_and_says_who():
 @pytest.mark.parametrize(
     "verdict",
     [
-        judge_hold(held(), LIMITS),
-        judge_hold(held(waits_for="another"), LIMITS),
-        judge_sequence(SEQUENCE, 9, 0),
-        judge_tables(["events_room"]),
-        judge_job(a_job(seconds_left=None, state="queued", queued_at=ago(100)), NOW),
+        hold_verdict(held(), LIMITS),
+        hold_verdict(held(waits_for="another"), LIMITS),
+        sequence_verdict(SEQUENCE, 9, 0),
+        tables_verdict(["events_room"]),
+        job_verdict(a_job(seconds_left=None, state="queued", queued_at=ago(100)), NOW),
         reader("bil ling", error="ValueError", runs=False, lag_facts=1),
         reader("billing", error="Facts are gone. See manage.py resync reader billing.", runs=False),
         reader("billing", runs=False, unrun_seconds=99, lag_facts=1, lag_seconds=99),

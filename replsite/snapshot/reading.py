@@ -1,6 +1,6 @@
-"""Takes a snapshot of the site: every stream, writer, reader and job with its present figures and status word.
+"""Reads a snapshot of the site: every stream, writer, reader and job with its present figures and status word.
 
-``take_snapshot`` reads the database with a bounded number of queries, in one database snapshot. Each row comes from the
+``read_snapshot`` reads the database with a bounded number of queries, in one database snapshot. Each row comes from the
 query of its table, gets its figures here, and its status from ``replsite.snapshot.verdicts``. The page, the commands, the
 metrics and the health checks all show this ``Snapshot`` and make no queries of their own for it. Calls block, so they are
 made from threads only. ``replsite.snapshot.shared`` shares one snapshot among all viewers of a process.
@@ -27,18 +27,18 @@ from replsite.snapshot.streams import ExpectedRow, HolderRow, StreamRow, WriterR
 from replsite.snapshot.table import worst_first
 from replsite.snapshot.verdicts import (
     Limits,
-    judge_disk,
-    judge_expected,
-    judge_health,
-    judge_hold,
-    judge_job,
-    judge_missing_reader,
-    judge_reader,
-    judge_recording,
-    judge_sequence,
-    judge_tables,
-    judge_writer,
+    disk_verdict,
+    expected_verdict,
+    hold_verdict,
+    job_verdict,
+    missing_reader_verdict,
+    reader_verdict,
+    recording_verdict,
+    sequence_verdict,
+    site_health,
+    tables_verdict,
     worst,
+    writer_verdict,
 )
 from replsite.snapshot.workers import read_workers
 from replsite.status.expected_writers import expected_writers
@@ -63,7 +63,7 @@ from streams.runtime.silence import silent_seconds
 from streams.runtime.text import safe_text
 from streams.runtime.version import program_version
 
-__all__ = ["limits", "look_and_take_snapshot", "read_judged_jobs", "recorded_streams", "take_snapshot"]
+__all__ = ["limits", "read_current_snapshot", "read_jobs_with_status", "read_snapshot", "recorded_streams"]
 
 #: The most retired writers that are listed for a stream. The latest are listed.
 MOST_RETIRED = 20
@@ -86,13 +86,13 @@ def limits() -> Limits:
     )
 
 
-def look_and_take_snapshot(history: History | None = None) -> Snapshot:
+def read_current_snapshot(history: History | None = None) -> Snapshot:
     """Does the same, after a look at the streams where no process of the site looks, such as one that serves pages alone."""
     look_now(stream_settings().database, even_if_led=False)
-    return take_snapshot(history)
+    return read_snapshot(history)
 
 
-def take_snapshot(history: History | None = None, using: str | None = None) -> Snapshot:
+def read_snapshot(history: History | None = None, using: str | None = None) -> Snapshot:
     """Reads the database, and returns a snapshot with status words.
 
     ``history`` holds the caller's earlier snapshots. It is needed to tell readers that are stuck or falling behind from
@@ -100,27 +100,27 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     """
     with read_only_snapshot(using or stream_settings().database) as cursor:
         driver.bound_times(cursor)
-        taken = _Taking(cursor, history or History())
+        reading = _Reading(cursor, history or History())
     with collector_paused():
-        return taken.snapshot()
+        return reading.snapshot()
 
 
-def read_judged_jobs(cursor: Any, as_of: datetime) -> JobsView:
+def read_jobs_with_status(cursor: Any, as_of: datetime) -> JobsView:
     """Returns the jobs, worst first, the newest of equal ones first. A site without ``pipeline`` has none."""
     if not rooms.has("pipeline"):
         return JobsView()
     found = read_jobs(cursor)
     for job in found.jobs:
-        job.status = judge_job(job, as_of)
+        job.status = job_verdict(job, as_of)
     return JobsView(worst_first(reversed(found.jobs)), found.kinds, found.queries)
 
 
-class _Taking:
-    """Reads the rows of one snapshot, gives them their figures, and has them judged."""
+class _Reading:
+    """Reads the rows of one snapshot, and gives them their figures and status."""
 
     def __init__(self, cursor: Any, history: History) -> None:
         self.history, self.limits = history, limits()
-        self.declarations = {one.name: one for one in (stream.declaration for stream in registry.all_streams())}
+        self.declarations = {d.name: d for d in (stream.declaration for stream in registry.all_streams())}
         # Positions and tables are read before the sequences. A sequence only grows, and is read outside of the
         # transaction's snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no
         # fixed snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves
@@ -144,7 +144,7 @@ class _Taking:
         self.tables_behind = self._read_tables_behind(cursor)
         self.recorded = read_recorded(cursor)
         self.workers = read_workers(cursor, stream_settings().worker_silence_seconds)
-        self.jobs = read_judged_jobs(cursor, self.as_of)
+        self.jobs = read_jobs_with_status(cursor, self.as_of)
         self.storage: StorageView = self._seldom("storage", lambda: read_storage(cursor, self.as_of))
         self.lags = read_lags(cursor, self.declarations, self.writers, self.readers)
         if history.lag.is_cold(self.at):
@@ -167,32 +167,32 @@ class _Taking:
     def _read_holders(self, cursor: Any) -> dict[str, list[HolderRow]]:
         """Returns ``{stream: its open appends}``, the lowest bound first. Asks what they wait for only if one is not young."""
         asked = (*holders(cursor), *keepers(cursor))
-        found = {(one.stream, one.pid, one.prepared, one.bound, one.writer_class): one for one in asked}
+        found = {(h.stream, h.pid, h.prepared, h.bound, h.writer_class): h for h in asked}
         first_seen = self.history.first_seen(self.as_of, found.keys())
-        since = {key: one.since or first_seen[key] for key, one in found.items()}
-        old = [one for key, one in found.items() if self._age(since[key]) > YOUNG_SECONDS]
-        waits = {pid: safe_text(str(one), 300) for one in (blockers(cursor, old) if old else ()) for pid in one.waiting}
+        since = {key: holder.since or first_seen[key] for key, holder in found.items()}
+        old = [holder for key, holder in found.items() if self._age(since[key]) > YOUNG_SECONDS]
+        waits = {pid: safe_text(str(b), 300) for b in (blockers(cursor, old) if old else ()) for pid in b.waiting}
         held: dict[str, list[HolderRow]] = {}
-        for key, one in found.items():
+        for key, holder in found.items():
             row = HolderRow(
-                stream=one.stream,
-                words=safe_text(str(one), 300),
-                writer_class=one.writer_class,
-                bound=one.bound,
-                pid=one.pid,
-                prepared=safe_text(one.prepared),
+                stream=holder.stream,
+                words=safe_text(str(holder), 300),
+                writer_class=holder.writer_class,
+                bound=holder.bound,
+                pid=holder.pid,
+                prepared=safe_text(holder.prepared),
                 since=since[key],
                 seconds=self._age(since[key]),
-                state=one.state or "",
-                role=safe_text(one.role),
-                application=safe_text(one.application),
-                client=one.client or "",
-                statement=safe_text(_without_texts(one.statement or ""), 120),
-                waits_for=waits.get(one.pid or 0, ""),
-                keeps_rows=one.keeps_rows,
+                state=holder.state or "",
+                role=safe_text(holder.role),
+                application=safe_text(holder.application),
+                client=holder.client or "",
+                statement=safe_text(_without_texts(holder.statement or ""), 120),
+                waits_for=waits.get(holder.pid or 0, ""),
+                keeps_rows=holder.keeps_rows,
             )
-            row.status = judge_hold(row, self.limits)
-            held.setdefault(one.stream, []).append(row)
+            row.status = hold_verdict(row, self.limits)
+            held.setdefault(holder.stream, []).append(row)
         return held
 
     def snapshot(self) -> Snapshot:
@@ -208,7 +208,7 @@ class _Taking:
             program_version(),
             self._health(streams, readers),
             # Streams that all writers have left come behind others of the same severity.
-            worst_first(sorted(streams, key=lambda stream: all(one.state == RETIRED for one in stream.writers))),
+            worst_first(sorted(streams, key=lambda stream: all(w.state == RETIRED for w in stream.writers))),
             readers,
             self.workers,
             self.jobs,
@@ -235,30 +235,30 @@ class _Taking:
                 row.facts_per_second = max(grown[1][0] / grown[0], 0.0)
             row.recent = _unless_nothing(self.recent.get(key, ()))
         self.expected = [
-            (one, [row for row in self.writers.get(one.stream, ()) if is_name_of_writer(row.writer, one.writer)])
+            (e, [row for row in self.writers.get(e.stream, ()) if is_name_of_writer(row.writer, e.writer)])
             for stream, names in expected_writers(site_settings().expected_writers).items()
-            for one in (ExpectedRow(stream, writer, least_per_hour=least) for writer, least in names.items())
+            for e in (ExpectedRow(stream, writer, least_per_hour=least) for writer, least in names.items())
         ]
         hours = self.history.hours.add(self.at, {
-            (one.stream, one.writer): (sum(row.facts_written for row in found),)
-            for one, found in self.expected if one.least_per_hour is not None
+            (e.stream, e.writer): (sum(row.facts_written for row in found),)
+            for e, found in self.expected if e.least_per_hour is not None
         })  # fmt: skip
-        for one, found in self.expected:
-            one.active, one.last_write_at = sum(row.state != RETIRED for row in found), _last_write_at(found)
-            grown = hours.get((one.stream, one.writer))
-            one.facts_last_hour = None if grown is None else grown[1][0]
-            one.status = judge_expected(one, self.as_of)
+        for expected, found in self.expected:
+            expected.active, expected.last_write_at = sum(row.state != RETIRED for row in found), _last_write_at(found)
+            grown = hours.get((expected.stream, expected.writer))
+            expected.facts_last_hour = None if grown is None else grown[1][0]
+            expected.status = expected_verdict(expected, self.as_of)
 
     def _stream(self, name: str, rows: Sequence[WriterRow]) -> StreamRow:
         listed = self._listed(rows)
         for row in listed:
-            self._judge_writer(row)
+            self._add_writer_status(row)
         writers = worst_first(listed)
         declared, sequence = self.declarations.get(name), self.sequences.get(name)
         empty = declared.empty_position if declared is not None else 1
         stored = max((row.position for row in rows), default=0)
-        sequence_status = judge_sequence(sequence, stored, self.in_tables.get(name, 0))
-        expected = worst_first(one for one, _ in self.expected if one.stream == name)
+        sequence_status = sequence_verdict(sequence, stored, self.in_tables.get(name, 0))
+        expected = worst_first(e for e, _ in self.expected if e.stream == name)
         stream = StreamRow(
             name=name,
             head=max((row.position for row in rows), default=empty),
@@ -280,8 +280,8 @@ class _Taking:
     def _holders(self, stream: str) -> tuple[HolderRow, ...]:
         # A session or prepared transaction has a hold for each class of writers. The lowest comes first.
         shown: dict[tuple[int | None, str], HolderRow] = {}
-        for one in self.held.get(stream, ()):
-            shown.setdefault((one.pid, one.prepared), one)
+        for holder in self.held.get(stream, ()):
+            shown.setdefault((holder.pid, holder.prepared), holder)
         return tuple(shown.values())
 
     def _listed(self, rows: Sequence[WriterRow]) -> list[WriterRow]:
@@ -295,15 +295,15 @@ class _Taking:
         kept = {row.writer for row in retired[:MOST_RETIRED]}
         return [row for row in rows if row.state != RETIRED or row.writer in kept]
 
-    def _judge_writer(self, row: WriterRow) -> None:
+    def _add_writer_status(self, row: WriterRow) -> None:
         behind = NO_LAG if row.state == RETIRED else self.lags.of_writer(row)
         row.behind_facts, row.behind_exact = behind.facts, behind.exact
         row.behind_seconds = self._age(behind.oldest_at) if behind.oldest_at else 0.0
-        holds = [one for one in self.held.get(row.stream, ()) if one.may_be_of(row.writer)]
-        held = max(holds, key=lambda one: one.seconds or 0.0, default=None)
+        holds = [h for h in self.held.get(row.stream, ()) if h.may_be_of(row.writer)]
+        held = max(holds, key=lambda h: h.seconds or 0.0, default=None)
         if held is not None:
             row.held_since, row.held_seconds, row.held_by = held.since, held.seconds, held.words
-        row.status = judge_writer(row, held, self.limits, self.as_of)
+        row.status = writer_verdict(row, held, self.limits, self.as_of)
 
     # --- readers --------------------------------------------------------------------------------------------------
 
@@ -331,9 +331,7 @@ class _Taking:
         known: dict[tuple[Any, ...], ReaderRow] = {}
         for reader in self.readers:
             reader.heartbeat_seconds = silent_seconds(self.as_of, reader.heartbeat_at)
-            trends = tuple(
-                [(motions[reader.key, one], _unless_nothing(recent[reader.key, one])) for one in reader.positions]
-            )
+            trends = tuple([(motions[reader.key, s], _unless_nothing(recent[reader.key, s])) for s in reader.positions])
             is_silent = reader.heartbeat_seconds > self.limits.lost_after_seconds
             twin = reader
             if not (reader.is_named or reader.ended_at is not None or is_silent):
@@ -351,9 +349,9 @@ class _Taking:
             for stream, (motion, series) in zip(reader.positions, trends, strict=True)
             if reader.positions[stream]
         )
-        reader.lag_facts = sum(one.lag_facts for one in reader.streams)
-        reader.lag_seconds = max((one.lag_seconds for one in reader.streams), default=0.0)
-        reader.status = worst((one.status for one in reader.streams), _READS_NOTHING)
+        reader.lag_facts = sum(on.lag_facts for on in reader.streams)
+        reader.lag_seconds = max((on.lag_seconds for on in reader.streams), default=0.0)
+        reader.status = worst((on.status for on in reader.streams), _READS_NOTHING)
         if not reader.streams:
             nothing = self._stream_of(reader, "", Motion(), ())
             if nothing.status.severity != Severity.FINE or reader.ended_at is not None:
@@ -383,7 +381,7 @@ class _Taking:
             row.waits_for = self._waits_for(have, followed)
         if reader.is_named:
             self._add_cursor(reader, row, None if followed is None else followed.sequence_value)
-        row.status = judge_reader(reader, row, self.limits, self.as_of)
+        row.status = reader_verdict(reader, row, self.limits, self.as_of)
         return row
 
     def _add_cursor(self, reader: ReaderRow, row: ReaderStreamRow, given_out: int | None) -> None:
@@ -416,7 +414,7 @@ class _Taking:
             return ""
         if (upto := self.linear_upto.get(stream.name)) is None:
             facts = facts_upto(self.writers[stream.name]).items()
-            upto = self.linear_upto[stream.name] = {one: min(at, stream.linear_position) for one, at in facts}
+            upto = self.linear_upto[stream.name] = {writer: min(at, stream.linear_position) for writer, at in facts}
         return "" if lowest_unread(have, upto) is not None else stream.holders[0].words
 
     def _add_bytes(self, reader: ReaderRow, grown: tuple[float, tuple[int, ...]] | None) -> None:
@@ -433,7 +431,7 @@ class _Taking:
         return [
             ReaderRow(
                 f"\nmissing {name}", name, "declared", "", "", None, self.as_of, self.as_of,
-                status=judge_missing_reader(name),
+                status=missing_reader_verdict(name),
             )
             for name in dict.fromkeys(self.limits.wanted_readers) if name not in known
         ]  # fmt: skip
@@ -453,10 +451,10 @@ class _Taking:
                 problems.append(Problem(subject, holder.status, stream.name, root if root != subject else ""))
             writers: tuple[ExpectedRow | WriterRow, ...] = (*stream.expected, *stream.writers)
             problems += [
-                Problem(f"Writer {one.writer} of {stream.name}", one.status)
-                for one in writers
+                Problem(f"Writer {w.writer} of {stream.name}", w.status)
+                for w in writers
                 # The stream's problem tells all about writers that are blocked.
-                if _worth(one.status) and one.status.word != WriterWord.BLOCKED
+                if _worth(w.status) and w.status.word != WriterWord.BLOCKED
             ]
         for reader in readers:
             is_waiting = reader.status.word == ReaderWord.WAITING
@@ -474,10 +472,10 @@ class _Taking:
         parts = (counted(len(streams), "stream"), counted(len(active), "writer"), counted(open_readers, "reader"))
         folder, free, wanted = _read_disk()
         if behind := self.tables_behind:
-            problems.append(Problem(f"Table {behind[0]}", judge_tables(behind)))
-        full = judge_disk(folder, free, wanted)
+            problems.append(Problem(f"Table {behind[0]}", tables_verdict(behind)))
+        full = disk_verdict(folder, free, wanted)
         problems += [Problem("Disk", full, folder)] if full else []
-        return judge_health(problems, ", ".join(parts))
+        return site_health(problems, ", ".join(parts))
 
 
 def recorded_streams(rows: Iterable[RecordedRow], as_of: datetime, limits: Limits) -> list[StreamRow]:
@@ -490,7 +488,7 @@ def recorded_streams(rows: Iterable[RecordedRow], as_of: datetime, limits: Limit
         writers: tuple[WriterRow, ...] = worst_first(
             WriterRow(
                 name, row.writer, row.position, _RECORDED, row.last_fact_position, row.last_fact_at, row.last_advance_at,
-                row.rows_recorded, status=judge_recording(row, limits, as_of),
+                row.rows_recorded, status=recording_verdict(row, limits, as_of),
             )
             for row in found
         )  # fmt: skip
@@ -509,7 +507,7 @@ def _stream_status(writers: Sequence[WriterRow], expected: Sequence[ExpectedRow]
     If several have the same severity, prefers the status of a writer that is writing.
     """
     active = [writer.status for writer in writers if writer.state != RETIRED]
-    active += [one.status for one in expected if _worth(one.status)]
+    active += [e.status for e in expected if _worth(e.status)]
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
 
 
