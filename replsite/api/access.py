@@ -188,7 +188,7 @@ class RatePerToken(BaseThrottle):
             allowed = spent + 1 <= most
             self._spent[key] = (spent + 1 if allowed else spent, now)
             if len(self._spent) > 1_000:  # those that were idle for a minute have all their requests again
-                self._spent = {one: found for one, found in self._spent.items() if now - found[1] < 60}
+                self._spent = {key: found for key, found in self._spent.items() if now - found[1] < 60}
         # The caller asks ``wait`` next, in the same thread.
         self._of_thread.wait = (spent + 1 - most) / per_second
         return allowed

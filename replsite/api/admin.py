@@ -93,11 +93,11 @@ class ApiTokenAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Returns the paths of the forms to make and to revoke a token, followed by the paths of Django's own pages."""
         wrap = self.admin_site.admin_view
-        own = [
+        more = [
             path("make/", wrap(self.make_view), name="replsite_api_apitoken_make"),
             path("<int:number>/revoke/", wrap(self.revoke_view), name="replsite_api_apitoken_revoke"),
         ]
-        return [*own, *super().get_urls()]
+        return [*more, *super().get_urls()]
 
     def make_view(self, request: HttpRequest) -> HttpResponse:
         """Shows the form of a new token. When the form is sent, makes the token and shows its text once."""

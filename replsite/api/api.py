@@ -95,8 +95,8 @@ def _on(error: type[Exception], status: int, errcode: str) -> None:
 @api.exception_handler(AuthenticationError)
 def _unknown_token(request: HttpRequest, error: Any) -> HttpResponse:
     is_given = "Authorization" in request.headers
-    errcode, what = ("M_UNKNOWN_TOKEN", "Unknown or expired") if is_given else ("M_MISSING_TOKEN", "Missing")
-    response = refuse(request, 401, errcode, f"{what} token. Send one in the header Authorization: Bearer TOKEN.")
+    errcode, which = ("M_UNKNOWN_TOKEN", "Unknown or expired") if is_given else ("M_MISSING_TOKEN", "Missing")
+    response = refuse(request, 401, errcode, f"{which} token. Send one in the header Authorization: Bearer TOKEN.")
     response["WWW-Authenticate"] = "Bearer"
     return response
 
@@ -137,8 +137,8 @@ def _away(request: HttpRequest, error: Any) -> HttpResponse:
     return response
 
 
-for _gone in driver.database_lost:  # actions use connections of the driver, without Django
-    api.add_exception_handler(_gone, _away)
+for _error in driver.database_lost:  # actions use connections of the driver, without Django
+    api.add_exception_handler(_error, _away)
 _on(Http404, 404, "M_NOT_FOUND")
 _on(Conflict, 409, "M_UNKNOWN")
 _on(StreamError, 409, "M_UNKNOWN")

@@ -48,7 +48,7 @@ def list_kinds(request: Any) -> list[dict[str, Any]]:
             "kind": name,
             "help": kind.help,
             "changes_nothing": kind.changes_nothing,
-            "arguments": {one.name: one.help for one in kind.arguments if one.stored},
+            "arguments": {a.name: a.help for a in kind.arguments if a.stored},
         }
         for name, kind in operations().items()
     ]

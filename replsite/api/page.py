@@ -62,8 +62,8 @@ def described(openapi: Mapping[str, Any]) -> dict[str, list[Operation]]:
 
 def _operation(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Operation:
     parameters = [
-        Parameter(one["name"], one["in"], _type(one["schema"]), one.get("required", False), _text(one))
-        for one in operation.get("parameters", [])
+        Parameter(p["name"], p["in"], _type(p["schema"]), p.get("required", False), _text(p))
+        for p in operation.get("parameters", [])
     ]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     good = next(code for code in operation["responses"] if str(code).startswith("2"))
@@ -79,20 +79,20 @@ def _fields(schema: Mapping[str, Any] | None, schemas: Mapping[str, Any], place:
     schema = (schema or {}).get("items", schema) or {}
     named = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
     required = named.get("required", ())
-    for name, one in named.get("properties", {}).items():
-        yield Parameter(name, place, _type(one), name in required, _text(one))
+    for name, member in named.get("properties", {}).items():
+        yield Parameter(name, place, _type(member), name in required, _text(member))
 
 
-def _text(one: Mapping[str, Any]) -> str:
-    text: str = one.get("description") or one.get("schema", {}).get("description") or ""
+def _text(member: Mapping[str, Any]) -> str:
+    text: str = member.get("description") or member.get("schema", {}).get("description") or ""
     return text.replace("`", "")
 
 
 def _type(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
-        return " or ".join(str(one) for one in schema["enum"])
+        return " or ".join(str(value) for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_type(one) for one in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"]))
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     kind = str(schema.get("type", "any"))

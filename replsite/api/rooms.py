@@ -219,7 +219,7 @@ def list_rooms_of(
 def explain(request: Any, user_id: str, event_id: EventIds) -> dict[str, Any]:
     """Returns for each event whether the user sees it, and by which rule, as `manage.py explain_visibility` does."""
     found = explain_visibility(user_id, event_id, stream_settings().database)
-    return {"events": [_explained(one, answer) for one, answer in zip(event_id, found, strict=True)]}
+    return {"events": [_explained(asked, answer) for asked, answer in zip(event_id, found, strict=True)]}
 
 
 # --- alike ------------------------------------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ class Health(Schema):
     problems: list[str]
 
 
-class _Judged(Schema):
+class _WithStatus(Schema):
     """Base class of the rows of the live page's tables. Their other fields are attributes of the row."""
 
     status: str
@@ -319,7 +319,7 @@ class _Judged(Schema):
         return str(row.status.sentence)
 
 
-class Writer(_Judged):
+class Writer(_WithStatus):
     """A writer of one stream."""
 
     writer: str
@@ -336,7 +336,7 @@ class Writer(_Judged):
     held_by: Annotated[str, Field(description="the oldest open append that may be its own; empty: there is none")]
 
 
-class Holder(_Judged):
+class Holder(_WithStatus):
     """An open append, behind which linear readers wait: a session, or a prepared transaction."""
 
     pid: int | None
@@ -351,7 +351,7 @@ class Holder(_Judged):
     bound: Annotated[int, Field(description="it holds the stream back at this position")]
 
 
-class Stream(_Judged):
+class Stream(_WithStatus):
     """A stream with its writers, and the open appends that hold it back now."""
 
     stream: str
@@ -367,7 +367,7 @@ class Stream(_Judged):
         return row.name
 
 
-class ReaderStream(_Judged):
+class ReaderStream(_WithStatus):
     """A reader on one stream: its position, its lag, its dead letters and its status."""
 
     stream: str
@@ -388,7 +388,7 @@ class WireRights(Schema):
     refusal: str
 
 
-class Reader(_Judged):
+class Reader(_WithStatus):
     """A reader: a connection, a follower or a Spark query."""
 
     key: str

@@ -56,7 +56,7 @@ def show_health(request: Any) -> dict[str, Any]:
         "version": found.version,
         "health": found.health.word,
         "sentence": found.health.sentence,
-        "problems": [f"{one.subject} is {one.verdict.word}: {one.verdict.sentence}" for one in found.health.problems],
+        "problems": [f"{p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in found.health.problems],
     }
 
 
@@ -72,7 +72,7 @@ def list_writers(
 ) -> list[WriterRow]:
     """Returns the writers of all streams, with their open appends."""
     found = [writer for stream in SHARED.get().streams for writer in stream.writers]
-    return [one for one in found if name in (None, one.writer)]
+    return [writer for writer in found if name in (None, writer.writer)]
 
 
 @router.get("/readers", response=answers(list[schemas.Reader]), summary="List readers")
@@ -82,8 +82,8 @@ def list_readers(
     limit: Annotated[int, Query(500, ge=1, le=5_000)] = 500,
 ) -> list[ReaderRow]:
     """Returns readers and connections with their lag, the worst first."""
-    found = [one for one in SHARED.get().readers if name in (None, one.name)]
-    found.sort(key=lambda one: (-one.status.severity, -one.lag_seconds, one.name))
+    found = [reader for reader in SHARED.get().readers if name in (None, reader.name)]
+    found.sort(key=lambda reader: (-reader.status.severity, -reader.lag_seconds, reader.name))
     return found[:limit]
 
 
@@ -138,7 +138,7 @@ def list_dead_letters(
         raise Http404("There is no such reader.")
     last = page[limit - 1] if len(page) > limit else None
     return {
-        "parked": [_dead_letter(one) for one in page[:limit]],
+        "parked": [_dead_letter(fact) for fact in page[:limit]],
         "next_batch": f"{last.stream} {last.token}" if last is not None else None,
     }
 

@@ -54,7 +54,7 @@ def find_token(text: str) -> ApiToken | None:
         return None
     token = _valid().filter(digest=_digest(text)).first()
     if token is not None:
-        _note_use(token)
+        _record_use(token)
     return token
 
 
@@ -73,7 +73,7 @@ def revoke_token(token: ApiToken) -> bool:
     return bool(ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=Now()))
 
 
-def _note_use(token: ApiToken) -> None:
+def _record_use(token: ApiToken) -> None:
     """Stores the time of the token's last use, at most once a minute. So not every request adds a row version to the table."""
     before = Now() - timedelta(seconds=_USE_SECONDS)
     unused = ApiToken.objects.filter(pk=token.pk)

@@ -46,11 +46,11 @@ def _parked_page(request: HttpRequest) -> HttpResponse:
         "is_retrying": is_retrying,
         "facts": [
             {
-                "stream": one.stream, "token": one.token, "writer": safe_text(one.instance_name), "attempts": one.attempts,
-                "parked_at": one.parked_at, "tried_at": one.tried_at, "error": safe_text(one.error, None),
-                "traceback": safe_text(one.traceback, None, keep="\n\t"),
+                "stream": fact.stream, "token": fact.token, "writer": safe_text(fact.instance_name), "attempts": fact.attempts,
+                "parked_at": fact.parked_at, "tried_at": fact.tried_at, "error": safe_text(fact.error, None),
+                "traceback": safe_text(fact.traceback, None, keep="\n\t"),
             }
-            for one in found[:FACTS_SHOWN]
+            for fact in found[:FACTS_SHOWN]
         ],
         "most": FACTS_SHOWN,
         "has_more": len(found) > FACTS_SHOWN,
@@ -60,7 +60,7 @@ def _parked_page(request: HttpRequest) -> HttpResponse:
 
 def _asked(request: HttpRequest) -> Asked:
     """Returns the request for an action that the query parameters describe. Raises ``Http404`` for unusable parameters."""
-    name, stream, token = (request.GET.get(one, "") for one in ("name", "stream", "token"))
+    name, stream, token = (request.GET.get(key, "") for key in ("name", "stream", "token"))
     if not name or "\x00" in f"{name}{stream}":
         raise Http404("The address must name whom it is about.")
     if token and not (token.isascii() and token.isdecimal() and len(token) < 20 and int(token) < 2**63):
@@ -90,8 +90,8 @@ def _view(action: Action) -> Callable[..., HttpResponse]:
             (messages.success if is_done else messages.error)(request, done)
             return HttpResponseRedirect(back or reverse("live"))
         # Only texts go into the context, not the plan: a template would call carry_out.
-        said = {"title": plan.title, "sentences": plan.sentences, "button": plan.button, "back": back}
-        context = {**admin.site.each_context(request), **said}
+        texts = {"title": plan.title, "sentences": plan.sentences, "button": plan.button, "back": back}
+        context = {**admin.site.each_context(request), **texts}
         return TemplateResponse(request, "dashboard/action.html", context)
 
     return admin.site.admin_view(view)

@@ -39,17 +39,17 @@ def _archives_page(request: HttpRequest) -> HttpResponse:
     if not request.user.has_perm(VIEW):
         raise PermissionDenied(VIEW)
     found, is_whole = find_folders()
-    folder, free = disk_free()
-    listed = [with_contents(one) for one in found[:ARCHIVES_SHOWN]]
+    disk, free = disk_free()
+    listed = [with_contents(folder) for folder in found[:ARCHIVES_SHOWN]]
     context: dict[str, Any] = {
         **admin.site.each_context(request),
         "title": "Archives and exports",
         "rows": _rows(listed, may_view_rooms=request.user.has_perm("events.view_room")),
-        "sum": f"{counted(len(found), 'folder')}, {byte_size(sum(one.bytes for one in found))}",
+        "sum": f"{counted(len(found), 'folder')}, {byte_size(sum(f.bytes for f in found))}",
         "left_out": max(0, len(found) - ARCHIVES_SHOWN),
         "is_whole": is_whole,
         "free": byte_size(free),
-        "disk": folder,
+        "disk": disk,
         "reserve": byte_size(disk_reserve()),
         "is_full": free < disk_reserve(),
     }
@@ -61,30 +61,30 @@ archives_page = admin.site.admin_view(_archives_page)
 
 def _rows(listed: Sequence[WrittenFolder], *, may_view_rooms: bool) -> list[dict[str, Any]]:
     using = stream_settings().database
-    ids = {one.room_id for one in listed if one.room_id is not None}
-    here = set(Room.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True))
-    names = room_names(here, using) if may_view_rooms else {}
+    ids = {folder.room_id for folder in listed if folder.room_id is not None}
+    known = set(Room.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True))
+    names = room_names(known, using) if may_view_rooms else {}
     queue = reverse("admin:pipeline_job_queue")
     rows = []
-    for one in listed:
-        is_here = one.room_id in here
+    for folder in listed:
+        is_known = folder.room_id in known
         # A folder whose name is no valid text is listed, too. No job accepts it: the form says that there is no such folder.
-        asked = urlencode({"kind": RemoveArchive.name, "folder": str(one.path)}, errors="replace")
+        asked = urlencode({"kind": RemoveArchive.name, "folder": str(folder.path)}, errors="replace")
         rows.append({
-            "name": safe_text(one.path.name, None),
-            "above": safe_text(str(one.path.parent), None),
-            "kind": one.kind,
-            "room": names[one.room_id].text if one.room_id in names else "",
-            "room_id": safe_text(one.room_id, 260),
-            "url": room_url(one.room_id) if is_here and may_view_rooms and one.room_id else "",
-            "is_gone": one.room_id is not None and not is_here,
-            "rooms": "" if one.rooms in (None, 1) else counted(one.rooms or 0, "room"),
-            "is_of_all": one.is_export and one.is_finished and one.rooms is None and not one.is_damaged,
-            "events": "" if one.events is None else count(one.events),
-            "made_at": datetime.fromtimestamp(one.made_at, UTC),
-            "is_made": one.is_finished and not one.is_damaged,
-            "size": byte_size(one.bytes),
-            "files": counted(one.files, "file"),
+            "name": safe_text(folder.path.name, None),
+            "above": safe_text(str(folder.path.parent), None),
+            "kind": folder.kind,
+            "room": names[folder.room_id].text if folder.room_id in names else "",
+            "room_id": safe_text(folder.room_id, 260),
+            "url": room_url(folder.room_id) if is_known and may_view_rooms and folder.room_id else "",
+            "is_gone": folder.room_id is not None and not is_known,
+            "rooms": "" if folder.rooms in (None, 1) else counted(folder.rooms or 0, "room"),
+            "is_of_all": folder.is_export and folder.is_finished and folder.rooms is None and not folder.is_damaged,
+            "events": "" if folder.events is None else count(folder.events),
+            "made_at": datetime.fromtimestamp(folder.made_at, UTC),
+            "is_made": folder.is_finished and not folder.is_damaged,
+            "size": byte_size(folder.bytes),
+            "files": counted(folder.files, "file"),
             "remove": f"{queue}?{asked}",
         })  # fmt: skip
     return rows

@@ -48,7 +48,7 @@ _OBJECTS = {
 _KINDS = {"streams": "writer", "readers": "reader", "jobs": "job"}
 SEE_ROOMS = "events.view_room"
 _RIGHTS = tuple(dict.fromkeys(
-    (SEE_ROOMS, *(f"{app}.view_{model}" for app, model in _OBJECTS.values()), *(one.permission for one in LINKS.values()))
+    (SEE_ROOMS, *(f"{app}.view_{model}" for app, model in _OBJECTS.values()), *(link.permission for link in LINKS.values()))
 ))  # fmt: skip
 #: Tables of the page by the app that fills them.
 _TABLES_OF = {"jobs": "pipeline", "rooms": "events", "workers": "streams.catalog"}
@@ -131,7 +131,7 @@ class _Links:
 
 def _state(health: dict[str, Any], actions: Mapping[str, str], words: Mapping[tuple[str, str], str]) -> str:
     first, effects = health["first"], _effects(health["first"])
-    problems = "".join(f"<li>{_problem(one, actions)}{_effects(one)}</li>" for one in health["problems"])
+    problems = "".join(f"<li>{_problem(p, actions)}{_effects(p)}</li>" for p in health["problems"])
     return (
         f'<div id="live-state" data-word="{health["word"]}" data-said="{escape(health["said"])}"><p class="live-health-line">'
         f'<strong id="live-health-word"><a href="{words["site", health["word"]]}">{health["word"]}</a></strong> '

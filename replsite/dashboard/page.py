@@ -88,7 +88,7 @@ def _health(health: Health) -> dict[str, object]:
             effects.setdefault(problem.cause, []).append(f"{problem.subject} is {problem.verdict.word}.")
     causes = [problem for problem in health.problems if not problem.cause]
     first, others = causes[:1], causes[1:]
-    problems = [_shown_problem(one, effects) for one in others[:PROBLEMS_SHOWN]]
+    problems = [_shown_problem(problem, effects) for problem in others[:PROBLEMS_SHOWN]]
     if more := len(others) - len(problems):
         problems.append({"text": f"And {count(more)} more, in the tables below."})
     worst = f": {first[0].subject} is {first[0].verdict.word}" if first else ""

@@ -25,7 +25,7 @@ def summary_tiles(snapshot: Snapshot) -> list[Tile]:
     writers = [writer for stream in snapshot.streams for writer in stream.writers if writer.state != RETIRED]
     readers = [reader for reader in snapshot.readers if reader.closed_at is None]
     tiles = [
-        _writers(writers, [one.status for stream in snapshot.streams for one in stream.expected]),
+        _writers(writers, [e.status for stream in snapshot.streams for e in stream.expected]),
         _facts(snapshot, writers),
         _open(snapshot),
         _readers(readers),
@@ -43,8 +43,8 @@ def _writers(writers: list[WriterRow], expected: list[Verdict]) -> Tile:
     names = {writer.writer for writer in writers}
     writing = {writer.writer for writer in writers if writer.status.word == WriterWord.WRITING}
     missing = sum(verdict.word == ExpectedWord.MISSING for verdict in expected)
-    said = f"{count(len(writing))} writing" + (f", {count(missing)} missing" if missing else "")
-    return _tile("Writers", text_cell(count(len(names)), said), [*(w.status for w in writers), *expected])
+    text = f"{count(len(writing))} writing" + (f", {count(missing)} missing" if missing else "")
+    return _tile("Writers", text_cell(count(len(names)), text), [*(w.status for w in writers), *expected])
 
 
 def _facts(snapshot: Snapshot, writers: list[WriterRow]) -> Tile:
@@ -57,18 +57,18 @@ def _facts(snapshot: Snapshot, writers: list[WriterRow]) -> Tile:
 
 def _open(snapshot: Snapshot) -> Tile:
     """Returns a tile with the number of open appends, and the age of the oldest one."""
-    held = [one for stream in snapshot.streams for one in stream.holders]
-    oldest = min((one.since for one in held if one.since), default=None)
+    held = [holder for stream in snapshot.streams for holder in stream.holders]
+    oldest = min((holder.since for holder in held if holder.since), default=None)
     cell = text_cell(count(len(held)), "oldest", oldest) if held else text_cell("0", "nothing waits")
-    return _tile("Open appends", cell, [one.status for one in held])
+    return _tile("Open appends", cell, [holder.status for holder in held])
 
 
 def _readers(readers: list[ReaderRow]) -> Tile:
     bad = sum(reader.status.severity >= Severity.WARNING for reader in readers)
-    said = f"{counted(bad, 'reader')} to look at" if bad else "all are fine"
+    text = f"{counted(bad, 'reader')} to look at" if bad else "all are fine"
     return _tile(
         "Readers",
-        text_cell(count(sum(reader.runs for reader in readers)), said if readers else "no followers"),
+        text_cell(count(sum(reader.runs for reader in readers)), text if readers else "no followers"),
         (r.status for r in readers),
     )
 
@@ -85,5 +85,5 @@ def _lag(readers: list[ReaderRow]) -> Tile:
 def _storage(storage: StorageView) -> Tile:
     grown = storage.database.grown_bytes
     sign = "-" if grown is not None and grown < 0 else "+"
-    said = f"{sign}{byte_size(abs(grown))} in a day" if grown is not None else "with indexes"
-    return _tile("Database", text_cell(byte_size(storage.database.size_bytes), said))
+    text = f"{sign}{byte_size(abs(grown))} in a day" if grown is not None else "with indexes"
+    return _tile("Database", text_cell(byte_size(storage.database.size_bytes), text))

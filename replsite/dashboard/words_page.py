@@ -19,14 +19,14 @@ __all__ = ["word_addresses", "words_page"]
 def word_addresses() -> dict[tuple[str, str], str]:
     """Returns for each (kind, word) the address that explains it. The kind is writer, reader, job or site."""
     page = reverse("status-words")
-    return {(kind, str(one)): f"{page}#{anchor(kind, one)}" for _, kind, meanings in MEANINGS for one in meanings}
+    return {(kind, str(word)): f"{page}#{anchor(kind, word)}" for _, kind, words in MEANINGS for word in words}
 
 
 @require_safe
 def _words_page(request: HttpRequest) -> HttpResponse:
     tables = [
-        (title, [(anchor(kind, one), str(one), list(_parts(one.rule)), one.severity) for one in meanings])
-        for title, kind, meanings in MEANINGS
+        (title, [(anchor(kind, word), str(word), list(_parts(word.rule)), word.severity) for word in words])
+        for title, kind, words in MEANINGS
     ]
     context: dict[str, Any] = {**admin.site.each_context(request), "title": "Status words", "tables": tables}
     return TemplateResponse(request, "dashboard/words.html", context)

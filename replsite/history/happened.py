@@ -49,7 +49,7 @@ class Happened:
     at: datetime
     who: str
     kind: str
-    what: str
+    text: str
     url: str
     key: int
 
@@ -108,10 +108,10 @@ def _actions() -> QuerySet[Any]:
 
 def _action_line(entry: LogEntry) -> tuple[str, str]:
     kind = entry.content_type.name if entry.content_type is not None else "object"
-    said = entry.get_change_message()
-    if entry.action_flag != CHANGE or not said:
-        said = f"{_VERBS.get(entry.action_flag, 'Changed')} {kind} {entry.object_repr}. {said}"
-    return said, ""
+    text = entry.get_change_message()
+    if entry.action_flag != CHANGE or not text:
+        text = f"{_VERBS.get(entry.action_flag, 'Changed')} {kind} {entry.object_repr}. {text}"
+    return text, ""
 
 
 def _login_line(entry: LogEntry) -> tuple[str, str]:
@@ -166,15 +166,15 @@ def read_page(wanted: Wanted, limit: int) -> Page:
     found = {kind: _read(kind, wanted, limit) for kind in wanted.kinds}
     # Below the time to which a source was searched, that source may still have lines. So the lines that other sources have
     # there wait for the next page.
-    searched_to = [one.floor_at for one in found.values() if one.floor_at is not None]
-    merged: Iterator[Happened] = merge(*(one.rows for one in found.values()), key=lambda row: row.at, reverse=True)
+    searched_to = [part.floor_at for part in found.values() if part.floor_at is not None]
+    merged: Iterator[Happened] = merge(*(part.rows for part in found.values()), key=lambda row: row.at, reverse=True)
     rows = list(islice((row for row in merged if not searched_to or row.at >= max(searched_to)), limit))
     before = {}
-    for kind, one in found.items():
-        taken = [row.key for row in rows if row.kind == kind]
-        is_read = len(taken) == len(one.rows)
-        place = one.floor if is_read and one.floor else taken[-1] if taken else wanted.before.get(kind, _NEWEST)
-        before[kind] = 0 if is_read and not one.has_more else place
+    for kind, part in found.items():
+        shown = [row.key for row in rows if row.kind == kind]
+        is_read = len(shown) == len(part.rows)
+        place = part.floor if is_read and part.floor else shown[-1] if shown else wanted.before.get(kind, _NEWEST)
+        before[kind] = 0 if is_read and not part.has_more else place
     return Page(rows, before if any(before.values()) else {})
 
 
@@ -221,8 +221,8 @@ def _lines(kind: str, rows: list[Any]) -> list[Happened]:
 
 def _line(kind: str, row: Any, at: datetime) -> Happened:
     source = SOURCES[kind]
-    what, url = source.line(row)
+    text, url = source.line(row)
     who = row
     for part in source.who.split("__"):
         who = getattr(who, part)
-    return Happened(at, safe_text(str(who)), kind, safe_text(what, _MOST_OF_TEXT), url, row.pk)
+    return Happened(at, safe_text(str(who)), kind, safe_text(text, _MOST_OF_TEXT), url, row.pk)

@@ -89,7 +89,7 @@ def _place(text: str, kinds: tuple[str, ...]) -> dict[str, int]:
 
 
 def _csv(wanted: Wanted) -> HttpResponse:
-    rows = ([f"{row.at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", row.who, row.kind, row.what] for row in _exported(wanted))
+    rows = ([f"{row.at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", row.who, row.kind, row.text] for row in _exported(wanted))
     text = csv_text(["time", "who", "kind", "what"], rows)
     headers = {"Content-Disposition": 'attachment; filename="what-happened.csv"'}
     return HttpResponse(text, content_type="text/csv; charset=utf-8", headers=headers)

@@ -23,5 +23,5 @@ def _record(sender: Any, request: Any, user: Any, **_: Any) -> None:
     if not user.is_staff or getattr(request, "method", None) is None:
         return
     address = request.META.get("REMOTE_ADDR", "")
-    said = f"{LOGGED_IN} from {address}." if address else f"{LOGGED_IN}."
-    LogEntry.objects.log_actions(user.pk, [user], CHANGE, change_message=said, single_object=True)
+    text = f"{LOGGED_IN} from {address}." if address else f"{LOGGED_IN}."
+    LogEntry.objects.log_actions(user.pk, [user], CHANGE, change_message=text, single_object=True)

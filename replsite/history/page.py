@@ -162,8 +162,8 @@ class _Asked:
         if not self.range.span:
             found = found.filter(at__gte=self.range.begin, at__lte=self.range.end)
         if self.who:
-            own = Q(writer=self.who) | Q(reader=plain_label(self.who, {self.who}))
-            return found.filter(own | Q(stream=""))[:CHANGES_SHOWN]
+            of_subject = Q(writer=self.who) | Q(reader=plain_label(self.who, {self.who}))
+            return found.filter(of_subject | Q(stream=""))[:CHANGES_SHOWN]
         return found.filter(stream__in=[self.stream, ""])[:CHANGES_SHOWN]
 
 
@@ -204,13 +204,13 @@ class _Drawing:
         found: dict[tuple[str, str], list[Sample]] = {}
         for sample in samples:
             found.setdefault((sample.stream, sample.reader), []).append(sample)
-        own = found.pop((self.asked.stream, ""), [])
+        of_stream = found.pop((self.asked.stream, ""), [])
         worst = sorted(found, key=lambda key: (-max(sample.severity for sample in found[key]), key))
         if self.asked.is_storage:
             largest = sorted(found, key=lambda key: -found[key][-1].position)
             return with_plots(self._table(name, found["", name]) for _, name in largest)
         readers = [self._reader(*key, found[key]) for key in worst]
-        return with_plots(readers if self.asked.who else [("", self._stream(own)), *readers])
+        return with_plots(readers if self.asked.who else [("", self._stream(of_stream)), *readers])
 
     def _stream(self, rows: Sequence[Sample]) -> Iterable[dict[str, Any]]:
         marks = self._marks(lambda change: bool(change.writer))

@@ -83,15 +83,15 @@ def plot(
     ``title`` is shown above the plot, such as ``Lag in facts``. ``about`` names the reader or table whose values are drawn.
     It is empty if the page itself shows whose values they are. The axis of positions begins at the lowest value, others at 0.
     """
-    said = "Nothing was recorded in this time."
+    text = "Nothing was recorded in this time."
     if points:
         label, (most_at, most) = _UNITS[unit], max(points, key=lambda point: point[1])
-        said = f"Last {label(points[-1][1])}; at most {label(most)}, at {most_at:%Y-%m-%d %H:%M} UTC."
+        text = f"Last {label(points[-1][1])}; at most {label(most)}, at {most_at:%Y-%m-%d %H:%M} UTC."
     line = list(_line(points, frame))
     return {
         "heading": title,
         "title": f"{title} of {about}" if about else title,
-        "said": said,
+        "said": text,
         "unit": unit,
         "begin": frame.begin.timestamp(),
         "end": frame.end.timestamp(),

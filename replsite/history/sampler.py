@@ -68,7 +68,7 @@ _LAST_WORDS = """
 SELECT DISTINCT ON (stream, writer, reader) stream, writer, reader, word, severity FROM streams_statuschange
 WHERE stream <> '' ORDER BY stream, writer, reader, id DESC
 """
-_TELL = """
+_ADD_CHANGES = """
 INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
 SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS change (
     at timestamptz, stream text, writer text, reader text, was text, word text, severity int, sentence text)
@@ -90,7 +90,7 @@ def write_step(cursor: Any, snapshot: Snapshot, before: dict[Subject, tuple[str,
     It is updated in place.
     """
     at, spans = snapshot.as_of, SPANS.values()
-    steps = {"at": at, "steps": [one.step_seconds for one in spans], "kept": [one.kept_seconds for one in spans]}
+    steps = {"at": at, "steps": [s.step_seconds for s in spans], "kept": [s.kept_seconds for s in spans]}
     cursor.execute(_PUT, steps | {"rows": json.dumps([asdict(row) for row in samples_of(snapshot)])})
     cursor.execute(_FORGET, steps)
     now = verdicts_of(snapshot)
@@ -112,7 +112,7 @@ def _store_changes(cursor: Any, at: datetime, changes: Iterable[Change]) -> None
         }
         for change in changes
     ]  # fmt: skip
-    cursor.execute(_TELL, {"rows": json.dumps(rows)})
+    cursor.execute(_ADD_CHANGES, {"rows": json.dumps(rows)})
 
 
 def last_statuses(cursor: Any) -> dict[Subject, tuple[str, int]]:

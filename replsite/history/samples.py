@@ -80,7 +80,7 @@ def samples_of(snapshot: Snapshot) -> list[SampleRow]:
     """Returns a row for each stream, for each open reader on each of its streams, and for the storage."""
     rows = {}
     for stream in snapshot.streams:
-        oldest = max((one.seconds or 0.0 for one in stream.holders), default=0.0)
+        oldest = max((holder.seconds or 0.0 for holder in stream.holders), default=0.0)
         row = SampleRow(
             stream.name,
             "",
@@ -126,12 +126,12 @@ def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
     return [SampleRow("", table.name, table.size_bytes, table.rows or 0, 0.0, 0, "") for table in tables]
 
 
-def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
+def _worse(row: SampleRow, other: SampleRow) -> SampleRow:
     """Returns one row for two readers with the same label: the lower position, the higher lag, the worse status."""
-    worst = max(one, other, key=lambda row: row.severity)
+    worst = max(row, other, key=lambda r: r.severity)
     return SampleRow(
-        one.stream, one.reader, min(one.position, other.position), max(one.waiting, other.waiting),
-        max(one.seconds, other.seconds), worst.severity, worst.word,
+        row.stream, row.reader, min(row.position, other.position), max(row.waiting, other.waiting),
+        max(row.seconds, other.seconds), worst.severity, worst.word,
     )  # fmt: skip
 
 
@@ -144,10 +144,10 @@ def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
     for stream in snapshot.streams:
         for writer in stream.writers:
             found[stream.name, writer.writer, ""] = writer.status
-        for one in stream.expected:
-            known = found.get((stream.name, one.writer, ""))
-            if one.status.severity >= Severity.WARNING and (known is None or one.status.severity > known.severity):
-                found[stream.name, one.writer, ""] = one.status
+        for e in stream.expected:
+            known = found.get((stream.name, e.writer, ""))
+            if e.status.severity >= Severity.WARNING and (known is None or e.status.severity > known.severity):
+                found[stream.name, e.writer, ""] = e.status
     names: set[str] = set()
     for reader in snapshot.readers:
         label = plain_label(reader.name, names)

@@ -17,7 +17,7 @@ from django.db import connections
 from streams.db import driver
 from streams.runtime.command_line import SiteCommand
 
-_LOOK_SECONDS = 0.2
+_RETRY_SECONDS = 0.2
 _HOLDER = f"SELECT a.pid {driver.LOCK_HOLDERS} LIMIT 1"
 
 
@@ -49,32 +49,32 @@ class Command(SiteCommand, migrate.Command):
         except driver.OperationalError as error:
             raise CommandError(driver.explain(error)) from error
         try:
-            self._take(lock, verbosity)
+            self._acquire(lock, verbosity)
             yield
         finally:
             lock.close()
 
-    def _take(self, lock: Any, verbosity: int) -> None:
+    def _acquire(self, lock: Any, verbosity: int) -> None:
         """Takes the advisory lock on the connection ``lock``. Tries again at intervals while another session holds the lock.
 
         While it waits, prints once which session holds the lock, unless ``verbosity`` is 0.
         """
-        has_told = False
+        is_announced = False
         with lock.cursor() as cursor:
             key = driver.migrate_key(cursor)
             # A statement that waits for the lock would keep its snapshot. If the holder creates an index concurrently,
             # the holder waits for that snapshot to end, and the two would wait for each other.
-            while not _is_taken(cursor, key):
-                if not has_told and verbosity:
+            while not _try_lock(cursor, key):
+                if not is_announced and verbosity:
                     cursor.execute(_HOLDER, [key])
                     holder = cursor.fetchone()
                     by = f" (database session {holder[0]})" if holder and holder[0] else ""
                     self.stdout.write(f"Another migrate is at work on this database{by}; waiting for it.")
                     self.stdout.flush()
-                    has_told = True
-                time.sleep(_LOOK_SECONDS)
+                    is_announced = True
+                time.sleep(_RETRY_SECONDS)
 
 
-def _is_taken(cursor: Any, key: int) -> bool:
+def _try_lock(cursor: Any, key: int) -> bool:
     cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
     return bool(cursor.fetchone()[0])

@@ -29,10 +29,10 @@ class Command(SiteCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declares the argument."""
-        parser.add_argument("what", choices=("status", "stop"), help="whether it runs and where; or stop it")
+        parser.add_argument("action", choices=("status", "stop"), help="whether it runs and where; or stop it")
         parser.add_argument("--json", action="store_true", help="one JSON object instead of a line")
 
-    def handle(self, *args: Any, what: str, json: bool, **options: Any) -> None:
+    def handle(self, *args: Any, action: str, json: bool, **options: Any) -> None:
         """Stops the server, or prints how it is."""
         if settings.DATABASES[stream_settings().database]["ENGINE"] != EMBEDDED:
             raise CommandError(
@@ -40,7 +40,7 @@ class Command(SiteCommand):
             )
         server = embedded_server()
         try:
-            stopped = what == "stop" and server.stop()
+            stopped = action == "stop" and server.stop()
         except (EmbeddedPostgresError, OSError) as error:
             raise CommandError(str(error), returncode=1) from error
         found = server.running()
@@ -53,5 +53,5 @@ class Command(SiteCommand):
         else:
             line = f"{'stopped' if stopped else 'does not run'}: {server.folder}"
         self.stdout.write(line)
-        if what == "status" and found is None:
+        if action == "status" and found is None:
             sys.exit(3)

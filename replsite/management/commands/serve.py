@@ -39,11 +39,11 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        for option, default, what in (
+        for option, default, text in (
             ("--http", "127.0.0.1:8000", "pages, metrics and health; or unix:PATH"),
             ("--replication", "127.0.0.1:9092", "the replication protocol"),
         ):
-            parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)")
+            parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{text} (default: %(default)s)")
         parser.add_argument(
             "--behind-proxy",
             action="store_true",
