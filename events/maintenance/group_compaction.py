@@ -56,7 +56,7 @@ _WRITE_DELTAS = f"""
 {INSERT_INTO["state_stategroupdelta"]}
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
-_HERE = "SELECT id FROM state_stategroup WHERE id = ANY(%s) ORDER BY id"
+_STORED = "SELECT id FROM state_stategroup WHERE id = ANY(%s) ORDER BY id"
 _PREVS = "SELECT id, prev_group FROM state_stategroup WHERE id = ANY(%s)"
 _MOVE = """
 WITH moved AS (
@@ -181,12 +181,12 @@ class RoomCompaction:
             again = sorted(needed & self._plan.new.numbers.keys())
             if new := [group for group in late if group not in self._plan.new.numbers]:
                 self._plan.new.end_chains()
-                self._plan.take(places, needed, steps, new)
+                self._plan.add(places, needed, steps, new)
             return sorted({*again, *(group for group in new if group in self._plan.new.numbers)})
 
     def _are_here(self, groups: list[int]) -> bool:
         with connections[self._using].cursor() as cursor:
-            cursor.execute(_HERE, [groups])
+            cursor.execute(_STORED, [groups])
             return cursor.fetchone() is not None
 
     # --- new groups ---------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class RoomCompaction:
                     is_compared = True
                 cursor.execute(LOCK_ROOM, [self.room_id])
                 # No event has the new groups yet, so another job that deletes unneeded groups may have deleted them.
-                cursor.execute(_HERE, [sorted(set(news))])
+                cursor.execute(_STORED, [sorted(set(news))])
                 if len(cursor.fetchall()) != len(set(news)):
                     raise CompressionWentWrong(
                         f"{self.room_id}: another session deleted new state groups before events referred to them. "
@@ -282,10 +282,10 @@ class RoomCompaction:
             raise CompressionWentWrong(
                 f"{self.room_id}: {error} Nothing was changed. Run manage.py room check."
             ) from error
-        for one, other in wanted:
-            if one is None or other is None or found[one] != found[other]:
+        for old, new in wanted:
+            if old is None or new is None or found[old] != found[new]:
                 raise CompressionWentWrong(
-                    f"{self.room_id}: state group {one} would read differently as {other}; no event was changed. "
+                    f"{self.room_id}: state group {old} would read differently as {new}; no event was changed. "
                     "Run manage.py room check on the room."
                 )
 

@@ -253,8 +253,8 @@ class GroupPurge:
         # A target below the run takes over the state of the highest group, so its own state must not be needed, either.
         loose = [*run.absorbed, *([run.target] if run.target < run.absorbed[0] else [])]
         cursor.execute(_LOOSE_NOW, {"loose": loose, "chain": run.chain})
-        is_needed, here = cursor.fetchone()
-        return bool(is_needed) or here != len(loose)
+        is_needed, stored = cursor.fetchone()
+        return bool(is_needed) or stored != len(loose)
 
 
 @contextmanager

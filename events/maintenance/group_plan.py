@@ -74,12 +74,12 @@ class GroupPlan:
         """Plans all groups that are stored in the caller's snapshot. Raises ``CompressionRefused`` if groups are damaged."""
         places, needed, steps = needed_groups(cursor, self.room_id)
         self.highest = places[-1].group if places else 0
-        rows = self.take(places, needed, steps, None)
+        rows = self.add(places, needed, steps, None)
         cursor.execute(_COUNT_EVENTS, [self.room_id])
         (events,) = cursor.fetchone()
         return PlannedRoom(self.room_id, WrittenRows(len(places), rows), self.new.rows(), events)
 
-    def take(
+    def add(
         self, places: Sequence[GroupPlace], needed: Collection[int], steps: Collection[int], only: Sequence[int] | None
     ) -> int:
         """Adds stored groups to the plan: all needed groups, or only the needed groups that are in ``only``.

@@ -46,7 +46,7 @@ _BEHIND = "(e.topological_ordering, e.stream_ordering) > (%(topological)s, %(str
 _IS_THERE_MORE = f"SELECT EXISTS (SELECT FROM events_event e WHERE {PURGED} AND {_BEHIND})"
 #: All conditions have an index. Outdated statistics of a shrinking table may make the planner read it whole instead.
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
-_DEEPEST_LEAF = """
+_DEEPEST_EXTREMITY = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
 """
 #: Large tables are queried with arrays of keys: a plan with a join might read such a table whole, once for each
@@ -154,7 +154,7 @@ class HistoryPurged:
 
 def check_forward_extremities(cursor: Any, request: PurgeRequest) -> None:
     """Raises ``PurgeRefused`` if even the deepest forward extremity of the room has a lower depth than ``request.cut``."""
-    cursor.execute(_DEEPEST_LEAF, [request.room_id])
+    cursor.execute(_DEEPEST_EXTREMITY, [request.room_id])
     deepest = cursor.fetchone()[0]
     if deepest is not None and deepest < request.cut:
         raise PurgeRefused(

@@ -94,7 +94,7 @@ SELECT chain.id, own.id, d.type, d.state_key, d.event_id
 FROM restored_delta d JOIN {{mapping}} own ON own.archived = d.state_group JOIN {{mapping}} chain ON chain.archived = d.chain
 """
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
-_TAKEN = """
+_USED_POSITION = """
 SELECT e.event_id, e.stream_ordering FROM events_event e JOIN restored_event r USING (stream_ordering)
 WHERE e.stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM restored_event)) AND e.event_id <> r.event_id LIMIT 1
 """
@@ -189,7 +189,7 @@ WHERE NOT EXISTS (
 ON CONFLICT (event_id) DO NOTHING
 """
 #: A restored event may build on a forward extremity, if it claims a lower depth than that.
-_LEAF_BELOW = """
+_HAS_EDGE_TO_EXTREMITY = """
 SELECT EXISTS (
     SELECT FROM events_forwardextremity leaf JOIN events_eventedge edge ON edge.prev_event_id = leaf.event_id
     JOIN events_event e ON e.event_id = edge.event_id
@@ -331,7 +331,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         new, placed = cursor.fetchone()
         if not whole:  # the ranges of a whole room were archived with it
             cursor.execute(_NO_RANGES, names)
-        cursor.execute(_LEAF_BELOW, names)
+        cursor.execute(_HAS_EDGE_TO_EXTREMITY, names)
         if (extremities or cursor.fetchone()[0]) and not whole:
             recompute_current_state(cursor, room_id, using)
         cursor.execute(_NAME, names)
@@ -385,7 +385,7 @@ def invalidate_cached_events() -> None:
 
 
 def _check_positions(cursor: Any) -> None:
-    cursor.execute(_TAKEN)
+    cursor.execute(_USED_POSITION)
     if found := cursor.fetchone():
         raise PositionsTaken(
             f"The stream position {found[1]} of an archived event is that of {found[0]} here: the archive is of another "

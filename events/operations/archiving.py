@@ -52,13 +52,13 @@ def archiver() -> Archiver:
     return made
 
 
-def archive_words(told: Mapping[str, Any], folder: str | None = None) -> str:
-    """Returns a text that says where the archive is, or ``no archive``. ``told`` are the arguments of the job.
+def archive_words(args: Mapping[str, Any], folder: str | None = None) -> str:
+    """Returns a text that says where the archive is, or ``no archive``. ``args`` are the arguments of the job.
 
     If ``folder`` is given, the archive was written to this folder. Otherwise the archive is still to be written.
     """
-    if told["archive"] is None:
+    if args["archive"] is None:
         return "no archive"
     return (
-        f"archive in {safe_text(told['archive'], None)}" if folder is None else f"archived in {safe_text(folder, None)}"
+        f"archive in {safe_text(args['archive'], None)}" if folder is None else f"archived in {safe_text(folder, None)}"
     )

@@ -52,7 +52,7 @@ SELECT count(*) FROM events_event WHERE room_id = %(room)s AND topological_order
   AND state_key IS NULL AND NOT outlier AND {_BEFORE}
 """
 _ROOM = "SELECT FROM events_room WHERE room_id = %s"
-_DEEPEST_LEAF = """
+_DEEPEST_EXTREMITY = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
 """
 
@@ -177,5 +177,5 @@ def _first(using: str, statement: str, values: Any) -> Sequence[Any] | None:
 
 def deepest_extremity(room_id: str, using: str) -> int | None:
     """Returns the depth of the room's deepest forward extremity, or null if the room has none."""
-    found = _first(using, _DEEPEST_LEAF, [room_id])
+    found = _first(using, _DEEPEST_EXTREMITY, [room_id])
     return None if found is None else found[0]

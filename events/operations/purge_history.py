@@ -49,9 +49,9 @@ __all__ = [
     "PurgeHistory",
     "carry_out",
     "count_purged",
+    "deleted_words",
     "foresee",
     "foresee_history",
-    "gone",
     "history_words",
     "left_lines",
     "purge_events",
@@ -144,19 +144,19 @@ class PurgeHistory(Operation):
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Writes an archive if the arguments name a folder for it. Then deletes events and unneeded state groups."""
-        told, using = run.arguments, run.using
-        purge: Purge = foresee if told["dry_run"] else carry_out
-        request = PurgeRequest(told["room"], depth_of_cut(told, using) or 0, told["delete_local"], using)
+        args, using = run.arguments, run.using
+        purge: Purge = foresee if args["dry_run"] else carry_out
+        request = PurgeRequest(args["room"], depth_of_cut(args, using) or 0, args["delete_local"], using)
         with purge_lock(request.room_id, using):
             before, after, events, groups, archived = purge(run, request, run.note_before)
             run.note_after(after)
-        words = history_words(told, events.deleted, events.became_outliers, archived.get("archive", {}).get("folder"))
+        words = history_words(args, events.deleted, events.became_outliers, archived.get("archive", {}).get("folder"))
         run.say(f"{safe_text(request.room_id, None)}: {words}")
         return {
             "room_id": request.room_id,
             "words": words,
             "cut": request.cut,
-            "dry_run": told["dry_run"],
+            "dry_run": args["dry_run"],
             "deleted": events.deleted,
             "became_outliers": events.became_outliers,
             "leaves_removed": events.extremities,
@@ -186,9 +186,9 @@ def table_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{table}: {before} -> {after} rows"
 
 
-def gone(told: Mapping[str, Any]) -> str:
-    """Returns ``deleted``, or ``would be deleted`` for a dry run. ``told`` are a job's arguments or its summary."""
-    return "would be deleted" if told["dry_run"] else "deleted"
+def deleted_words(args: Mapping[str, Any]) -> str:
+    """Returns ``deleted``, or ``would be deleted`` for a dry run. ``args`` are a job's arguments or its summary."""
+    return "would be deleted" if args["dry_run"] else "deleted"
 
 
 def left_lines(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -197,25 +197,23 @@ def left_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{summary['state_groups_left']} state groups came into use meanwhile and stay"
 
 
-def scope_words(told: Mapping[str, Any]) -> str:
+def scope_words(args: Mapping[str, Any]) -> str:
     """Returns a text that says which messages are purged, such as ``messages before 22 Nov 2026 02:00 UTC``."""
-    if "before_time" in told:
-        which = f"before {moment_text(told['before_time'])}"
-    elif "before" in told:
-        which = f"below event {safe_text(told['before'], None)}"
+    if "before_time" in args:
+        which = f"before {moment_text(args['before_time'])}"
+    elif "before" in args:
+        which = f"below event {safe_text(args['before'], None)}"
     else:
-        which = f"below token {safe_text(told['before_token'], None)}"
-    return f"messages {which}{', those of this server too' if told['delete_local'] else ''}"
+        which = f"below token {safe_text(args['before_token'], None)}"
+    return f"messages {which}{', those of this server too' if args['delete_local'] else ''}"
 
 
-def history_words(told: Mapping[str, Any], deleted: int, outliers: int, folder: str | None = None) -> str:
+def history_words(args: Mapping[str, Any], deleted: int, outliers: int, folder: str | None = None) -> str:
     """Returns the sentence that describes a purge of history, for the page that confirms it, the log and the terminal.
 
     For example ``messages before 22 Nov 2026 02:00 UTC: 1,833 deleted, 4,819 kept as outliers; no archive``.
     """
-    return (
-        f"{scope_words(told)}: {deleted:,} {gone(told)}, {outliers:,} kept as outliers; {archive_words(told, folder)}"
-    )
+    return f"{scope_words(args)}: {deleted:,} {deleted_words(args)}, {outliers:,} kept as outliers; {archive_words(args, folder)}"
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------
@@ -227,7 +225,7 @@ Outcome = tuple[Figures, Figures, HistoryPurged, GroupsPurged, dict[str, Any]]
 Purge = Callable[[JobRun, PurgeRequest, Callable[[Figures], None]], Outcome]
 
 
-def foresee(run: JobRun, request: PurgeRequest, note_before: Callable[[Figures], None]) -> Outcome:
+def foresee(run: JobRun, request: PurgeRequest, store_before: Callable[[Figures], None]) -> Outcome:
     """Counts what would go."""
     # All figures are of one snapshot. Without it: the room's events are counted, A stores an event, then the events to purge are
     # counted, and the difference, the number of events that are left, is wrong.
@@ -235,7 +233,7 @@ def foresee(run: JobRun, request: PurgeRequest, note_before: Callable[[Figures],
         before = room_figures(request.room_id, run.using)
         events, changed = foresee_history(request)
         groups = GroupPurge(request.room_id, run.using, plan_groups(request.room_id, run.using, request.cut)).foresee()
-    note_before(before)
+    store_before(before)
     kept = {
         "state_stategroup": before["state_stategroup"] - groups.groups,
         "state_stategroupdelta": before["state_stategroupdelta"] - groups.rows,
@@ -244,11 +242,11 @@ def foresee(run: JobRun, request: PurgeRequest, note_before: Callable[[Figures],
 
 
 def carry_out(
-    run: JobRun, request: PurgeRequest, note_before: Callable[[Figures], None], *, archives_nothing: bool = True
+    run: JobRun, request: PurgeRequest, store_before: Callable[[Figures], None], *, archives_nothing: bool = True
 ) -> Outcome:
     """Writes the archive, if the arguments name a folder, then deletes. ``archives_nothing``: also if nothing is to go."""
     before = room_figures(request.room_id, run.using)
-    note_before(before)
+    store_before(before)
     events, archived = HistoryPurged(), dict[str, Any]()
     to_purge = count_purged(request)  # before the archive: if the purge is refused, none is written
     if run.arguments["archive"] is not None and (to_purge or archives_nothing):
@@ -285,13 +283,13 @@ def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int
         cursor.execute(_FORESEE, request.names)
         deleted, outliers, edges, extremities, gaps, holes = cursor.fetchone()
     now = room_figures(request.room_id, request.using)
-    gone = {
+    deleted_rows = {
         "events_event": deleted,
         "events_eventjson": deleted,
         "events_eventedge": edges,
         "events_forwardextremity": extremities,
     }
-    after = {table: now[table] - count for table, count in gone.items()}
+    after = {table: now[table] - count for table, count in deleted_rows.items()}
     return HistoryPurged(deleted, outliers, extremities), after | {
         "events_backwardextremity": gaps,
         "events_timelinegap": holes,

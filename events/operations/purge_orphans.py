@@ -8,7 +8,7 @@ from typing import Any
 from events.errors import PurgeRefused
 from events.maintenance.group_gc import GroupPurge, GroupsPurged, plan_groups, rooms_with_groups
 from events.maintenance.purge_lock import purge_lock
-from events.operations.purge_history import gone, left_lines, purge_groups
+from events.operations.purge_history import deleted_words, left_lines, purge_groups
 from events.operations.room_arguments import SEARCHED
 from streams.db.consistent_read import read_only_snapshot
 from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run
@@ -44,25 +44,25 @@ class PurgeOrphans(Operation):
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Deletes state groups, room by room. If another job is purging a room, the room is skipped and listed as busy."""
-        told = run.arguments
-        rooms = [told["room"]] if told["room"] is not None else rooms_with_groups(run.using)
+        args = run.arguments
+        rooms = [args["room"]] if args["room"] is not None else rooms_with_groups(run.using)
         done, busy = GroupsPurged(), list[str]()
         for room_id in rooms:
             try:
-                if told["dry_run"]:
+                if args["dry_run"]:
                     with read_only_snapshot(run.using, is_long=True):
-                        one = GroupPurge(room_id, run.using, plan_groups(room_id, run.using)).foresee()
+                        purged = GroupPurge(room_id, run.using, plan_groups(room_id, run.using)).foresee()
                 else:
                     with purge_lock(
                         room_id, run.using
                     ):  # restoring takes the same lock: it inserts groups before events
-                        one = purge_groups(run, room_id)
-                done += one
+                        purged = purge_groups(run, room_id)
+                done += purged
             except PurgeRefused:
                 busy.append(room_id)
         return {
             "rooms": len(rooms),
-            "dry_run": told["dry_run"],
+            "dry_run": args["dry_run"],
             "state_groups_deleted": done.groups,
             "state_rows_deleted": done.rows,
             "state_groups_left": done.left,
@@ -74,6 +74,6 @@ class PurgeOrphans(Operation):
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{summary['rooms']} rooms: {summary['state_groups_deleted']} state groups and {summary['state_rows_deleted']} "
-            f"of their rows {gone(summary)}"
+            f"of their rows {deleted_words(summary)}"
         )
         yield from left_lines(summary)

@@ -19,7 +19,7 @@ from events.maintenance.purge_batch import PurgeRequest
 from events.maintenance.purge_lock import purge_lock
 from events.operations.archiving import archiver
 from events.operations.cut import count_left_behind, deepest_extremity, find_time_cut
-from events.operations.purge_history import Purge, carry_out, foresee, gone
+from events.operations.purge_history import Purge, carry_out, deleted_words, foresee
 from events.visibility.access import max_lifetime_ms
 from streams.conf import stream_settings
 from streams.jobs.arguments import JSON, YES, dry_run
@@ -98,7 +98,7 @@ class PurgeRetention(Operation):
     plan = run
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
-        verb = gone(summary)
+        verb = deleted_words(summary)
         yield (
             f"{summary['rooms']} rooms: {summary['deleted']} events {verb}, {summary['became_outliers']} kept as outliers, "
             f"{summary['state_groups_deleted']} state groups {verb}"

@@ -28,7 +28,7 @@ from events.errors import PurgeRefused, UnknownRoom
 from events.maintenance.purge_lock import purge_lock
 from events.models.purged_rooms import PurgedRoom
 from events.operations.archiving import archive_words, archiver
-from events.operations.purge_history import gone, room_figures, table_lines
+from events.operations.purge_history import deleted_words, room_figures, table_lines
 from events.operations.room_arguments import ROOM
 from events.room_lock_sql import LOCK_ROOM
 from streams.caches import invalidate, invalidate_room_state
@@ -51,7 +51,7 @@ _MOST_NAMED = 5
 #: Tables that record what was done to rooms. Their rows outlive the rooms.
 _KEPT = {"events_purgedroom", "pipeline_importedroom", "pipeline_mendedroom"}
 #: Tables whose rows go in the first transaction, or with the events and groups.
-_OWN = {
+_DELETED_EARLIER = {
     "events_room", "events_event", "events_currentstate", "events_forwardextremity", "events_backwardextremity",
     "events_timelinegap", "events_eventvisibility", "events_roomsummary", "state_stategroup",
 }  # fmt: skip
@@ -144,24 +144,24 @@ class PurgeRoom(Operation):
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Writes an archive if the arguments name a folder for it. Then deletes the room. Returns the summary."""
-        told, using, facts = run.arguments, run.using, dict[str, Any]()
-        with purge_lock(told["room"], using):
-            purge = RoomPurge(told["room"], using)
+        args, using, facts = run.arguments, run.using, dict[str, Any]()
+        with purge_lock(args["room"], using):
+            purge = RoomPurge(args["room"], using)
             before = purge.figures()
             run.note_before(before)
-            purge.check(force=told["force"])
+            purge.check(force=args["force"])
             after = dict.fromkeys(before, 0)
-            if not told["dry_run"]:
+            if not args["dry_run"]:
                 facts = self._carry_out(run, purge)
                 after |= purge.figures()
             run.note_after(after)
-        words = room_words(told, before["events_event"], facts.get("archive", {}).get("folder"))
-        run.say(f"{safe_text(told['room'], None)}: {words}")
+        words = room_words(args, before["events_event"], facts.get("archive", {}).get("folder"))
+        run.say(f"{safe_text(args['room'], None)}: {words}")
         return {
-            "room_id": told["room"],
+            "room_id": args["room"],
             "words": words,
-            "dry_run": told["dry_run"],
-            "blocked": told["block"],
+            "dry_run": args["dry_run"],
+            "blocked": args["block"],
             "tables": {table: [count, after.get(table, 0)] for table, count in before.items()},
             **facts,
         }
@@ -172,17 +172,17 @@ class PurgeRoom(Operation):
         return table_lines(summary)
 
     def _carry_out(self, run: JobRun, purge: RoomPurge) -> dict[str, Any]:
-        told, facts, positions = run.arguments, dict[str, Any](), None
-        if told["archive"] is not None:
+        args, facts, positions = run.arguments, dict[str, Any](), None
+        if args["archive"] is not None:
             if is_purging(purge.room_id, run.using):
                 raise PurgeRefused(
                     f"A purge of {purge.room_id} was interrupted, so it cannot be archived any more. Go on without an archive; "
                     "the first run has written one if it was asked to."
                 )
-            written = archiver().write(run, told["room"])
+            written = archiver().write(run, args["room"])
             facts, positions = {"archive": written.figures}, written.positions
         by = Job.objects.using(run.using).get(pk=run.id).asked_by
-        purge.begin(by, block=told["block"], force=told["force"], positions=positions)
+        purge.start(by, block=args["block"], force=args["force"], positions=positions)
         with run.stage("rows", sum(purge.figures().values()), "rows") as count:
             for done in throttled(purge.carry_out()):
                 count.add(sum(asdict(done).values()) - count())
@@ -197,10 +197,10 @@ class PurgeRoom(Operation):
         return f"{options['room']} may be made again"
 
 
-def room_words(told: Mapping[str, Any], events: int, folder: str | None = None) -> str:
+def room_words(args: Mapping[str, Any], events: int, folder: str | None = None) -> str:
     """Returns the sentence that describes a purge of a whole room."""
-    blocked = ", and not made again" if told["block"] else ""
-    return f"the whole room with {events:,} events: {gone(told)}{blocked}; {archive_words(told, folder)}"
+    blocked = ", and not made again" if args["block"] else ""
+    return f"the whole room with {events:,} events: {deleted_words(args)}{blocked}; {archive_words(args, folder)}"
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class RoomPurge:
         """Returns the number of rows to delete, by table. Tables without such rows are left out, except the table of events."""
         with read_only_snapshot(self._using, is_long=True) as cursor:
             found = room_figures(self.room_id, self._using)
-            for table in (*sorted(_OWN - found.keys()), *_other_tables()):
+            for table in (*sorted(_DELETED_EARLIER - found.keys()), *_other_tables()):
                 cursor.execute(_COUNT_OTHER.format(table=table), [self.room_id])
                 found[table] = cursor.fetchone()[0]
         return {table: count for table, count in found.items() if count or table == "events_event"}
@@ -248,7 +248,7 @@ class RoomPurge:
                 "first, or purge it by force: then the room vanishes for them without a word."
             )
 
-    def begin(self, by: str, *, block: bool, force: bool, positions: tuple[int, int] | None = None) -> None:
+    def start(self, by: str, *, block: bool, force: bool, positions: tuple[int, int] | None = None) -> None:
         """Carries out the first transaction. If an earlier run has done so already, only ``block`` is stored.
 
         ``by`` is recorded as the user who asked for the purge. ``block`` forbids that the room is created again
@@ -350,7 +350,7 @@ def unblock_room(room_id: str, using: str) -> bool:
 def _other_tables() -> list[str]:
     """Returns the names of the tables whose rows are deleted last, sorted.
 
-    These are all managed tables with a column ``room_id``, except two sets. The rows of ``_OWN`` are deleted earlier.
+    These are all managed tables with a column ``room_id``, except two sets. The rows of ``_DELETED_EARLIER`` are deleted earlier.
     The rows of ``_KEPT`` record what was done to rooms, and stay.
     """
     found = {
@@ -358,4 +358,4 @@ def _other_tables() -> list[str]:
         for model in apps.get_models()
         if model._meta.managed and any(field.column == "room_id" for field in model._meta.concrete_fields)
     }
-    return sorted(found - _KEPT - _OWN)
+    return sorted(found - _KEPT - _DELETED_EARLIER)

@@ -15,7 +15,7 @@ from streams.jobs.command import CommandLine, JobLine, command_line
 
 __all__ = ["RoomPurge"]
 
-_CUT = next(one.one_of for one in PurgeHistory.arguments if one.name == "before")
+_CUT = next(a.one_of for a in PurgeHistory.arguments if a.name == "before")
 _WHOLE = Argument("whole", Type.FLAG, "the room whole, from every table", stored=False, one_of=_CUT)
 
 
@@ -31,17 +31,17 @@ class RoomPurge(CommandLine):
     example = "room purge '!room:site' --before-time 30d --dry-run"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        of_history = {one.name: one for one in PurgeHistory.arguments}
-        of_room = {one.name: one for one in PurgeRoom.arguments if one.name != "unblock"}
-        cut = [one for one in of_history.values() if one.one_of is _CUT]
-        others = [one for one in (of_history | of_room).values() if one.one_of is not _CUT]
+        of_history = {a.name: a for a in PurgeHistory.arguments}
+        of_room = {a.name: a for a in PurgeRoom.arguments if a.name != "unblock"}
+        cut = [a for a in of_history.values() if a.one_of is _CUT]
+        others = [a for a in (of_history | of_room).values() if a.one_of is not _CUT]
         add_options(parser, [others[0], *cut, _WHOLE, *others[1:]])
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
         used, other = (PurgeRoom, PurgeHistory) if options["whole"] else (PurgeHistory, PurgeRoom)
-        taken = {one.name for one in used.arguments}
-        for one in other.arguments:
-            if one.name not in taken and one.type is Type.FLAG and options.get(one.name):
+        names = {a.name for a in used.arguments}
+        for argument in other.arguments:
+            if argument.name not in names and argument.type is Type.FLAG and options.get(argument.name):
                 when = "goes without" if options["whole"] else "needs"
-                raise CommandError(f"--{one.name.replace('_', '-')} {when} --whole.", returncode=2)
+                raise CommandError(f"--{argument.name.replace('_', '-')} {when} --whole.", returncode=2)
         JobLine(used(), used.commands[0]).run(command, options)

@@ -61,7 +61,7 @@ class Command(SiteCommand):
             self._run(age, limit, options)
 
     def _run(self, age: timedelta | None, limit: int | None, options: dict[str, Any]) -> None:
-        begun, done = time.monotonic(), Censored()
+        started_at, done = time.monotonic(), Censored()
         before = left = 0
         using = stream_settings().database
         if age is not None:
@@ -71,7 +71,7 @@ class Command(SiteCommand):
                 left = due(age, using)
         outcome = {
             "due": before, "censored": done.events, "failed": len(done.failed), "left": left, "rooms": done.rooms,
-            "seconds": round(time.monotonic() - begun, 3), "dry_run": options["dry_run"], "never": age is None,
+            "seconds": round(time.monotonic() - started_at, 3), "dry_run": options["dry_run"], "never": age is None,
         }  # fmt: skip
         self.stdout.write(json.dumps(outcome) if options["json"] else _words(outcome))
         if done.failed:
@@ -84,12 +84,12 @@ class Command(SiteCommand):
 
     @written_by("censor")
     def _censor(self, age: timedelta, wanted: int, using: str) -> Censored:
-        done, begun = Censored(), time.monotonic()
-        told = begun
+        done, started_at = Censored(), time.monotonic()
+        reported_at = started_at
         for done in censor(age, using, wanted):
             now = time.monotonic()
-            if now - told >= _PROGRESS_SECONDS:
-                told, rate = now, done.events / (now - begun)
+            if now - reported_at >= _PROGRESS_SECONDS:
+                reported_at, rate = now, done.events / (now - started_at)
                 left = (wanted - done.events) / max(rate, 1e-9)
                 self.stderr.write(f"censor: {done.events} of {wanted} events, {rate:.0f}/s, {duration(left)} left")
         return done

@@ -83,9 +83,9 @@ def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
             found = find_damage(cursor, room_id)
     if found is None:
         return {"room_id": room_id, "error": "unknown"}
-    stored, anew, same = found.computed.rows.ranges, found.computed.known_ranges, not found.report.of(_VISIBILITY)
+    stored, computed, same = found.computed.rows.ranges, found.computed.known_ranges, not found.report.of(_VISIBILITY)
     done = resync_room(room_id, _VISIBILITY, using) if write and not same else None
     if done is not None and (left := done.after.of(_VISIBILITY)):
         return {"room_id": room_id, "error": (done.after.doubts or [f"{left} differences are left"])[-1]}
-    known = anew is not None
-    return {"room_id": room_id, "known": known, "same": same, "before": len(stored), "rows": len(anew or [])}
+    known = computed is not None
+    return {"room_id": room_id, "known": known, "same": same, "before": len(stored), "rows": len(computed or [])}

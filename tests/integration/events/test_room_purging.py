@@ -88,7 +88,7 @@ def test_others_are_told_and_the_room_is_gone_at_once():
     made = talked_room(3)
     told = CacheInvalidation.objects.count()
     one = purge_room.RoomPurge(made.room_id, "default")
-    one.begin("ann", block=False, force=False)
+    one.start("ann", block=False, force=False)
     caches = set(CacheInvalidation.objects.order_by("stream_id")[told:].values_list("cache_name", flat=True))
     assert "stored_event" in caches and len(caches) > 1
     assert not Room.objects.exists() and not CurrentState.objects.exists()
@@ -231,7 +231,7 @@ def test_a_room_that_changed_meanwhile_is_not_deleted(tmp_path):
     made = talked_room(2)
     one = purge_room.RoomPurge(made.room_id, "default")
     with pytest.raises(Exception, match="has changed since it was archived"):
-        one.begin("ann", block=False, force=False, positions=(1, 2))
+        one.start("ann", block=False, force=False, positions=(1, 2))
     assert Room.objects.exists() and not PurgedRoom.objects.exists()
 
 
