@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.session import PROJECT
 
-HELD = ("state", "events", "streams")
+HELD = ("state", "events", "streams", "replsite")
 #: What is still to be renamed.
 NOT_YET = (
     "streams/holds/",
@@ -24,11 +24,6 @@ NOT_YET = (
     "streams/jobs/rows.py",
     "streams/reading/hints.py",  # `tell`, which the looker calls
     "streams/reading/looker.py",
-    "events/maintenance/",
-    "events/operations/",
-    "events/management/commands/censor.py",
-    "events/management/commands/rebuild_visibility.py",
-    "events/management/commands/resolve_rooms.py",
 )
 #: Refused anywhere in an identifier, with what to write instead.
 WORDS = {
@@ -73,12 +68,16 @@ ALONE = {
 #: Words of the contract: columns, JSON keys and public names that others use.
 CONTRACT = {
     "Begin": "where a handler begins (docs/reference/following.md)",
+    "GONE": "a status word (docs/reference/status-words.md)",
+    "LOOK": "a status word, as `GONE`",
+    "NOTE": "a severity that the API and the live page show",
     "PortTaken": "an error (docs/reference/errors.md)",
     "PositionsTaken": "an error that archives raise",
     "ReaderNameTaken": "an error (docs/reference/errors.md)",
     "began_at": "a column of events_purgedroom",
     "begin": "the option of a handler, as `Begin`",
     "gone": "what a sync answer removes (docs/reference/sync.md)",
+    "here": "a key of the summary of a restore",
     "look": "events.notifier.notifier.look (docs/explanation/notifier.md)",
     "retry_began_at": "a column of streams_storedcursor",
 }
