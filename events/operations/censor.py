@@ -79,20 +79,20 @@ class Censor(Operation):
     def plan(self, run: JobRun) -> Mapping[str, Any]:
         """Counts the events that are due for censoring. Returns the summary of a dry run."""
         found = {"due": due(timedelta(days=run.arguments["days"]), run.using)}
-        run.note_before(found)
-        run.note_after(found)
+        run.store_before(found)
+        run.store_after(found)
         return {"censored": 0, "rooms": 0, "failed": []}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Censors the events that are due for censoring, room by room. Returns the summary, which names at most 100 failures."""
         age = timedelta(days=run.arguments["days"])
         before = due(age, run.using)
-        run.note_before({"due": before})
+        run.store_before({"due": before})
         done = Censored()
         with run.stage("censor", before, "events") as count:
             for done in censor(age, run.using):
                 count.add(done.events - count())
-        run.note_after({"due": due(age, run.using)})
+        run.store_after({"due": due(age, run.using)})
         return {"censored": done.events, "rooms": done.rooms, "failed": list(done.failed[:100])}
 
 

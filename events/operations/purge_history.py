@@ -148,8 +148,8 @@ class PurgeHistory(Operation):
         purge: Purge = foresee if args["dry_run"] else carry_out
         request = PurgeRequest(args["room"], depth_of_cut(args, using) or 0, args["delete_local"], using)
         with purge_lock(request.room_id, using):
-            before, after, events, groups, archived = purge(run, request, run.note_before)
-            run.note_after(after)
+            before, after, events, groups, archived = purge(run, request, run.store_before)
+            run.store_after(after)
         words = history_words(args, events.deleted, events.became_outliers, archived.get("archive", {}).get("folder"))
         run.say(f"{safe_text(request.room_id, None)}: {words}")
         return {

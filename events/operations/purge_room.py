@@ -148,13 +148,13 @@ class PurgeRoom(Operation):
         with purge_lock(args["room"], using):
             purge = RoomPurge(args["room"], using)
             before = purge.figures()
-            run.note_before(before)
+            run.store_before(before)
             purge.check(force=args["force"])
             after = dict.fromkeys(before, 0)
             if not args["dry_run"]:
                 facts = self._carry_out(run, purge)
                 after |= purge.figures()
-            run.note_after(after)
+            run.store_after(after)
         words = room_words(args, before["events_event"], facts.get("archive", {}).get("folder"))
         run.say(f"{safe_text(args['room'], None)}: {words}")
         return {

@@ -190,7 +190,7 @@ class _Import:
     def run(self) -> Outcome:
         self._inputs = self._remember_sources()
         self._drop_leftovers()
-        self._run.note_before(self._figures())
+        self._run.store_before(self._figures())
         self._run.say(_SAID[self._signatures.word])
         try:
             with disk_full(), watched_checkpoints(self._run):
@@ -199,7 +199,7 @@ class _Import:
             self._drop_staging([self._job])
             raise
         self._drop_staging([self._job])
-        self._run.note_after(self._figures())
+        self._run.store_after(self._figures())
         return outcome
 
     def _steps(self) -> Outcome:

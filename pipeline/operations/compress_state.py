@@ -97,7 +97,7 @@ class CompressState(Operation):
             yield f"{room_id}: events came to use old state groups meanwhile, which stay; run it again when less is stored"
         yield from summary["failed"].values()
 
-    def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    def check_outcome(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Raises ``UnusableArguments`` if rooms that the arguments name do not exist.
 
         Raises ``PipelineError`` if the compression of a room failed, or if another job was working on a room.
@@ -135,8 +135,8 @@ class _Rooms:
                 for planned in self._planned(rooms):
                     self._room(planned, count)
                     count.add()
-        self._run.note_before(_figures(self._before))
-        self._run.note_after(_figures(self._after))
+        self._run.store_before(_figures(self._before))
+        self._run.store_after(_figures(self._after))
         return {
             "rooms": len(rooms),
             "dry_run": told["dry_run"],

@@ -136,5 +136,5 @@ def _export(run: JobRun, folder: Path, master: str | None) -> Mapping[str, Any]:
         master=master,
     )
     manifest = export_tables(run, request)
-    run.note_after({name: table["rows"] for name, table in manifest["tables"].items()})
+    run.store_after({name: table["rows"] for name, table in manifest["tables"].items()})
     return {"folder": str(request.folder), "made_at_ms": manifest["made_at_ms"], "tables": manifest["tables"]}

@@ -99,8 +99,8 @@ class RemoveArchive(Operation):
         }
         words = folder_words(told, is_room_here=is_here)
         # The figures are texts, because numbers would be added to the sums of changed rows.
-        run.note_before({"files": f"{found.files:,}", "size": byte_size(found.bytes)})
-        run.note_after({"files": "0", "size": byte_size(0)})
+        run.store_before({"files": f"{found.files:,}", "size": byte_size(found.bytes)})
+        run.store_after({"files": "0", "size": byte_size(0)})
         run.say(f"{safe_text(str(found.path), None)}: {words}")
         return {**told, "words": words}
 
@@ -144,9 +144,9 @@ def _unused(found: WrittenFolder, using: str) -> Iterator[None]:
         elif (job := _job_of(found.path)) is not None:
             # Without a manifest the room is not known, but the job that writes the archive is: it holds its own lock.
             lock = stack.enter_context(hold_lock(using))
-            if not lock.take(job):
+            if not lock.acquire(job):
                 raise ArchiveInUse(f"Job {job} is writing {found.path}. Wait for it, or cancel it.")
-            stack.callback(lock.give_back, job)
+            stack.callback(lock.release, job)
         yield
 
 

@@ -132,7 +132,7 @@ class Resync(Operation):
         elif not before:
             yield f"resync {summary['what']}: nothing differs"
 
-    def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    def check_outcome(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Raises ``UnusableArguments`` for rooms that do not exist. Raises ``PipelineError`` if differences remain."""
         if summary.get("unknown"):
             raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
@@ -174,8 +174,8 @@ class _Rooms:
             self._tell(answer.room_id, answer.before)
             many.progress.add(answer.room_id)  # last, because it may store the counts, which must include this room
         many.progress.forget()
-        self._run.note_before(dict(self._before))
-        self._run.note_after(dict(self._after))
+        self._run.store_before(dict(self._before))
+        self._run.store_after(dict(self._after))
         return {
             "what": told["what"],
             "dry_run": told["dry_run"],
@@ -266,11 +266,11 @@ def _positions(run: JobRun) -> Mapping[str, Any]:
     ):
         cursor = connection.cursor()
         before = _wrong_sequences(cursor)
-        run.note_before(before)
+        run.store_before(before)
         for _ in () if run.arguments["dry_run"] else (*repair_tables(cursor), *inspection.repair_streams(cursor)):
             count.add()
         after = _wrong_sequences(cursor)
-        run.note_after(after)
+        run.store_after(after)
     return {"before": before, "after": after, "left": len(after)}
 
 

@@ -139,7 +139,7 @@ class JobLine(CommandLine):
         for line in lines:
             command.stdout.write(line)
         with as_command():
-            self.operation.judge(checked, summary)
+            self.operation.check_outcome(checked, summary)
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of the job from the command's options. Raises ``CommandError``."""

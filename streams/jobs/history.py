@@ -66,11 +66,11 @@ def remove_old_jobs(lock: JobLock, using: str, kept: Kept, stopping: Callable[[]
                 break
             # While the lock is held here, no process can resume the job. If another process holds it, that process is
             # resuming the job.
-            if lock.take(job):
+            if lock.acquire(job):
                 try:
                     removed += _remove(cursor, job)
                 finally:
-                    lock.give_back(job)
+                    lock.release(job)
     return removed
 
 

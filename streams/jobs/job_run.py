@@ -125,14 +125,14 @@ class JobRun:
     def say(self, text: str) -> None:
         self._progress.say(text)
 
-    def note_before(self, figures: Mapping[str, Any]) -> None:
+    def store_before(self, figures: Mapping[str, Any]) -> None:
         """Stores the figures from before the work. If an earlier run of the job has stored such figures, does nothing."""
         Job.objects.using(self.using).filter(pk=self.id, before__isnull=True).update(before=dict(figures))
 
-    def note_after(self, figures: Mapping[str, Any]) -> None:
+    def store_after(self, figures: Mapping[str, Any]) -> None:
         """Stores figures from after the work.
 
-        The figures must have the same names as those of ``note_before``. Then both values of a figure are shown side by
+        The figures must have the same names as those of ``store_before``. Then both values of a figure are shown side by
         side.
         """
         show_progress(self.id, self.using, after=dict(figures))

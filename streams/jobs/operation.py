@@ -105,7 +105,7 @@ class Operation:
         """Returns the summary as lines of text for people."""
         return [json.dumps(summary)]
 
-    def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    def check_outcome(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Raises an error if the outcome of the work is not satisfactory. Called by the command, after the work.
 
         Raises ``UnusableArguments`` for names that do not exist, and another ``SiteError`` if not everything could be mended.

@@ -58,7 +58,7 @@ def requeue_killed(lock: JobLock, using: str) -> list[int]:
         # The query runs first without the lock, to skip jobs of commands. The updates below run it again under the
         # lock: another process may have queued the job again in between.
         row = Job.objects.using(using).filter(pk=job, queued_at__isnull=False, state=JobState.RUNNING)
-        if not row.exists() or not lock.take(job):
+        if not row.exists() or not lock.acquire(job):
             continue
         if row.filter(attempts__gte=MOST_ATTEMPTS).update(
             state=JobState.FAILED, error=f"killed {MOST_ATTEMPTS} times", finished_at=Now(), updated_at=Now()
@@ -67,7 +67,7 @@ def requeue_killed(lock: JobLock, using: str) -> list[int]:
         elif row.update(state=JobState.QUEUED, stage="", updated_at=Now()):
             log.warning("job.queued_again", job=job, why="its process was killed")
             found.append(job)
-        lock.give_back(job)
+        lock.release(job)
     return found
 
 
@@ -174,7 +174,7 @@ class JobServer:
             job = claim_queued_job(lock, number, self._using)
             if job is not None:
                 self._carry_out(job, lock)
-                lock.give_back(job.pk)
+                lock.release(job.pk)
                 return True
         return False
 

@@ -65,8 +65,8 @@ class JobLock:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    def take(self, job: int) -> bool:
-        """Takes the job's lock for this process, without waiting. Returns false if another session holds the lock."""
+    def acquire(self, job: int) -> bool:
+        """Acquires the job's lock for this process, without waiting. Returns false if another session holds the lock."""
         with self._connection.cursor() as cursor:
             cursor.execute(_LOCK, [job])
             return bool(cursor.fetchone()[0])
@@ -80,7 +80,7 @@ class JobLock:
             return False
         return True
 
-    def give_back(self, job: int) -> None:
+    def release(self, job: int) -> None:
         """Releases the lock of a job. This process must not work on the job any more."""
         with self._connection.cursor() as cursor:
             cursor.execute(_UNLOCK, [job])
@@ -125,7 +125,7 @@ def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str
     # lock is free, takes the job for a killed job and marks it as failed.
     with storable_arguments(), transaction.atomic(using=using):
         row.save(using=using, force_insert=True)
-        lock.take(row.pk)
+        lock.acquire(row.pk)
     return row
 
 
@@ -138,7 +138,7 @@ def claim_resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], 
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
     ended = ended.filter(state__in=[JobState.RUNNING, JobState.FAILED])
     for job in ended.order_by("-pk"):
-        if lock.take(job.pk):
+        if lock.acquire(job.pk):
             # A lists the job and takes its lock. B then asks to cancel the job, and finds that a process works on it.
             # So A clears a request only if it was there when A listed the job. Because of B's request, A ends at its
             # next step.
@@ -150,7 +150,7 @@ def claim_resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], 
             if ended.filter(pk=job.pk).update(**values):
                 job.refresh_from_db(using=using)  # while the lock is held, no other process takes the job over
                 return job
-            lock.give_back(job.pk)
+            lock.release(job.pk)
     return None
 
 
@@ -165,7 +165,7 @@ def claim_abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: s
     unfinished = Job.objects.using(using).filter(kind=kind, state__in=[JobState.RUNNING, JobState.FAILED])
     unfinished = unfinished.exclude(state=JobState.RUNNING, queued_at__isnull=False)
     for job in unfinished.exclude(pk__in=keep):
-        if lock.take(job.pk):
+        if lock.acquire(job.pk):
             killed = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING)
             killed.update(state=JobState.FAILED, error="killed", finished_at=Now(), updated_at=Now())
             found.append(job.pk)
@@ -181,14 +181,14 @@ def close_killed(lock: JobLock, using: str, **which: Any) -> int:
     closed = 0
     killed = Job.objects.using(using).filter(state=JobState.RUNNING, queued_at__isnull=True, pk__in=killed_jobs(using))
     for job in killed.filter(**which).values_list("pk", flat=True):
-        if not lock.take(job):
+        if not lock.acquire(job):
             continue  # a process is resuming it
         try:
             # Filtered by state again: the job may have been resumed and done between the list and the lock.
             row = killed.filter(pk=job)
             closed += row.update(state=JobState.FAILED, error="killed", finished_at=F("updated_at"))
         finally:
-            lock.give_back(job)
+            lock.release(job)
     return closed
 
 

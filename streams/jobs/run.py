@@ -256,7 +256,7 @@ def claim_queued_job(lock: JobLock, job: int, using: str) -> Job | None:
 
     Returns None if another process holds the lock, or if the job does not wait in the queue any more.
     """
-    if not lock.take(job):
+    if not lock.acquire(job):
         return None
     # A lists the job. B takes it, runs it and releases the lock. A takes the lock. So A reads the state again under the lock, and
     # sees that the job is done.
@@ -266,9 +266,9 @@ def claim_queued_job(lock: JobLock, job: int, using: str) -> Job | None:
     asked = queued.exclude(cancel_asked_by="")
     if asked.update(state=JobState.CANCELLED, finished_at=Now(), updated_at=Now()):
         log.warning("job.cancelled", job=job, why="this was asked for before it was queued again")
-        lock.give_back(job)
+        lock.release(job)
         return None
     if not queued.update(started_at=Now(), attempts=F("attempts") + 1, **at_work_here()):
-        lock.give_back(job)
+        lock.release(job)
         return None
     return Job.objects.using(using).get(pk=job)

@@ -55,13 +55,13 @@ class Steps(Operation):
         return {"steps": 3, **arguments}
 
     def run(self, run):
-        run.note_before({"rows": 10})
+        run.store_before({"rows": 10})
         with run.stage("walk", run.arguments["steps"], "steps") as count:
             for step in range(run.arguments["steps"]):
                 self.at(step)
                 self.taken.append(step)
                 count.add()
-        run.note_after({"rows": 7})
+        run.store_after({"rows": 7})
         return {"taken": len(self.taken)}
 
 
@@ -107,7 +107,7 @@ def test_a_job_that_begins_is_never_seen_without_its_lock():
     class Looking:
         """Others look at the moment at which the lock is taken."""
 
-        def take(self, job):
+        def acquire(self, job):
             with closing(direct_connection("default", application_name="test")) as other, other.cursor() as cursor:
                 cursor.execute("SELECT count(*) FROM pipeline_job")
                 seen.append(cursor.fetchone()[0])
@@ -302,11 +302,11 @@ class Between:
 
     def __init__(self, lock, happens) -> None:
         self._lock, self._happens = lock, happens
-        self.give_back = lock.give_back
+        self.release = lock.release
 
-    def take(self, job):
+    def acquire(self, job):
         self._happens(job)
-        return self._lock.take(job)
+        return self._lock.acquire(job)
 
 
 def test_a_request_that_comes_while_a_job_is_resumed_holds():
@@ -322,7 +322,7 @@ def test_a_job_that_another_process_has_resumed_and_done_meanwhile_is_not_resume
     with hold_lock("default") as lock:
         late = Between(lock, lambda number: Job.objects.filter(pk=number).update(state=JobState.DONE))
         assert claim_resumable_job(late, "walk", {"steps": 1}, "default") is None
-        assert not killed_jobs("default") and lock.take(job.pk)
+        assert not killed_jobs("default") and lock.acquire(job.pk)
     assert Job.objects.get().state == JobState.DONE
 
 

@@ -334,7 +334,7 @@ def test_a_job_that_waits_or_is_done_is_not_resumed(staff, job, state):
 def test_a_job_that_a_process_works_on_is_not_resumed(staff, job):
     Job.objects.filter(pk=job.pk).update(state=JobState.RUNNING)
     with hold_lock("default") as lock:
-        assert lock.take(job.pk)
+        assert lock.acquire(job.pk)
         staff("carry_out_job").post(f"{LIST}{job.pk}/resume/")
     job.refresh_from_db()
     assert job.state == JobState.RUNNING

@@ -208,7 +208,7 @@ def is_free() -> bool:
     """Whether the server answers and nobody holds the lock of a job that its row calls running."""
     try:
         with hold_lock("default") as lock:
-            return all(lock.take(job) for job in Job.objects.filter(state="running").values_list("pk", flat=True))
+            return all(lock.acquire(job) for job in Job.objects.filter(state="running").values_list("pk", flat=True))
     except (StreamError, DatabaseError, InterfaceError, DriverError):  # it is away
         connection.close()
         return False

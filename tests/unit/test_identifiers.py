@@ -19,9 +19,6 @@ HELD = ("state", "events", "streams", "replsite")
 #: What is still to be renamed.
 NOT_YET = (
     "streams/holds/",
-    "streams/jobs/job_run.py",  # names that the operations of `pipeline` use
-    "streams/jobs/operation.py",
-    "streams/jobs/rows.py",
     "streams/reading/hints.py",  # `tell`, which the looker calls
     "streams/reading/looker.py",
 )

@@ -55,7 +55,7 @@ def test_what_waits_or_runs_stays_and_counts_for_nothing(settings):
     open_ones = [job(JobState.QUEUED, days=1000), job(JobState.RUNNING, days=1000)]
     job()
     with hold_lock("default") as at_work:
-        assert at_work.take(open_ones[1].pk)
+        assert at_work.acquire(open_ones[1].pk)
         assert remove() == 1
     assert left() == {one.pk for one in open_ones}
 
@@ -92,7 +92,7 @@ def test_a_job_that_is_being_resumed_stays(settings):
     settings.REPLSITE_JOB_HISTORY_COUNT = 0
     failed = job(JobState.FAILED)
     with hold_lock("default") as another:
-        assert another.take(failed.pk)
+        assert another.acquire(failed.pk)
         assert remove() == 0
     assert remove() == 1
 
@@ -108,8 +108,8 @@ def test_a_job_that_was_begun_again_since_it_was_listed_stays(settings, monkeypa
 def test_one_that_was_removed_since_it_was_listed_is_not_resumed(monkeypatch):
     job(JobState.FAILED)
     with hold_lock("default") as lock:
-        take = lock.take
-        monkeypatch.setattr(lock, "take", lambda number: take(number) and bool(Job.objects.all().delete()))
+        acquire = lock.acquire
+        monkeypatch.setattr(lock, "acquire", lambda number: acquire(number) and bool(Job.objects.all().delete()))
         assert claim_resumable_job(lock, "walk", {}, "default") is None
 
 

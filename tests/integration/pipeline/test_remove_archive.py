@@ -182,10 +182,10 @@ def test_an_unfinished_archive_is_kept_while_its_job_is_at_work(archive):
     (unfinished / MANIFEST).unlink()
     number = int(archive.name.rpartition("-")[2])
     with hold_lock("default") as lock:
-        assert lock.take(number)
+        assert lock.acquire(number)
         with pytest.raises(ArchiveInUse, match=f"Job {number} is writing"):
             remove(unfinished)
-        lock.give_back(number)
+        lock.release(number)
     assert unfinished.exists()
     assert remove(unfinished)["what"] == "unfinished archive"
     assert not unfinished.exists()

@@ -108,7 +108,7 @@ def test_the_same_names_are_free_in_each(sites):
         kinds = (driver.reader_key, driver.recorder_key)
         for key in (*kinds, driver.trim_key, driver.channel):
             assert len({key(cursor, "master") for cursor in cursors}) == 3, key
-        assert all(JobLock(own).take(1) for own in (north, south))
+        assert all(JobLock(own).acquire(1) for own in (north, south))
         for site, cursor in zip(sites, cursors, strict=False):
             cursor.execute(
                 "INSERT INTO pipeline_job (id, kind, state, arguments) "
