@@ -46,14 +46,13 @@ def without_details(report: Report) -> Report:
 
     The result does not name streams, writers, readers and jobs. It has only their number for each status word.
     """
-    parts = [
-        Part(part.name, part.well, "Well." if part.well else _public_sentence(part) + _MORE)
-        for part in report.parts
-        if part.name in _WORDS
-    ]
+    parts = []
     found: dict[str, list[Part]] = {}
     for part in report.parts:
-        if part.name not in _WORDS:
+        if part.name in _WORDS:
+            sentence = _WORDS_OF_WORD.get((part.name, part.word)) or _WORDS[part.name]
+            parts.append(Part(part.name, part.well, "Well." if part.well else sentence + _MORE))
+        else:
             found.setdefault(_GROUPS.get(part.name.partition(" ")[0], "readers"), []).append(part)
     for group, of_group in sorted(found.items()):
         words = Counter(part.word for part in of_group)
@@ -61,10 +60,6 @@ def without_details(report: Report) -> Report:
         parts.append(Part(group, all(part.well for part in of_group), f"{text}.{_MORE}"))
     bad = [part for part in parts if not part.well]
     return Report(report.well, f"{bad[0].name}: {bad[0].sentence}" if bad else "Well.", tuple(parts))
-
-
-def _public_sentence(part: Part) -> str:
-    return _WORDS_OF_WORD.get((part.name, part.word)) or _WORDS[part.name]
 
 
 class _Probe:

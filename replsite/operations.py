@@ -119,7 +119,6 @@ def _forget(asked: Asked) -> Plan:
 
 
 def cursors_of(reader: str) -> list[StoredCursor]:
-    """Returns the stored cursors of a named reader."""
     load_handlers()  # the handlers declare the database of a reader's cursors
     return list(StoredCursor.objects.using(effects_database_of(reader)).filter(reader=reader).order_by("stream"))
 

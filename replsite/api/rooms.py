@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -114,7 +114,10 @@ def show_state(
         entries = [event_id for key, event_id in sorted(state.items()) if type in (None, key[0])]
         page, total = entries[start : start + limit + 1], len(state)
     more = str(start + limit) if len(page) > limit else None
-    return {"state": _for_clients(page[:limit], using), "total": total, "next_batch": more}
+    shown = page[:limit]
+    events = load_events(shown, using)
+    clients = [events[event_id].client_event() for event_id in shown if event_id in events]
+    return {"state": clients, "total": total, "next_batch": more}
 
 
 @router.get("/rooms/{path:room_id}/messages", response=answers(schemas.Messages), summary="Page through a room")
@@ -286,12 +289,6 @@ def _text(content: Any, key: str) -> str | None:
 
 def _some(rows: Any) -> list[str]:
     return list(rows.order_by("event_id").values_list("event_id", flat=True)[:_MOST_EXTREMITIES])
-
-
-def _for_clients(event_ids: Iterable[str], using: str) -> list[dict[str, Any]]:
-    wanted = list(event_ids)
-    found = load_events(wanted, using)
-    return [found[event_id].client_event() for event_id in wanted if event_id in found]
 
 
 def _entries(state: State | None) -> list[dict[str, str]] | None:

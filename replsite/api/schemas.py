@@ -305,7 +305,6 @@ class _WithStatus(Schema):
 
     @staticmethod
     def resolve_status(row: Any) -> str:
-        """Returns the status word."""
         return str(row.status.word)
 
     @staticmethod
@@ -363,7 +362,6 @@ class Stream(_WithStatus):
 
     @staticmethod
     def resolve_stream(row: StreamRow) -> str:
-        """Returns the name of the stream."""
         return row.name
 
 

@@ -98,7 +98,6 @@ def _view(action: Action) -> Callable[..., HttpResponse]:
 
 
 def action_urls() -> list[URLPattern]:
-    """Returns the URL patterns of all actions."""
     return [
         path("actions/parked/", admin.site.admin_view(_parked_page), name="parked-facts"),
         *(path(f"actions/{action.path}/", _view(action), name=name) for name, action in ACTIONS.items()),

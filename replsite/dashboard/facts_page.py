@@ -88,7 +88,6 @@ def _may_see(stream: Stream, request: HttpRequest) -> bool:
 
 
 def _row(stream: Stream, fact: Fact) -> str:
-    """Returns the table row of a fact."""
     number = abs(getattr(fact, fact.id_field))
     values = ", ".join(f"{name} {value}" for name, value in _values(stream, fact))
     return format_html(

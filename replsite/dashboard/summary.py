@@ -56,7 +56,6 @@ def _facts(snapshot: Snapshot, writers: list[WriterRow]) -> Tile:
 
 
 def _open(snapshot: Snapshot) -> Tile:
-    """Returns a tile with the number of open appends, and the age of the oldest one."""
     held = [holder for stream in snapshot.streams for holder in stream.holders]
     oldest = min((holder.since for holder in held if holder.since), default=None)
     cell = text_cell(count(len(held)), "oldest", oldest) if held else text_cell("0", "nothing waits")

@@ -114,21 +114,10 @@ def _action_line(entry: LogEntry) -> tuple[str, str]:
     return text, ""
 
 
-def _login_line(entry: LogEntry) -> tuple[str, str]:
-    return entry.change_message, ""
-
-
-def _resyncs() -> QuerySet[Any]:
-    return ReaderResync.objects.using(stream_settings().database)
-
-
 def _resync_line(row: ReaderResync) -> tuple[str, str]:
     was = "no cursor" if row.from_base is None else row.from_base
-    return f"Reader {row.reader} on {row.stream}: cursor set from {was} to {row.to_base}.", _history_of(row.reader)
-
-
-def _history_of(name: str) -> str:
-    return f"{reverse('live-history')}?{urlencode({'who': name})}"
+    url = f"{reverse('live-history')}?{urlencode({'who': row.reader})}"
+    return f"Reader {row.reader} on {row.stream}: cursor set from {was} to {row.to_base}.", url
 
 
 def _jobs() -> QuerySet[Any]:
@@ -151,10 +140,11 @@ SOURCES: dict[str, Source] = {
     "action": Source("Actions in the admin", "admin.view_logentry", _actions, _USER, "action_time", _action_line),
     "login": Source(
         "Logins of staff", "admin.view_logentry", _logged(change_message__startswith=LOGGED_IN), _USER,
-        "action_time", _login_line,
+        "action_time", lambda entry: (entry.change_message, ""),
     ),
     "reader": Source(
-        "Readers resynced", "streams.view_readerresync", _resyncs, "resynced_by", "resynced_at", _resync_line
+        "Readers resynced", "streams.view_readerresync",
+        lambda: ReaderResync.objects.using(stream_settings().database), "resynced_by", "resynced_at", _resync_line,
     ),
 }  # fmt: skip
 if rooms.has("pipeline"):

@@ -38,6 +38,7 @@ def _happened_page(request: HttpRequest) -> HttpResponse:
     if request.GET.get("format") == "csv":
         return _csv(wanted)
     page = read_page(wanted, ROWS_SHOWN)
+    older = ",".join(f"{kind}:{key}" for kind, key in page.before.items())
     context: dict[str, Any] = {
         **admin.site.each_context(request),
         "title": "What happened",
@@ -46,7 +47,7 @@ def _happened_page(request: HttpRequest) -> HttpResponse:
         "chosen": chosen,
         "is_filtered": any(chosen.values()),
         "csv": urlencode({**_given(chosen), "format": "csv"}),
-        "older": urlencode({**_given(chosen), "before": _place_text(page.before)}) if page.before else "",
+        "older": urlencode({**_given(chosen), "before": older}) if older else "",
         "is_first": not wanted.before,
         "exported": count(EXPORTED),
     }
@@ -68,10 +69,6 @@ def _wanted(request: HttpRequest, may_see: tuple[str, ...]) -> tuple[Wanted, dic
     begin, end = (moment_of(chosen[name]) if chosen[name] else None for name in ("from", "until"))
     kinds = (kind,) if kind else may_see
     return Wanted(kinds, who, begin, end, _place(request.GET.get("before", ""), kinds)), chosen
-
-
-def _place_text(before: Mapping[str, int]) -> str:
-    return ",".join(f"{kind}:{key}" for kind, key in before.items())
 
 
 def _place(text: str, kinds: tuple[str, ...]) -> dict[str, int]:

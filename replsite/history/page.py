@@ -19,7 +19,7 @@ from django.views.decorators.http import require_safe
 
 from replsite.history.moments import moment_of
 from replsite.history.plots import Frame, Mark, Points, plot, rates, with_plots
-from replsite.history.samples import SPANS, Span
+from replsite.history.samples import SPANS
 from replsite.history.site_changes import AWAY, BACK
 from replsite.snapshot.storage import DATABASE
 from replsite.status.words import Severity
@@ -103,15 +103,12 @@ def _range(request: HttpRequest, now: datetime) -> _Range:
         if begin >= end:
             raise Http404("The range ends before it begins.")
         kept = [span for span in SPANS.values() if now - timedelta(seconds=span.kept_seconds) <= begin]
-        return _Range(begin, end, min((span.step_seconds for span in kept), default=_longest().step_seconds))
+        longest = max(SPANS.values(), key=lambda span: span.kept_seconds)
+        return _Range(begin, end, min((span.step_seconds for span in kept), default=longest.step_seconds))
     name = request.GET.get("span", _SPAN)
     if name not in SPANS:
         raise Http404(f"There is no span of that name; there are {', '.join(SPANS)}.")
     return _Range(now - timedelta(seconds=SPANS[name].kept_seconds), now, SPANS[name].step_seconds, name)
-
-
-def _longest() -> Span:
-    return max(SPANS.values(), key=lambda span: span.kept_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -496,7 +496,7 @@ def reader_groups(readers: Sequence[ReaderRow], *, is_whole: bool = False) -> li
     """
     if is_whole:
         return [_reader_group(reader) for reader in readers]
-    closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
+    closed = sorted((r for r in readers if r.closed_at), key=lambda r: r.closed_at or r.heartbeat_at, reverse=True)
     bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
     fine = [r for r in readers if r.closed_at is None and r.status.severity < Severity.WARNING]
     left_out = {
@@ -507,10 +507,6 @@ def reader_groups(readers: Sequence[ReaderRow], *, is_whole: bool = False) -> li
     hidden = {reader.key for found in left_out.values() for reader in found}
     groups = [_reader_group(reader) for reader in readers if reader.key not in hidden]
     return groups + [_more_readers(name, found) for name, found in left_out.items() if found]
-
-
-def _closed_at(reader: ReaderRow) -> datetime:
-    return reader.closed_at or reader.heartbeat_at
 
 
 _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that closed a short while ago"}

@@ -166,7 +166,6 @@ class StreamRow:
 
     @property
     def active(self) -> list[WriterRow]:
-        """The writers that are not retired."""
         return [writer for writer in self.writers if writer.state != RETIRED]
 
     @property
