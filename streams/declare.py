@@ -218,7 +218,7 @@ def _finish(
     def describe(*_: type[Model]) -> None:
         bound.declaration = declaration()
         (table,) = bound.declaration.tables
-        sequence.row = {column.key: _kind_text(column) for column in table.columns}
+        sequence.row = {c.key: f"{c.item}[]" if c.item is not None else str(c.kind) for c in table.columns}
 
     describe()
     if keys := [field.remote_field.model for field in chosen if isinstance(field, ForeignKey)]:
@@ -227,10 +227,6 @@ def _finish(
 
 def _id_field(model: type[Model]) -> str:
     return str(getattr(model, "id_field", "stream_id"))
-
-
-def _kind_text(column: Column) -> str:
-    return f"{column.item}[]" if column.item is not None else str(column.kind)
 
 
 # --- its fields ---------------------------------------------------------------------------------------------------

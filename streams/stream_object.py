@@ -198,13 +198,9 @@ class Stream(BoundStream):
     async def await_for(self, token: Token, timeout_seconds: float = 5.0, using: str | None = None) -> VectorToken:
         """Does the same as ``wait_for``, for async code."""
         alias = using or self.database
-        if await sync_to_async(_is_in_test, thread_sensitive=True)(alias):
+        if await sync_to_async(lambda: testcase.is_in_test(connections[alias]), thread_sensitive=True)():
             return await sync_to_async(self.wait_for, thread_sensitive=True)(token, timeout_seconds, alias)
         return await await_for(self, token, timeout_seconds, alias)
-
-
-def _is_in_test(using: str) -> bool:
-    return testcase.is_in_test(connections[using])
 
 
 def _refuse_both(stream: str, name: str, token: Token | None, remedy: str) -> None:

@@ -71,7 +71,9 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
         streams = _streams(cursor, reader)
         wanted = dict(tokens) if tokens else dict.fromkeys(streams)
         for stream in wanted:
-            _check_stream(reader, stream, streams)
+            registry.get(stream)
+            if stream not in streams:
+                raise UnknownReader(f"Reader {reader!r} does not follow {stream!r}, but {', '.join(streams)}.")
         hold_name(cursor, reader)  # until the connection closes, so the reader cannot start meanwhile
         epoch = current_epoch(streams_cursor)
         done = []
@@ -97,12 +99,6 @@ def _streams(cursor: Any, reader: str) -> list[str]:
             f"follower of the command line is set with --from, a Spark query with startingOffsets and a new checkpoint."
         )
     return found
-
-
-def _check_stream(reader: str, stream: str, streams: list[str]) -> None:
-    registry.get(stream)
-    if stream not in streams:
-        raise UnknownReader(f"Reader {reader!r} does not follow {stream!r}, but {', '.join(streams)}.")
 
 
 def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> VectorToken:
