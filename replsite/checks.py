@@ -23,8 +23,6 @@ from streams.replication.errors import BadAddress
 from streams.replication.protocol.access import networks_of
 from streams.setting import out_of_bounds
 
-__all__ = ["check_databases", "check_settings"]
-
 
 def check_databases(**_: Any) -> list[CheckMessage]:
     """Returns an error if the streams' database is not PostgreSQL. Reads the engine only, without a connection."""

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from replsite.conf import site_settings
 
-__all__ = ["disk_free", "disk_reserve"]
-
 
 def disk_free() -> tuple[Path, int]:
     """Returns the data directory, or its nearest parent that exists, and the number of free bytes of its disk."""

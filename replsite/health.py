@@ -38,8 +38,6 @@ from streams.db import driver
 from streams.replication.server.probed import silent_seconds
 from streams.runtime.amounts import byte_size, duration
 
-__all__ = ["DISK_IS_FULL", "EMBEDDED", "NOT_STARTED", "Part", "Report", "not_answering", "ready", "summary"]
-
 #: The engine of the embedded server.
 EMBEDDED = "replsite.postgres.backend"
 #: Words of the part ``database`` if the embedded server cannot be used.

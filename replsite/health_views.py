@@ -20,8 +20,6 @@ from replsite.conf import site_settings
 from replsite.health import DISK_IS_FULL, NOT_STARTED, Part, Report, not_answering
 from replsite.http.deadline import Deadline, NoAnswer
 
-__all__ = ["health_view", "live_view", "ready_view", "without_details"]
-
 #: The public sentence for a part that is not well.
 _WORDS = {
     "database": "It cannot be used, or does not answer. Start the server, or correct DATABASE_URL.",

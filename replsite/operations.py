@@ -38,8 +38,6 @@ from streams.reading.reader_table import QUERY
 from streams.runtime.amounts import counted
 from streams.runtime.text import safe_text
 
-__all__ = ["ACTIONS", "FACTS_SHOWN", "Action", "Asked", "Plan", "cursors_of", "perform", "retries"]
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

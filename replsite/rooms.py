@@ -6,8 +6,6 @@ from pathlib import Path
 
 from django.apps import apps
 
-__all__ = ["has"]
-
 _OURS = Path(__file__).resolve().parent.parent
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from streams.setting import setting
 
-__all__ = ["SiteSettings", "StartSettings"]
-
 
 def _ports(text: str) -> range:
     """Parses one port, or a range such as ``9101-9120``. Empty text gives no ports."""

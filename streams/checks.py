@@ -33,16 +33,6 @@ from streams.runtime.command_line import SITE_CHECKS
 from streams.setting import out_of_bounds
 from streams.stream_object import Stream
 
-__all__ = [
-    "check_declarations",
-    "check_driver",
-    "check_facts",
-    "check_migration_modules",
-    "check_session",
-    "check_settings",
-    "check_wire_settings",
-]
-
 #: What a name of a table or column has not, and what a sequence has.
 _UNUSABLE = re.compile(r'[%"\0]')
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")

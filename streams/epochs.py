@@ -35,22 +35,6 @@ from streams.db import driver
 from streams.errors import EpochChanged, TokenError
 from streams.runtime.logs import get_logger
 
-__all__ = [
-    "Identity",
-    "begin_epoch",
-    "check_epoch",
-    "check_stored_epoch",
-    "current_epoch",
-    "epoch_changed",
-    "is_standby",
-    "keep_epoch",
-    "readable_epoch",
-    "stamp",
-    "stored_epoch",
-    "unstamp",
-    "why_new",
-]
-
 log = get_logger(__name__)
 _WORD_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 _WORD_LENGTH = 10

@@ -18,8 +18,6 @@ from streams.errors import UnusableFact
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
 
-__all__ = ["instance_of", "row_of", "row_of_this_version"]
-
 
 def row_of_this_version(stream: BoundStream, row: Any) -> Any:
     """Returns a row in the form of this program's version of the stream. Raises ``UnknownVersion``.

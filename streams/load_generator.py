@@ -15,8 +15,6 @@ from streams import registry
 from streams.errors import UnknownStream
 from streams.stream_object import Stream
 
-__all__ = ["LoadGenerator", "SampleLoad", "generator", "register"]
-
 
 class LoadGenerator(Protocol):
     """A source of sample facts for one thread of the load generator."""

@@ -22,8 +22,6 @@ from streams.db.advice import MIGRATE, about_missing_relation
 from streams.runtime.command_line import SITE_CHECKS
 from streams.sequence import StreamSequence
 
-__all__ = ["check_names", "check_rows", "check_sequences"]
-
 
 @register(SITE_CHECKS)
 def check_names(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:

@@ -27,15 +27,6 @@ from streams.core.declaration import quoted
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = [
-    "CREATE_SEQUENCE",
-    "CreateStreamSequence",
-    "MadeAfterTable",
-    "StreamSequence",
-    "sequence_of",
-    "sequence_parts",
-]
-
 _SUFFIX = "_stream_seq"
 _LONGEST = 63 - len(_SUFFIX)
 

@@ -14,8 +14,6 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["BadSetting", "as_django", "declared", "from_django", "from_texts", "out_of_bounds", "secrets_of", "setting"]
-
 _Settings = TypeVar("_Settings")
 _ON, _OFF = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 

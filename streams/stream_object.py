@@ -33,8 +33,6 @@ from streams.writing.append import append_facts
 from streams.writing.keys import append_of_keys, key_filter
 from streams.writing.reservation import Reservation
 
-__all__ = ["Stream"]
-
 
 class Stream(BoundStream):
     """A declared stream with the models of its tables; one object per stream and process."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from streams.setting import setting
 
-__all__ = ["StreamSettings"]
-
 _MEGABYTE = 1024 * 1024
 
 

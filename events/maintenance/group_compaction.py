@@ -31,8 +31,6 @@ from state.groups.compaction import WrittenRows
 from state.store import full_states, reserve_group_ids
 from streams.db.consistent_read import read_only_snapshot
 
-__all__ = ["RoomCompaction", "group_rows", "plan_here"]
-
 _ROWS_PER_TRANSACTION = 5_000
 _EVENTS_PER_TRANSACTION = 1_000
 _PAIRS_PER_TRANSACTION = 200

@@ -22,8 +22,6 @@ from events.room_lock_sql import LOCK_ROOM
 from state.groups.collection import GroupCollection, Run, plan_collection
 from state.store import StateDigest, state_digest
 
-__all__ = ["GroupPurge", "GroupsPurged", "plan_groups", "rooms_with_groups"]
-
 _GROUPS_PER_TRANSACTION = 500
 _MOST_GROUPS_PER_TRANSACTION = 5_000
 _PIECES_OF_A_STATE = 20

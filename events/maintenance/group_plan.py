@@ -17,8 +17,6 @@ from state.errors import StateError
 from state.groups.collection import GroupPlace
 from state.groups.compaction import Compression, Need, WrittenRows
 
-__all__ = ["GroupPlan", "OpenCursor", "PlannedRoom", "live_groups", "needed_groups", "plan_room"]
-
 OpenCursor = Callable[[], AbstractContextManager[Any]]
 """Opens a cursor that fetches the rows of one large query bit by bit, in the caller's transaction."""
 

@@ -21,17 +21,6 @@ from events.room_lock_sql import CHANGE_ROOM
 from streams.caches import invalidate, invalidate_room_state
 from streams.conf import stream_settings
 
-__all__ = [
-    "GOES",
-    "LOWEST",
-    "PURGED",
-    "HistoryPurged",
-    "PurgeRequest",
-    "check_forward_extremities",
-    "purge_batch",
-    "recompute_current_state",
-]
-
 POSITION_LIMIT = 2**63
 LOWEST = (-POSITION_LIMIT, -POSITION_LIMIT)
 """The place before all events, as (depth, stream position)."""

@@ -10,8 +10,6 @@ from streams.db import driver
 from streams.db.lock_holders import describe_lock_holder
 from streams.db.schema_mark import marked_lock
 
-__all__ = ["purge_lock"]
-
 _LOCK = marked_lock("'replsite.purge:' || %s")
 _ONLY_ONE = f"SELECT pg_try_advisory_lock({_LOCK})"
 _KEY = f"SELECT {_LOCK}"

@@ -40,16 +40,6 @@ from state.rules.room_versions import room_version
 from streams.caches import invalidate, invalidate_room_state
 from streams.holds.hold import CHANGE_FACTS
 
-__all__ = [
-    "TEMPORARY",
-    "EventsRestored",
-    "copy_groups",
-    "invalidate_cached_events",
-    "restore_events",
-    "restore_room",
-    "restore_visibility",
-]
-
 #: Name -> columns of the temporary tables that the caller fills. Each is emptied in its transaction, except
 #: ``restored_hole``.
 TEMPORARY = {

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from django.core.management.base import CommandParser
 
-__all__ = ["add_event_ids", "asked_event_ids"]
-
 
 def add_event_ids(parser: CommandParser) -> None:
     parser.add_argument("event_ids", nargs="+", metavar="EVENT_ID", help="event IDs; - reads them from standard input")

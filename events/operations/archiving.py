@@ -12,8 +12,6 @@ from streams.jobs.arguments import Argument
 from streams.jobs.job_run import JobRun
 from streams.runtime.text import safe_text
 
-__all__ = ["Archived", "Archiver", "archive_with", "archive_words", "archiver"]
-
 
 class Archived(NamedTuple):
     """An archive that was written: its figures for the summary, and the lowest and highest stream position in it."""

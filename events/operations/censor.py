@@ -34,8 +34,6 @@ from streams.jobs.arguments import Argument, Type, dry_run
 from streams.jobs.job_run import JobRun
 from streams.jobs.operation import Operation, operation
 
-__all__ = ["Censor", "Censored", "censor", "censored_json", "due"]
-
 _EVENTS_PER_TRANSACTION = 100
 _LONGEST = timedelta(days=36_500)
 

@@ -14,19 +14,6 @@ from streams.jobs.arguments import Argument, OneOf, Type
 from streams.jobs.errors import UnusableArguments
 from streams.runtime.moments import FORMS
 
-__all__ = [
-    "TimeCut",
-    "check_cut",
-    "count_left_behind",
-    "cut_arguments",
-    "cut_at_event",
-    "cut_at_time",
-    "cut_at_token",
-    "deepest_extremity",
-    "depth_of_cut",
-    "find_time_cut",
-]
-
 _CUTS = ("before", "before_time", "before_token")
 _EVENT = "SELECT room_id, topological_ordering, outlier FROM events_event WHERE event_id = %s"
 #: An event was sent before the time if its sender says so, or if it was received before the time, whatever its sender says.

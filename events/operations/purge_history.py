@@ -45,21 +45,6 @@ from streams.jobs.throttle import throttled
 from streams.runtime.moments import moment_text
 from streams.runtime.text import safe_text
 
-__all__ = [
-    "PurgeHistory",
-    "carry_out",
-    "count_purged",
-    "deleted_words",
-    "foresee",
-    "foresee_history",
-    "history_words",
-    "left_lines",
-    "purge_events",
-    "purge_groups",
-    "room_figures",
-    "table_lines",
-]
-
 _EVENTS_PER_TRANSACTION = 2_000
 #: Counting a large room may take long, so it uses no parallel workers.
 _ON_ONE_CORE = "SET LOCAL max_parallel_workers_per_gather = 0"

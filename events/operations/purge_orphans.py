@@ -15,8 +15,6 @@ from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run
 from streams.jobs.job_run import JobRun
 from streams.jobs.operation import Operation, Words, operation
 
-__all__ = ["PurgeOrphans"]
-
 
 @operation
 class PurgeOrphans(Operation):

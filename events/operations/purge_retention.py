@@ -26,8 +26,6 @@ from streams.jobs.arguments import JSON, YES, dry_run
 from streams.jobs.job_run import JobRun
 from streams.jobs.operation import Operation, Words, operation
 
-__all__ = ["PurgeRetention", "RetentionCut", "retention_cuts"]
-
 _ROOMS_PER_QUERY = 1_000
 _POLICIES = """
 SELECT room.room_id, policy.event_id, policy.json FROM events_room room LEFT JOIN LATERAL (

@@ -42,8 +42,6 @@ from streams.jobs.operation import Operation, Words, operation
 from streams.jobs.throttle import throttled
 from streams.runtime.text import safe_text
 
-__all__ = ["PurgeRoom", "RoomPurge", "RoomPurged", "is_purging", "room_words", "unblock_room"]
-
 _EVENTS_PER_TRANSACTION = 2_000
 _GROUPS_PER_TRANSACTION = 1_000
 _ROWS_PER_TRANSACTION = 5_000

@@ -15,8 +15,6 @@ from streams.conf import stream_settings
 from streams.jobs.arguments import JSON
 from streams.jobs.command import CommandLine, command_line
 
-__all__ = ["ResyncUser"]
-
 
 @command_line
 class ResyncUser(CommandLine):

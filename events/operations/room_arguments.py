@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from streams.jobs.arguments import Argument, Type
 
-__all__ = ["ALL_ROOMS", "ROOM", "ROOMS", "SEARCHED"]
-
 #: With these attributes of a field, ``room_search.js`` adds a search for rooms.
 SEARCHED = {"data-rooms": "", "autocomplete": "off"}
 

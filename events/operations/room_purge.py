@@ -13,8 +13,6 @@ from events.operations.purge_room import PurgeRoom
 from streams.jobs.arguments import Argument, Type, add_options
 from streams.jobs.command import CommandLine, JobLine, command_line
 
-__all__ = ["RoomPurge"]
-
 _CUT = next(a.one_of for a in PurgeHistory.arguments if a.name == "before")
 _WHOLE = Argument("whole", Type.FLAG, "the room whole, from every table", stored=False, one_of=_CUT)
 

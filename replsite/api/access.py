@@ -26,18 +26,6 @@ from replsite.api.models import ApiToken
 from replsite.api.tokens import find_token, reread_token
 from replsite.conf import site_settings
 
-__all__ = [
-    "Forbidden",
-    "RatePerToken",
-    "TokenAuth",
-    "WaitingTokenAuth",
-    "check_again",
-    "in_turn",
-    "log_change",
-    "needs",
-    "require",
-]
-
 T = TypeVar("T")
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -21,8 +21,6 @@ from replsite.api.models import ApiToken
 from replsite.api.tokens import MOST_DAYS, make_token, revoke_token
 from streams.admin.base import ReadOnlyAdmin
 
-__all__ = ["ApiTokenAdmin"]
-
 ADD, CHANGE, MANAGE = "replsite_api.add_apitoken", "replsite_api.change_apitoken", "replsite_api.manage_apitokens"
 
 

@@ -25,8 +25,6 @@ from streams.db import driver
 from streams.errors import StreamError, TokenError
 from streams.runtime.text import safe_text
 
-__all__ = ["api", "refuse"]
-
 
 class _Api(NinjaAPI):
     """An API whose OpenAPI description is computed once.

@@ -14,8 +14,6 @@ from replsite.api.access import WaitingTokenAuth, check_again, in_turn, needs
 from replsite.api.schemas import answers
 from streams.conf import stream_settings
 
-__all__ = ["router"]
-
 router = Router(tags=["Users"], auth=WaitingTokenAuth())
 VIEW_EVENTS = "events.view_event"
 _LONGEST_MS = 60_000

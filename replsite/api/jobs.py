@@ -24,8 +24,6 @@ from streams.jobs.rows import CancelOutcome, cancel_job, killed_jobs
 from streams.jobs.run import check_arguments, queue_job, resume_job
 from streams.jobs.view import job_view, view_of
 
-__all__ = ["router"]
-
 router = Router(tags=["Jobs"])
 VIEW = "pipeline.view_job"
 JobNumber = Annotated[int, Path(..., ge=1, le=2**63 - 1)]

@@ -17,8 +17,6 @@ from django.views.decorators.http import require_safe
 
 from replsite.api.api import api
 
-__all__ = ["api_page", "described"]
-
 _METHODS = ("get", "post", "put", "patch", "delete")
 
 

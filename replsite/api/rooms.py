@@ -24,8 +24,6 @@ from replsite.api.access import needs
 from replsite.api.schemas import answers
 from streams.conf import stream_settings
 
-__all__ = ["router"]
-
 router = Router(tags=["Rooms"])
 VIEW_ROOMS, VIEW_EVENTS = "events.view_room", "events.view_event"
 _MEMBER = "m.room.member"

@@ -10,39 +10,6 @@ from pydantic import ConfigDict, Field
 
 from replsite.snapshot.streams import StreamRow
 
-__all__ = [
-    "ActionDone",
-    "Asked",
-    "Entry",
-    "EventDetails",
-    "EventState",
-    "Health",
-    "Job",
-    "JobKind",
-    "JobList",
-    "Member",
-    "Members",
-    "Messages",
-    "PurgeHistory",
-    "PurgeRoom",
-    "Queue",
-    "Reader",
-    "ReaderStream",
-    "Refused",
-    "Room",
-    "RoomDetails",
-    "RoomList",
-    "State",
-    "Stream",
-    "Sync",
-    "TokenDetails",
-    "UserRooms",
-    "Visibility",
-    "VisibilityList",
-    "Writer",
-    "answers",
-]
-
 #: An event in the form for clients.
 Event = dict[str, Any]
 

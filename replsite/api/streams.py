@@ -21,8 +21,6 @@ from streams.follow.handlers import effects_database_of, load_handlers
 from streams.models import ParkedFact, StoredCursor
 from streams.runtime.text import safe_text
 
-__all__ = ["Conflict", "router"]
-
 router = Router(tags=["Streams"])
 StreamName = Annotated[str | None, Query(None, description="only those of this stream", max_length=200)]
 DeadLetterToken = Annotated[int | None, Query(None, description="only this one", ge=0, le=2**63 - 1)]

@@ -15,8 +15,6 @@ from django.db.models.functions import Now
 from replsite.api.models import ApiToken
 from streams.db.clock import database_now
 
-__all__ = ["MOST_DAYS", "find_token", "make_token", "reread_token", "revoke_token"]
-
 PREFIX = "rsa_"
 _TOKEN = re.compile(PREFIX + "[A-Za-z0-9_-]{43}")
 _HINT = len(PREFIX) + 4

@@ -13,8 +13,6 @@ from django.urls import URLPattern, path
 from replsite.api.api import api, refuse
 from replsite.api.page import api_page
 
-__all__ = ["urlpatterns"]
-
 
 def _in_words(view: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a view that does what ``view`` does, and refuses an unsupported HTTP method in JSON.

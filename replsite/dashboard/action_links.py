@@ -10,8 +10,6 @@ from django.urls import reverse
 from replsite import rooms
 from replsite.operations import ACTIONS
 
-__all__ = ["LINKS", "ActionLink", "action_addresses"]
-
 #: A number in place of a job's ID, because the URL pattern takes only numbers. In the address it is replaced by ``~``.
 _NO_JOB = 987_654_321
 

@@ -23,8 +23,6 @@ from streams.follow import parked_facts
 from streams.follow.handlers import load_handlers
 from streams.runtime.text import safe_text
 
-__all__ = ["action_urls"]
-
 
 @require_safe
 def _parked_page(request: HttpRequest) -> HttpResponse:

@@ -27,8 +27,6 @@ from streams.conf import stream_settings
 from streams.runtime.amounts import byte_size, count, counted
 from streams.runtime.text import safe_text
 
-__all__ = ["ARCHIVES_SHOWN", "VIEW", "archives_page"]
-
 ARCHIVES_SHOWN = 100
 VIEW = "pipeline.view_job"
 """The permission that the page needs: jobs, too, name the folders of archives and their rooms."""

@@ -25,8 +25,6 @@ from streams import registry, stream_view
 from streams.facts import Fact
 from streams.stream_object import Stream
 
-__all__ = ["FACTS_SHOWN", "facts_events", "facts_page"]
-
 FACTS_SHOWN = 50
 #: The most characters of a value that are shown.
 _VALUE_LENGTH = 80

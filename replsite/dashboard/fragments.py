@@ -26,8 +26,6 @@ from replsite.snapshot.table import NOTHING, Cell, Group, Row, Tile
 from streams.runtime.amounts import duration
 from streams.runtime.text import safe_text
 
-__all__ = ["SEE_ROOMS", "Fragments", "render", "rights_of", "tables_of_site"]
-
 Table = list[tuple[str, list[tuple[str, str]]]]
 """Groups in order, each with its key and its rows. The rows are in order, each with its key."""
 

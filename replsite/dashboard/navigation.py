@@ -11,8 +11,6 @@ from django.urls import reverse_lazy
 
 from replsite import rooms
 
-__all__ = ["favicon", "local_time_script", "noscript_style", "sidebar", "site_style"]
-
 #: Lists of tables that belong to a task: the table, its title there, and its icon.
 _TASKS = {
     "Rooms": (("events.Room", "Rooms", "meeting_room"), ("events.Event", "Events", "chat")),

@@ -20,8 +20,6 @@ from replsite.snapshot.workers import WORKERS, worker_groups
 from replsite.status.words import Health, Problem
 from streams.runtime.amounts import count
 
-__all__ = ["TABLES", "Page", "live_page_data"]
-
 #: Number of problems that are named below the worst one. All of them are in the tables.
 PROBLEMS_SHOWN = 4
 #: Number of effects that are named below a problem.

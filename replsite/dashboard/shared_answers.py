@@ -20,8 +20,6 @@ from replsite.dashboard.page import Page, live_page_data
 from replsite.snapshot.shared import SHARED, SharedSnapshot
 from replsite.snapshot.snapshot import Snapshot
 
-__all__ = ["Answer", "SharedAnswers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -13,8 +13,6 @@ from replsite.status.words import ExpectedWord, Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
 from streams.runtime.amounts import byte_size, count, counted, duration
 
-__all__ = ["summary_tiles"]
-
 
 def summary_tiles(snapshot: Snapshot) -> list[Tile]:
     """Returns tiles for writers, their facts, open appends, readers, the highest lag, and the size of the database.

@@ -28,8 +28,6 @@ from replsite.snapshot.snapshot import Snapshot
 from replsite.snapshot.table import NOTHING, Cell, Group, Row
 from streams.runtime.csv_text import csv_text
 
-__all__ = ["live_csv", "live_data", "live_page"]
-
 _ANSWERS = SharedAnswers()
 
 

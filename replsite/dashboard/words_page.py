@@ -13,8 +13,6 @@ from django.views.decorators.http import require_safe
 
 from replsite.status.words import MEANINGS, anchor
 
-__all__ = ["word_addresses", "words_page"]
-
 
 def word_addresses() -> dict[tuple[str, str], str]:
     """Returns for each (kind, word) the address that explains it. The kind is writer, reader, job or site."""

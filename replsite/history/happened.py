@@ -33,8 +33,6 @@ from streams.runtime.text import safe_text
 if rooms.has("pipeline"):
     from pipeline.models import Job
 
-__all__ = ["SEARCHED", "SOURCES", "Happened", "Page", "Source", "Wanted", "read_page"]
-
 SEARCHED = 10_000
 _MOST_OF_TEXT = 500
 _VERBS = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}

@@ -22,8 +22,6 @@ from replsite.history.moments import moment_of
 from streams.runtime.amounts import count
 from streams.runtime.csv_text import csv_text
 
-__all__ = ["EXPORTED", "ROWS_SHOWN", "happened_page"]
-
 ROWS_SHOWN = 100
 EXPORTED = 10_000
 _LONGEST_NAME = 150

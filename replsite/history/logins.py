@@ -7,8 +7,6 @@ from typing import Any
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.signals import user_logged_in
 
-__all__ = ["LOGGED_IN", "record_logins"]
-
 LOGGED_IN = "Logged in"
 """The first words of an entry about a login."""
 

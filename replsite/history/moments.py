@@ -9,8 +9,6 @@ from django.http import Http404
 
 from streams.runtime.moments import FORMS, moment_ms
 
-__all__ = ["moment_of"]
-
 
 def moment_of(text: str) -> datetime:
     """Parses a time such as ``2026-11-21T12:00`` as the commands do, to the millisecond. Raises ``Http404`` for other text."""

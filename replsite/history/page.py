@@ -29,8 +29,6 @@ from streams.db.clock import database_now
 from streams.models import Sample, StatusChange
 from streams.runtime.text import plain_label
 
-__all__ = ["CHANGES_SHOWN", "READERS_SHOWN", "history_page"]
-
 READERS_SHOWN = 12
 CHANGES_SHOWN = 100
 #: The line of a plot breaks between points that are more than this number of steps apart.

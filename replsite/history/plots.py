@@ -15,8 +15,6 @@ from typing import Any
 from replsite.snapshot.table import per_second
 from streams.runtime.amounts import byte_size, count, duration
 
-__all__ = ["Frame", "Mark", "Points", "plot", "rates", "with_plots"]
-
 Points = Sequence[tuple[datetime, float]]
 """Values in order of time, each with its moment."""
 

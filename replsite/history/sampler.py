@@ -38,8 +38,6 @@ from streams.reading.trust import stranger_with_lock
 from streams.runtime.logs import Condition, get_logger
 from streams.runtime.version import program_version
 
-__all__ = ["CHANGES_KEPT", "Sampler", "write_step"]
-
 log = get_logger(__name__)
 STEP_SECONDS = min(span.step_seconds for span in SPANS.values())
 CHANGES_KEPT = 100_000

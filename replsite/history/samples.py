@@ -14,18 +14,6 @@ from replsite.snapshot.snapshot import Snapshot
 from replsite.status.words import Severity, Verdict, WriterWord
 from streams.runtime.text import plain_label
 
-__all__ = [
-    "MOST_SUBJECTS",
-    "SPANS",
-    "Change",
-    "SampleRow",
-    "Span",
-    "Subject",
-    "changes_between",
-    "samples_of",
-    "verdicts_of",
-]
-
 MOST_SUBJECTS = 1_000
 
 

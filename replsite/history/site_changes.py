@@ -11,8 +11,6 @@ from replsite.history.samples import Change
 from replsite.status.words import Severity, Verdict
 from streams.runtime.amounts import duration
 
-__all__ = ["AWAY", "BACK", "VERSION", "outage", "restart", "version_change"]
-
 AWAY = "database away"
 BACK = "database back"
 RESTARTED = "database restarted"

@@ -18,14 +18,6 @@ from streams.db import driver
 from streams.runtime.logs import get_logger
 from streams.runtime.text import one_line
 
-__all__ = [
-    "AWAY",
-    "DatabaseDownMiddleware",
-    "away_response",
-    "handler500",
-    "reason_for_viewers",
-]
-
 log = get_logger(__name__)
 AWAY = "The database cannot be read."
 RETRY_SECONDS = 5

@@ -16,8 +16,6 @@ from django.db import connections
 
 from streams.runtime.amounts import duration
 
-__all__ = ["Deadline", "NoAnswer"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from django.template.loader import render_to_string
 
 from streams.runtime.text import safe_text
 
-__all__ = ["handler403", "handler404"]
-
 _PERMISSION = re.compile(r"[a-z_]+\.[a-z_]+")
 
 

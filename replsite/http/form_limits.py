@@ -15,8 +15,6 @@ from http import HTTPStatus
 
 from django.http import HttpRequest, HttpResponse
 
-__all__ = ["LONGEST_FORM_BYTES", "LONGEST_FORM_OF_STRANGER_BYTES", "FormLimits"]
-
 #: The longest form of a user that is logged in. The longest texts of our forms have 10,000 characters of up to 12 bytes.
 LONGEST_FORM_BYTES = 256 * 1024
 #: The longest form of any other client. It can only log in.

@@ -21,8 +21,6 @@ from streams.conf import stream_settings
 from streams.replication.protocol.access import Network, is_among, networks_of
 from streams.runtime.logs import get_logger
 
-__all__ = ["Forwarded", "client_of"]
-
 Application = Callable[..., Awaitable[Any]]
 log = get_logger(__name__)
 #: Programs of this machine may be proxies; they reach the site's other ports as well.

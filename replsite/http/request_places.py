@@ -29,8 +29,6 @@ from django.urls import NoReverseMatch, reverse
 from replsite.conf import site_settings
 from streams.runtime.logs import get_logger
 
-__all__ = ["CAME", "POOLS", "Busy", "Pool", "RequestPlaces", "request_threads_end", "when_idle"]
-
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
 #: An unused place closes its connection after this time.

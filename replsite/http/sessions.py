@@ -10,8 +10,6 @@ import string
 
 from django.contrib.sessions.backends import db
 
-__all__ = ["SessionStore"]
-
 _LETTERS = frozenset(string.ascii_lowercase + string.digits)
 
 

@@ -32,8 +32,6 @@ from replsite.snapshot.snapshot import Snapshot
 from streams.conf import stream_settings
 from streams.runtime.logs import get_logger
 
-__all__ = ["SnapshotCollector", "families", "metrics_view"]
-
 log = get_logger(__name__)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from django.http import HttpRequest
 from django_prometheus.middleware import PrometheusAfterMiddleware
 
-__all__ = ["BoundedRequestMetrics"]
-
 
 class BoundedRequestMetrics(PrometheusAfterMiddleware):
     """A ``PrometheusAfterMiddleware`` that uses only known HTTP methods as labels.

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-__all__ = ["as_text"]
-
 
 def as_text(families: Iterable[Metric]) -> bytes:
     """Returns gauges and counters in Prometheus's text format.

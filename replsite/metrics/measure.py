@@ -14,8 +14,6 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-__all__ = ["Alias", "Measure", "Row", "counted_by_library", "filled", "metric"]
-
 Row = tuple[Any, ...]
 """A value, then the labels' values. None as the value means no sample. A time is exported as seconds since 1970."""
 Scraped = TypeVar("Scraped")

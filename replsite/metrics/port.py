@@ -20,8 +20,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from replsite.metrics.shared_rendering import SharedRendering
 from streams.replication.transport.addresses import BACKLOG, Address, bind
 
-__all__ = ["MetricsPort"]
-
 #: Time limit from the connection to the end of the request's head, and again from the answer's first byte to its last.
 REQUEST_SECONDS = 10.0
 MOST_CLIENTS = 200

@@ -36,8 +36,6 @@ from streams.replication.transport.addresses import Address
 from streams.runtime.command_line import service_begins
 from streams.runtime.logs import get_logger
 
-__all__ = ["MirroredCounters", "ProcessCollector", "folder_of_processes", "listen", "registries", "start_counting"]
-
 log = get_logger(__name__)
 FLUSH_SECONDS = 1.0
 

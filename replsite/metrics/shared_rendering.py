@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["SharedRendering"]
-
 #: The pause after a rendering, as a multiple of its duration, and the longest pause.
 REST_FACTOR, LONGEST_REST_SECONDS = 3.0, 0.9
 

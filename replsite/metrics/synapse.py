@@ -17,8 +17,6 @@ from replsite.conf import site_settings
 from replsite.metrics.table import CLUSTER, PROCESS
 from streams.conf import stream_settings
 
-__all__ = ["SynapseNames"]
-
 _ALIASES = {m.name: m.synapse for m in (*CLUSTER, *PROCESS)}
 
 

@@ -18,8 +18,6 @@ from replsite.status.words import JobWord, Severity
 from streams.browsers.clients import WHAT_HAPPENS
 from streams.follow import lag_histogram
 
-__all__ = ["BY_LIBRARY", "CLUSTER", "PLAIN", "PROCESS", "SYNAPSE", "UP"]
-
 _TCP = "synapse_replication_tcp_"
 _WORDS = {"command": "command", "name": "name"}
 _NAME = {"name": "name"}

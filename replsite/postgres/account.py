@@ -19,8 +19,6 @@ from pathlib import Path
 
 from replsite.postgres.errors import BinariesMissing, FolderClosed
 
-__all__ = ["Account", "choose_account"]
-
 # Tried in this order: none; one that passes through closed folders; one that also runs programs whose own mode is
 # closed (umask 077).
 _CAPABILITIES = ("", "dac_read_search", "dac_override")

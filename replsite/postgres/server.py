@@ -39,8 +39,6 @@ from replsite.postgres.errors import (
     StartFailed,
 )
 
-__all__ = ["EmbeddedServer", "Running", "find_programs", "shared_buffers_mb"]
-
 START_SECONDS, STOP_SECONDS = 90, 60
 #: This process does not try again for so long after a start that failed. A serving process connects once a second or more
 #: often. While the disk is full, each start would fail, after a recovery that reads and writes.

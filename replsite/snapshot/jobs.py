@@ -30,18 +30,6 @@ from streams.jobs.sql import KILLED_JOBS
 from streams.runtime.amounts import count, counted, done_of, duration
 from streams.runtime.text import safe_text
 
-__all__ = [
-    "JOBS",
-    "MOST_OPEN_JOBS",
-    "MOST_OVER_JOBS",
-    "JobFigures",
-    "JobRow",
-    "JobsView",
-    "QueryFigures",
-    "job_groups",
-    "read_jobs",
-]
-
 MOST_OPEN_JOBS = 50
 MOST_OVER_JOBS = 10
 #: The most rooms that a command names. If there are more, the command is for all rooms.

@@ -21,8 +21,6 @@ from streams.core.positions import RETIRED, lowest_unread
 from streams.core.queries import bounds_sql, order_sql, token_sql
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["NO_LAG", "SCAN_FACTS", "WINDOW_FACTS", "Lags", "facts_upto", "read_lags"]
-
 #: The number of newest facts that are read of each table of a stream. Within them lag is counted exactly.
 WINDOW_FACTS = 2_000
 #: The most rows that are searched for the oldest fact that a reader has not read.

@@ -41,17 +41,6 @@ from streams.runtime.gc_pause import collector_paused
 from streams.runtime.silence import silent_seconds, silent_seconds_sql
 from streams.runtime.text import safe_text
 
-__all__ = [
-    "READERS",
-    "KnownPositions",
-    "ReaderRow",
-    "ReaderStreamRow",
-    "RightsView",
-    "WaitingView",
-    "read_readers",
-    "reader_groups",
-]
-
 #: The most readers that are listed: those with a problem (the worst first), those without a problem, and closed readers. So
 #: the page stays below a megabyte even if a thousand readers are stuck at once. ``streams --json`` lists all readers.
 BAD_READERS_SHOWN = 100

@@ -63,8 +63,6 @@ from streams.runtime.silence import silent_seconds
 from streams.runtime.text import safe_text
 from streams.runtime.version import program_version
 
-__all__ = ["limits", "read_current_snapshot", "read_jobs_with_status", "read_snapshot", "recorded_streams"]
-
 #: The most retired writers that are listed for a stream. The latest are listed.
 MOST_RETIRED = 20
 _QUIET = Verdict("idle", Severity.FINE, "No process writes this stream now.")

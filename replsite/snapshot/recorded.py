@@ -14,8 +14,6 @@ from typing import Any
 
 from streams.runtime.silence import silent_seconds_sql
 
-__all__ = ["RecordedRow", "read_recorded"]
-
 MOST_WRITERS = 1_000
 
 _WRITERS = f"""

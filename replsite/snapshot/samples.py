@@ -15,8 +15,6 @@ from replsite.status.series import STEP_SECONDS
 from replsite.status.trends import History
 from streams.runtime.text import plain_label
 
-__all__ = ["SampleRow", "read_samples", "warm"]
-
 _SAMPLES = """
 SELECT stream, reader, extract(epoch FROM at)::float8, position, waiting FROM streams_sample
 WHERE step_seconds = %(step)s AND at > clock_timestamp() - interval '5 minutes' AND stream <> '' ORDER BY at

@@ -14,8 +14,6 @@ from replsite.snapshot.reading import read_current_snapshot
 from replsite.snapshot.snapshot import Snapshot
 from replsite.status.trends import History
 
-__all__ = ["SHARED", "SharedSnapshot"]
-
 #: The age up to which a snapshot is returned again.
 FRESH_SECONDS = 0.9
 

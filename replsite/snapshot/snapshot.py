@@ -12,8 +12,6 @@ from replsite.snapshot.streams import StreamRow
 from replsite.snapshot.workers import WorkersView
 from replsite.status.words import Health
 
-__all__ = ["Snapshot"]
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

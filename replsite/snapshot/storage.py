@@ -27,20 +27,6 @@ from replsite.snapshot.table import (
 from replsite.status.words import Severity, Verdict
 from streams.runtime.amounts import byte_size, count, counted, duration
 
-__all__ = [
-    "DATABASE",
-    "MOST_TABLES",
-    "ROOMS",
-    "STORAGE",
-    "STORAGE_SECONDS",
-    "RoomSizeView",
-    "StorageView",
-    "TableView",
-    "read_storage",
-    "room_groups",
-    "storage_groups",
-]
-
 #: Storage is read again after this time at the earliest.
 STORAGE_SECONDS = 60.0
 MOST_TABLES = 12

@@ -34,8 +34,6 @@ from streams.holds.look import YOUNG_SECONDS
 from streams.runtime.amounts import count, counted
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["STREAMS", "ExpectedRow", "HolderRow", "StreamRow", "WriterRow", "read_writers", "stream_groups"]
-
 #: The most open appends that are listed for a stream.
 HOLDERS_SHOWN = 5
 

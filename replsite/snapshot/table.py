@@ -18,29 +18,6 @@ from replsite.status.series import Series
 from replsite.status.words import Severity, Verdict
 from streams.runtime.amounts import count, counted, duration
 
-__all__ = [
-    "HIDDEN",
-    "NOTHING",
-    "NO_STATUS",
-    "Cell",
-    "Column",
-    "Group",
-    "Row",
-    "Table",
-    "Tile",
-    "as_json",
-    "joined",
-    "lag_cell",
-    "moment_cell",
-    "number_cell",
-    "per_second",
-    "quoted_key",
-    "rounded",
-    "summed",
-    "text_cell",
-    "worst_first",
-]
-
 NO_STATUS = Verdict("", Severity.FINE, "")
 HIDDEN = {"hidden": True}
 """The metadata of a field that is not part of the row's JSON."""

@@ -35,23 +35,6 @@ from streams.runtime.amounts import byte_size, counted, duration
 from streams.runtime.silence import silent_seconds
 from streams.stream_settings import StreamSettings
 
-__all__ = [
-    "DISK_FULL",
-    "Limits",
-    "disk_verdict",
-    "expected_verdict",
-    "hold_verdict",
-    "job_verdict",
-    "missing_reader_verdict",
-    "reader_verdict",
-    "recording_verdict",
-    "sequence_verdict",
-    "site_health",
-    "tables_verdict",
-    "worst",
-    "writer_verdict",
-]
-
 #: If a job is queued for longer, and no job from the queue is running, a ``runjobs`` process must be started.
 JOB_WAITS_SECONDS = 60.0
 _MOST_OF_ERROR = 300

@@ -18,8 +18,6 @@ from streams.runtime.amounts import count
 from streams.runtime.moments import bounded
 from streams.runtime.text import safe_text
 
-__all__ = ["WORKERS", "AcknowledgedView", "CountView", "SyncingView", "WorkersView", "read_workers", "worker_groups"]
-
 #: Addresses are counted up to this number. If there are more, the number is marked as not exact.
 MOST_ADDRESSES = 100_000
 MOST_WORKERS = 200

@@ -11,8 +11,6 @@ from typing import Any
 
 from streams.core.names import check_name
 
-__all__ = ["expected_writers", "wrong_expectations"]
-
 
 def expected_writers(given: Any) -> dict[str, dict[str, float | None]]:
     """Returns ``{stream: {name or pattern: least facts per hour, or None}}``.

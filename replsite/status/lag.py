@@ -15,8 +15,6 @@ from datetime import datetime
 
 from streams.core.positions import positions_of
 
-__all__ = ["Unread", "Window", "unread"]
-
 
 @dataclass(frozen=True, slots=True)
 class Unread:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["STEPS", "STEP_SECONDS", "Recent", "Series"]
-
 STEP_SECONDS = 15
 STEPS = 20
 #: No rate is computed over a longer pause between two samples of a counter.

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from replsite.status.series import Recent
 
-__all__ = ["Growth", "History", "Motion", "Sample"]
-
 WINDOW_SECONDS = 30.0
 #: Length and step of the samples from which growth in an hour is computed.
 HOUR_SECONDS, HOUR_STEP_SECONDS = 3_600.0, 60.0

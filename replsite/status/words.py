@@ -10,21 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Self
 
-__all__ = [
-    "MEANINGS",
-    "ExpectedWord",
-    "Health",
-    "HealthWord",
-    "HoldWord",
-    "JobWord",
-    "Problem",
-    "ReaderWord",
-    "Severity",
-    "Verdict",
-    "WriterWord",
-    "anchor",
-]
-
 
 class Severity(IntEnum):
     """The importance of a status. Pages and commands show the highest first."""

@@ -15,8 +15,6 @@ from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.text import safe_text
 
-__all__ = ["Ask", "act"]
-
 Ask = Callable[[str], str]
 
 

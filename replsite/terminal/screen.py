@@ -18,8 +18,6 @@ from replsite.snapshot.table import Column
 from replsite.snapshot.table import Group as PageGroup
 from replsite.terminal.tables import Content, rows_of
 
-__all__ = ["show", "updating"]
-
 _STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}
 
 

@@ -13,8 +13,6 @@ from replsite.snapshot.table import Cell, Column, Group, Row
 from streams.runtime.amounts import duration
 from streams.runtime.text import safe_text
 
-__all__ = ["Content", "cells_of", "lines_of", "rows_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Content:

@@ -27,8 +27,6 @@ from streams.db.readable import instances
 from streams.runtime.csv_text import csv_text
 from streams.runtime.text import safe_text
 
-__all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
-
 #: The suffixes that Django's list filters append to the name of a column or a foreign key.
 _LOOKUPS_OF_FILTERS = ("", "__exact", "__isnull", "__id__exact")
 #: The most rows of a list that are served as CSV.

@@ -22,8 +22,6 @@ from streams.runtime.logs import get_logger
 if TYPE_CHECKING:
     from streams.stream_object import Stream
 
-__all__ = ["REFUSED", "stream_consumer"]
-
 log = get_logger(__name__)
 #: The WebSocket of a refused browser is closed with the code of this number plus the HTTP status of the refusal.
 REFUSED = 4000

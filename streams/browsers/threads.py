@@ -14,8 +14,6 @@ from typing import Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-__all__ = ["CHECKS", "READS", "SharedThread", "leave_the_requests_thread"]
-
 
 class SharedThread:
     """A thread for synchronous calls, shared by all browsers of the process.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from streams.stream_object import Stream
 
-__all__ = ["stream_view"]
-
 #: A browser connects again after this time. The browser may wait longer.
 RETRY_MILLISECONDS = 1_000
 #: A browser that was refused because there were too many tries again after this time.

@@ -6,27 +6,6 @@ The comment above each declaration gives the row as a JSON array. The replicatio
 from streams.core.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.row_format import RowFormat
 
-__all__ = [
-    "ACCOUNT_DATA",
-    "CACHES",
-    "DEVICE_LISTS",
-    "FEDERATION",
-    "FEDERATION_KEPT_SECONDS",
-    "FEDERATION_TYPES",
-    "GROUPS",
-    "PRESENCE",
-    "PRESENCE_FEDERATION",
-    "PRESENCE_STATES",
-    "PUSHERS",
-    "PUSH_RULES",
-    "RECEIPTS",
-    "TAG_ACCOUNT_DATA",
-    "TO_DEVICE",
-    "TYPING",
-    "USER_SIGNATURE",
-    "declarations",
-]
-
 #: The values of ``state``.
 PRESENCE_STATES = frozenset({"online", "offline", "unavailable", "busy"})
 

@@ -13,8 +13,6 @@ from streams.core.queries import maximum_sql
 from streams.core.sequences import last_values
 from streams.errors import ForeignFact
 
-__all__ = ["BoundStream", "Sample"]
-
 #: ``sample(number, thread) -> field values`` of one made-up fact, for the load generator.
 Sample = Callable[[int, int], Mapping[str, Any]]
 

@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["BoundedDict", "SharedCache"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from streams.core.bounded import BoundedDict
 
-__all__ = ["MISSING", "CacheStore", "Key", "Ticket"]
-
 #: The arguments from which a value was computed.
 Key = tuple[str, ...]
 #: Returned for a key without a value.

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["MAIN_PROCESS", "NEWEST_PER_KINDS", "Column", "ColumnKind", "FactTable", "StreamDeclaration", "quoted"]
-
-
 #: The instance name that the main process always has in the replication protocol of Synapse 1.43.
 MAIN_PROCESS = "master"
 

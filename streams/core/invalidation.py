@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["ROOM_STATE", "ROOM_STATE_USERS", "room_state_keys"]
-
 #: The special name of all caches that depend on the current state of a room.
 ROOM_STATE = "cs_cache_fake"
 #: Most users that one row with the name ``ROOM_STATE`` has.

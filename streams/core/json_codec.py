@@ -20,16 +20,6 @@ import orjson
 from streams.core.own_stack import on_own_stack
 from streams.errors import BadJson
 
-__all__ = [
-    "MOST_DEPTH",
-    "MOST_VALUE_DEPTH",
-    "decode_json",
-    "decode_stored_json",
-    "decode_stored_object",
-    "encode_json",
-    "is_deeper",
-]
-
 #: Most levels of arrays and objects in one another.
 MOST_DEPTH = 900
 #: The most levels in one value of a fact. Fewer, because rows, answers and dead letters have some levels around the value.

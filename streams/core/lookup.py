@@ -9,8 +9,6 @@ from streams.core.bound import BoundStream
 from streams.core.declaration import StreamDeclaration
 from streams.errors import UnknownStream, UnknownTable
 
-__all__ = ["add", "all_streams", "clashes", "find", "get", "names", "stream_of"]
-
 #: Order in which Synapse 1.43 announces its streams. Other streams follow in the order in which they were bound.
 _WIRE_ORDER = (
     "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",

@@ -27,21 +27,6 @@ from streams.errors import UnknownVersion
 if TYPE_CHECKING:
     from streams.core.declaration import Column, FactTable
 
-__all__ = [
-    "VERSION",
-    "NamedRow",
-    "Upcast",
-    "Upcasts",
-    "from_json",
-    "is_compact",
-    "json_sql",
-    "object_sql",
-    "places_of",
-    "text_sql",
-    "to_json",
-    "upcasts_of",
-]
-
 #: The name under which the version is in the row. No field can have it.
 VERSION = "@version"
 

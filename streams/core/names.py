@@ -11,8 +11,6 @@ import re
 
 from streams.errors import BadInstanceName
 
-__all__ = ["LONGEST_NAME", "check_name", "is_name_of_writer", "matches_pattern", "name_without_number"]
-
 LONGEST_NAME = 100
 _NUMBER, _HOST = "{n}", "{host}"
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-__all__ = ["on_own_stack"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -10,18 +10,6 @@ from itertools import compress, repeat
 from operator import lt
 from typing import Protocol
 
-__all__ = [
-    "ACTIVE",
-    "RETIRED",
-    "Stored",
-    "active_and_retired",
-    "linear_position",
-    "lowest_unread",
-    "position_of",
-    "positions_of",
-    "positions_to_show",
-]
-
 #: State of a writer that writes (``streams.models.WriterState``).
 ACTIVE = "active"
 #: State of a writer that no longer counts for the linear position (``streams.models.WriterState``).

@@ -17,23 +17,6 @@ from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclar
 from streams.core.named_rows import NamedRow, object_sql
 from streams.core.own_stack import on_own_stack
 
-__all__ = [
-    "NEWEST_EPOCH",
-    "STORED_POSITIONS",
-    "FactRow",
-    "bounds_sql",
-    "column_sql",
-    "cut_whole_tokens",
-    "maxima_sql",
-    "maximum_sql",
-    "order_sql",
-    "read_whole",
-    "row_of",
-    "rows_sql",
-    "selected_sql",
-    "token_sql",
-]
-
 Row = TypeVar("Row", bound=Sequence[Any])
 
 #: No read asks for more rows of a table than this, even if one fact has more rows.

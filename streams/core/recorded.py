@@ -15,16 +15,6 @@ from typing import Any
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.json_codec import decode_json
 
-__all__ = [
-    "RECORDED_POSITIONS",
-    "RECORDED_TRIMMED",
-    "check_record_name",
-    "is_recorded",
-    "recorded_declaration",
-    "recorded_names",
-    "split_recorded",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 

@@ -21,8 +21,6 @@ from streams.core.named_rows import NamedRow, is_compact, object_sql
 if TYPE_CHECKING:
     from streams.core.declaration import Column, FactTable
 
-__all__ = ["IsSet", "Literal", "RowFormat", "Value", "row_sql"]
-
 
 @dataclass(frozen=True, slots=True)
 class Value:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from streams.errors import SequenceBehind
 
-__all__ = ["sequence_repair"]
-
 
 def sequence_repair(
     stream: str, stored: Mapping[str, int], *, sequence_value: int, table_maximum: int, empty_position: int = 1

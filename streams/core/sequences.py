@@ -18,8 +18,6 @@ from typing import Any
 
 from streams.core.declaration import StreamDeclaration
 
-__all__ = ["Fault", "FoundSequence", "behind", "last_values", "read_sequences"]
-
 _LARGEST = 2**63 - 1
 #: No site writes so many facts that fewer IDs than this are left. Somebody has set the sequence to a wrong number.
 _FEW_LEFT = 2**63 // 100

@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from streams.errors import TokenError
 
-__all__ = ["RoomToken", "VectorToken", "numbered"]
-
 _INTEGER = re.compile(r"-?[0-9]{1,19}\Z")
 _ENTRY_LIMIT = 10_000
 

@@ -17,8 +17,6 @@ from streams.core.recorded import RECORDED_TRIMMED, is_recorded, recorded_names
 from streams.core.tokens import VectorToken
 from streams.errors import ResyncNeeded
 
-__all__ = ["TrimMark", "check_not_trimmed", "lost_facts", "trim_mark"]
-
 _MARK = "SELECT position, writers::text FROM streams_lowwatermark WHERE stream = %(stream)s"
 
 

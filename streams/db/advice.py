@@ -23,8 +23,6 @@ from django.db.migrations.executor import MigrationExecutor
 from streams.conf import stream_settings
 from streams.core import lookup
 
-__all__ = ["MIGRATE", "about_missing_database", "about_missing_relation"]
-
 _RELATION = re.compile(r'(?:relation|sequence) "(?:[^".]+\.)?([^"]+)" does not exist')
 _DATABASE = re.compile(r'database "([^"]+)" does not exist')
 _EMBEDDED = "replsite.postgres.backend"

@@ -10,8 +10,6 @@ from datetime import datetime
 
 from django.db import connections
 
-__all__ = ["database_now"]
-
 
 def database_now(using: str) -> datetime:
     """Returns the time of the database's clock. Raises ``django.db.Error`` if the database cannot be reached."""

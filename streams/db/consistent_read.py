@@ -15,8 +15,6 @@ from django.db import connections, transaction
 
 from streams.db.long_transactions import NO_LIMITS
 
-__all__ = ["long_transaction", "read_only_snapshot"]
-
 
 @contextmanager
 def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:

@@ -6,8 +6,6 @@ from typing import Any
 
 from streams.db import driver
 
-__all__ = ["describe_lock_holder"]
-
 _HOLDER = f"""
 SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start, a.usename
 {driver.LOCK_HOLDERS} LIMIT 1

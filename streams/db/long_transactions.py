@@ -9,8 +9,6 @@ in any case, because the connection ends.
 
 from __future__ import annotations
 
-__all__ = ["NO_LIMITS", "NO_LIMITS_IN_SESSION"]
-
 _OF_TRANSACTION = "'idle_in_transaction_session_timeout', 'statement_timeout', 'transaction_timeout'"
 _SET = "SELECT set_config(name, '0', {is_local}) FROM pg_settings WHERE name IN ({names})"  # old servers lack some
 #: Lifts the limits for the current transaction only, so it works through a pooler. It is a query, so in a transaction with

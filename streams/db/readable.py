@@ -16,8 +16,6 @@ from streams.core.own_stack import on_own_stack
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["instances"]
-
 #: Errors of drivers and of fields for such a value.
 _UNREADABLE = (ValueError, OverflowError, RecursionError, DataError)
 

@@ -7,8 +7,6 @@ suffix is empty, so that processes of older versions, which had no suffixes, use
 
 from __future__ import annotations
 
-__all__ = ["SCHEMA_MARK", "marked_channel", "marked_lock"]
-
 #: A SQL expression for the suffix (the *mark*): empty for a site in ``public``, else a hash of its schema's name. Before the
 #: first migration, the schema is the one in which the tables will be created.
 SCHEMA_MARK = """(

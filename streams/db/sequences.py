@@ -14,8 +14,6 @@ from streams.core.sequences import last_values
 from streams.db import driver
 from streams.errors import SequenceBusy, SequenceUnfit
 
-__all__ = ["STEPS_LIMIT", "hold", "move_forward"]
-
 #: The most values that are taken one by one, which takes less than a second.
 STEPS_LIMIT = 1_000_000
 LOCK_SECONDS = 10

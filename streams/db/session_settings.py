@@ -6,8 +6,6 @@ an array of the driver becomes a text, or the driver for bulk reads does not kno
 
 from __future__ import annotations
 
-__all__ = ["RELIED_ON", "with_relied_on"]
-
 RELIED_ON = {
     "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",

@@ -9,8 +9,6 @@ from streams.db import testcase
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["keeps_snapshot"]
-
 
 def keeps_snapshot(connection: BaseDatabaseWrapper) -> bool:
     """Returns true within a transaction that is not at READ COMMITTED, or that failed.

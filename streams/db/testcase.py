@@ -15,8 +15,6 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["is_in_callers_block", "is_in_test", "is_test_process", "lowest_open", "record_append"]
-
 #: Connection -> (its outermost block of the tested code, {stream: lowest ID that was appended in this block}).
 _open: WeakKeyDictionary[BaseDatabaseWrapper, tuple[str, dict[str, int]]] = WeakKeyDictionary()
 

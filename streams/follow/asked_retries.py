@@ -23,8 +23,6 @@ from streams.follow.dead_letters import parked_facts, retry_one
 from streams.follow.handlers import Handler, effects_database_of
 from streams.runtime.logs import get_logger
 
-__all__ = ["AskedRetries", "WaitingRequest", "ask_retry"]
-
 log = get_logger(__name__)
 WaitingRequest = Callable[[str], RetryRequest | None]
 """Returns the retry request that waits for a stream's handler loop."""

@@ -23,8 +23,6 @@ from streams.replication.protocol.ordering import FollowedRow
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["Chunk", "FollowedFact"]
-
 
 @dataclass(frozen=True, slots=True)
 class FollowedFact:

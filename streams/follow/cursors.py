@@ -18,25 +18,6 @@ import orjson
 from streams.core.tokens import VectorToken
 from streams.errors import ReaderFenced
 
-__all__ = [
-    "CursorMoved",
-    "Owner",
-    "RetryRequest",
-    "adopt_epoch",
-    "ask_retry",
-    "begin_cursor",
-    "begin_retry",
-    "end_lease",
-    "end_retry",
-    "forget_cursors",
-    "known_streams",
-    "move_cursor",
-    "new_lease",
-    "put_back_retry",
-    "read_cursor",
-    "store_heartbeat",
-]
-
 _COLUMNS = "base, entries::text, epoch"
 _READ = f"SELECT {_COLUMNS} FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
 #: The update changes nothing. It is needed because RETURNING yields no row after DO NOTHING.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from streams.models import ParkedFact
 
-__all__ = ["check_not_undone", "drop_parked", "park", "parked_facts", "retry_one", "retry_parked"]
-
 log = get_logger(__name__)
 
 

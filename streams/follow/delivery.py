@@ -25,8 +25,6 @@ from streams.follow.dead_letters import check_not_undone, park
 from streams.follow.handlers import Handler, OnFailure
 from streams.runtime.logs import get_logger
 
-__all__ = ["ConnectionLost", "Delivery", "Stopped"]
-
 log = get_logger(__name__)
 LONGEST_RETRY_SECONDS = 30.0
 

@@ -20,8 +20,6 @@ from streams.follow.lease import hold_name, reader_row_key
 from streams.reading.reader_table import QUERY, remove_reader
 from streams.runtime.logs import get_logger
 
-__all__ = ["Forgotten", "forget_reader"]
-
 log = get_logger(__name__)
 _PARKED = "SELECT count(*) FROM streams_parkedfact WHERE reader = %s AND (%s::text IS NULL OR stream = %s)"
 #: A query stores its row once a second while it asks for new facts, and not while a micro-batch runs.

@@ -17,8 +17,6 @@ from streams import registry
 from streams.core.declaration import StreamDeclaration, quoted
 from streams.runtime.logs import get_logger
 
-__all__ = ["DELAY", "DelaySamples"]
-
 log = get_logger(__name__)
 SAMPLE_SECONDS = 0.2
 #: None without the extra `site`, which brings metrics.

@@ -24,8 +24,6 @@ from streams.replication.common.command_counts import received_rdata
 from streams.runtime.error_text import error_text
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["ReaderLock", "hold_name", "reader_row_key"]
-
 log = get_logger(__name__)
 #: The time to wait for a lock that is held. If its holder was killed, the server may notice this only after a moment.
 ENDING_SECONDS = 2.0

@@ -22,8 +22,6 @@ from streams.reading.looker import look_now
 from streams.reading.position_notifications import PositionListener
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["Reader"]
-
 log = get_logger(__name__)
 
 

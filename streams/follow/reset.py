@@ -26,8 +26,6 @@ from streams.follow.lease import hold_name
 from streams.follow.table_source import present_token
 from streams.runtime.logs import get_logger
 
-__all__ = ["Resynced", "resync_reader"]
-
 log = get_logger(__name__)
 
 #: Raises the lease, so that a process which has lost its lock but has not noticed the loss cannot move the cursor.

@@ -27,8 +27,6 @@ from streams.follow.lag_histogram import DelaySamples
 from streams.follow.table_source import Batch, TableSource
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["HandlerLoop"]
-
 log = get_logger(__name__)
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 5.0
 

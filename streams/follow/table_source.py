@@ -28,8 +28,6 @@ from streams.replication.common.table_rows import BatchSizer, FactRange, table_r
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.protocol.range_math import due_rows, next_range, target_of
 
-__all__ = ["Batch", "TableSource", "present_token"]
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:

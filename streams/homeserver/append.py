@@ -37,22 +37,6 @@ from streams.errors import BadJson, UnusableFact
 if TYPE_CHECKING:
     from streams.facts import Fact
 
-__all__ = [
-    "account_data_changed",
-    "add_receipt",
-    "append_rows",
-    "check_storable",
-    "devices_changed",
-    "group_changed",
-    "json_text",
-    "messages_to_devices",
-    "push_rules_changed",
-    "pusher_changed",
-    "set_presence",
-    "set_tags",
-    "signatures_changed",
-]
-
 MOST_BYTES = 255
 """The most bytes of an identifier in UTF-8, as in Matrix. An index of PostgreSQL takes a few more."""
 _BIGINTS = 2**63

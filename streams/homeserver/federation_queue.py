@@ -17,8 +17,6 @@ from streams.errors import UnusableFact
 from streams.homeserver.append import append_rows, json_text
 from streams.homeserver.freeing import free_sometimes
 
-__all__ = ["send_federation", "send_presence"]
-
 
 def send_federation(items: Iterable[tuple[str, Any]]) -> int:
     """Appends one fact to ``federation`` with the items to send, as (type, data) pairs. Returns the fact's token.

@@ -11,8 +11,6 @@ from streams.catalog.declarations import FEDERATION_KEPT_SECONDS
 from streams.conf import stream_settings
 from streams.core.declaration import quoted
 
-__all__ = ["KEEP_SECONDS", "free_old", "free_sometimes"]
-
 #: Seconds for which a row is kept. Of ``federation``: if it is not acknowledged.
 KEEP_SECONDS = {"federation": FEDERATION_KEPT_SECONDS, "presence_federation": 300.0, "typing": 3600.0}
 _FREE_EVERY_SECONDS = 30.0

@@ -26,8 +26,6 @@ from streams.homeserver.freeing import free_sometimes
 from streams.runtime.leaving import before_leaving
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["expire_typing", "set_typing", "stop_expiry"]
-
 log = get_logger(__name__)
 _NOT_EXPIRED = Condition(log, "typing.not_expired", "typing.expired_again")
 LONGEST_TIMEOUT_SECONDS = 120.0

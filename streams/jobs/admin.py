@@ -37,8 +37,6 @@ from streams.jobs.view import JobView, view_of
 from streams.runtime.moments import moment_text
 from streams.runtime.text import safe_text
 
-__all__ = ["JobAdmin"]
-
 
 class JobAdmin(ReadOnlyAdmin):
     """The pages of jobs: a list of jobs with their progress and outcome, and a page with actions for each job."""

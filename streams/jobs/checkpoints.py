@@ -16,8 +16,6 @@ from django.db import connections
 if TYPE_CHECKING:
     from streams.jobs.job_run import JobRun
 
-__all__ = ["checkpoint_words", "watched_checkpoints"]
-
 _LEAST = 3
 #: PostgreSQL itself writes a warning to its log if checkpoints are closer together (``checkpoint_warning``).
 _SECONDS_BETWEEN = 30.0

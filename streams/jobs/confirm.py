@@ -15,18 +15,6 @@ from streams.jobs.arguments import DRY_RUN
 from streams.jobs.models import Job, JobState
 from streams.jobs.operation import operations
 
-__all__ = [
-    "CANCEL",
-    "CARRY_OUT",
-    "FRESH_SECONDS",
-    "QUEUE",
-    "confirmed_by",
-    "is_dry",
-    "permissions",
-    "privileged",
-    "why_not",
-]
-
 QUEUE, CARRY_OUT, CANCEL = "pipeline.queue_job", "pipeline.carry_out_job", "pipeline.cancel_job"
 #: Seconds after its end for which the figures of a dry run may be confirmed.
 FRESH_SECONDS = 3600.0

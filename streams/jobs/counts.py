@@ -16,8 +16,6 @@ from streams.jobs.arguments import DRY_RUN
 from streams.jobs.models import Job
 from streams.replication.common.worker_sql import add_counts
 
-__all__ = ["changed_rows", "count_rows"]
-
 KIND = "job rows"
 
 

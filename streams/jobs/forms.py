@@ -15,8 +15,6 @@ from django import forms
 from streams.jobs.arguments import DRY_RUN, Argument, Type
 from streams.jobs.operation import operations
 
-__all__ = ["JobForm", "job_form"]
-
 _MOST_OF_TEXT = 10_000
 _LONGEST_NAME = 1_000
 

@@ -22,8 +22,6 @@ from streams.jobs.models import Job
 from streams.jobs.operation import operations
 from streams.jobs.rows import JobLock, close_killed
 
-__all__ = ["Kept", "remove_old_jobs"]
-
 _JOBS_AT_ONCE = 100
 _ROWS_AT_ONCE = 10_000
 #: The time since its last update after which a killed job counts as failed.

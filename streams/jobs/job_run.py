@@ -17,8 +17,6 @@ from streams.jobs.models import Job
 from streams.jobs.progress import Progress
 from streams.jobs.rows import JobLock, show_progress
 
-__all__ = ["Count", "JobRun", "ProcessLink"]
-
 #: Seconds between two checks of a run whether it is to end.
 _CHECK_SECONDS = 1.0
 

@@ -17,8 +17,6 @@ from django.db import connections
 from streams.runtime.amounts import done_of, duration
 from streams.runtime.logs import get_logger
 
-__all__ = ["Progress", "describe"]
-
 log = get_logger(__name__)
 #: Seconds between two reports: for plain lines, and for a terminal, where one line is overwritten.
 _PLAIN_SECONDS = 2.0

@@ -31,8 +31,6 @@ from streams.reading.notify import NotifyListener
 from streams.runtime.amounts import duration
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
-
 log = get_logger(__name__)
 MOST_ATTEMPTS = 3
 #: Seconds after which the queue is read even without a notification. When a job is queued, there is a notification.

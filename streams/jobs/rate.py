@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-__all__ = ["rate_of"]
-
 
 def rate_of(done: int, stage_rate: float | None, began_at: datetime | None, ended_at: datetime | None) -> float | None:
     """Returns the rate per second to show beside the amount ``done``, or None if the rate is unknown.

@@ -24,24 +24,6 @@ from streams.jobs.models import Job, JobState
 from streams.jobs.sql import KILLED_JOBS
 from streams.runtime.command_line import asked_by
 
-__all__ = [
-    "CancelOutcome",
-    "JobLock",
-    "at_work_here",
-    "begin_job",
-    "cancel_job",
-    "claim_abandoned_jobs",
-    "claim_resumable_job",
-    "close_killed",
-    "end_run",
-    "hold_lock",
-    "is_resumable",
-    "killed_jobs",
-    "queue_again",
-    "show_progress",
-    "storable_arguments",
-]
-
 _KEY = marked_lock("'replsite.job:' || %s::text")
 _LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY})"

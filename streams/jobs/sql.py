@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from streams.db.schema_mark import marked_lock
 
-__all__ = ["KILLED_JOBS"]
-
 #: Running jobs whose lock is held by no session that may write jobs. A session that may only read could take the lock
 #: too, but such a session does no work, so it does not count. ``pg_locks`` shows the 64-bit key of an advisory lock in
 #: two halves, ``classid`` and ``objid``; ``objsubid`` 1 says that it is one such key and not a pair of keys.

@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["throttled"]
-
 _REST = 1.15
 """Seconds of rest for each second of work."""
 _LONGEST_REST = 1.5

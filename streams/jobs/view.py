@@ -16,19 +16,6 @@ from streams.jobs.rows import killed_jobs
 from streams.runtime.amounts import done_of, duration
 from streams.runtime.text import safe_text
 
-__all__ = [
-    "MOST_FIGURES",
-    "Figure",
-    "JobView",
-    "figure_text",
-    "figures_of",
-    "is_number",
-    "job_view",
-    "job_views",
-    "progress_text",
-    "view_of",
-]
-
 #: The order of a list by state: running jobs, waiting jobs, and all others.
 _FIRST = {JobState.RUNNING: 0, JobState.QUEUED: 1}
 KILLED = "killed"

@@ -27,16 +27,6 @@ from streams.holds.weaknesses import Weakness, probe, weaknesses
 from streams.reading.rows import stored_positions
 from streams.stream_object import Stream
 
-__all__ = [
-    "Finding",
-    "highest_in_tables",
-    "inspect_holds",
-    "inspect_streams",
-    "repair",
-    "repair_holds",
-    "repair_streams",
-]
-
 #: Kinds of weaknesses that ``inspect_streams`` finds, too.
 _OF_SEQUENCES = frozenset({"cache", "increment", "cycle", "unlogged"})
 #: A repair waits this long for a table.

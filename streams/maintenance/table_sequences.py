@@ -20,8 +20,6 @@ from streams.core.sequences import last_values
 from streams.db.sequences import move_forward
 from streams.errors import StreamError
 
-__all__ = ["TableFinding", "inspect_tables", "repair_tables"]
-
 #: Sequences that a column of the tables owns, or that its default takes values from, with the last values they gave out.
 _USED = """
 SELECT DISTINCT ON (2, 3, 1) c.oid::regclass::text, t.oid::regclass::text, a.attname::text, quote_ident(a.attname),

@@ -38,18 +38,6 @@ from streams.reading.possible_positions import possible_positions
 from streams.runtime.logs import get_logger
 from streams.stream_object import Stream
 
-__all__ = [
-    "DEFAULT_HORIZON",
-    "HoldingReader",
-    "Keep",
-    "TrimPlan",
-    "TrimRequest",
-    "Trimmed",
-    "plan_trim",
-    "reader_limit",
-    "trim",
-]
-
 log = get_logger(__name__)
 DEFAULT_HORIZON = timedelta(days=7)
 BATCH_ROWS = 2_000

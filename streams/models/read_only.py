@@ -13,8 +13,6 @@ from django.db import models
 
 from streams.errors import NotWritable
 
-__all__ = ["ReadOnlyQuerySet"]
-
 Row = TypeVar("Row", bound=models.Model)
 _WRITES = (
     "create", "acreate", "bulk_create", "abulk_create", "update", "aupdate", "bulk_update", "abulk_update", "delete", "adelete",

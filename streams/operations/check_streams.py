@@ -12,8 +12,6 @@ from streams.jobs.operation import Operation, operation
 from streams.maintenance.check import inspect_streams
 from streams.maintenance.table_sequences import inspect_tables
 
-__all__ = ["CheckStreams"]
-
 
 @operation
 class CheckStreams(Operation):

@@ -24,8 +24,6 @@ from streams.maintenance.trim import Keep, Trimmed, TrimPlan, TrimRequest, plan_
 from streams.runtime.amounts import duration, keep_amount, parse_duration
 from streams.runtime.command_line import option_of
 
-__all__ = ["PurgeStream"]
-
 PROGRESS_SECONDS = 1.0
 
 

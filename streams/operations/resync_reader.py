@@ -23,8 +23,6 @@ from streams.jobs.command import CommandLine, command_line
 from streams.reading.rows import writer_names
 from streams.runtime.command_line import asked_by
 
-__all__ = ["ResyncReader"]
-
 
 @command_line
 class ResyncReader(CommandLine):

@@ -10,8 +10,6 @@ from streams.core.tokens import VectorToken
 from streams.errors import TokenError
 from streams.reading.rows import writer_names
 
-__all__ = ["Token", "base_of", "given_token", "text_of", "text_token"]
-
 #: A position, the IDs of an append, a vector token, or a token in text form, with or without its epoch.
 Token = int | VectorToken | str | Sequence[int]
 

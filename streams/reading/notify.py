@@ -20,8 +20,6 @@ from streams.db import driver
 from streams.runtime.logs import Condition, get_logger
 from streams.runtime.wake_up import WakeUp
 
-__all__ = ["NotifyListener"]
-
 log = get_logger(__name__)
 T = TypeVar("T")
 RETRY_SECONDS = 0.2

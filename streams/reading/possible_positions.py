@@ -22,8 +22,6 @@ from streams.core.sequences import last_values
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
 
-__all__ = ["given_out", "positions_and_sequence", "possible_positions"]
-
 log = get_logger(__name__)
 #: The last value of a sequence, 0 if it gave out none, or null if it cannot be read.
 _LAST_VALUE = """CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')

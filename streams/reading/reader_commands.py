@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = ["command_of", "run_by"]
-
 _commands: dict[str, str] = {}
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import orjson
 
-__all__ = ["NAMED", "forget_readers", "remove_reader", "store_readers"]
-
 #: Inserts readers, or updates the figures of known ones. A reader counts as newly connected if it was closed before, or if
 #: another process runs it now.
 _STORE = """

@@ -20,8 +20,6 @@ from streams.holds.look import Seen, look_where_possible
 from streams.reading.possible_positions import positions_and_sequence, possible_positions
 from streams.reading.rows import StoredPosition
 
-__all__ = ["seen_positions", "seen_positions_and_sequence"]
-
 
 def seen_positions(cursor: Any, streams: Collection[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
     """Returns ``{stream: {writer: position}}`` as ``possible_positions`` does, or the positions of a look if they are higher.

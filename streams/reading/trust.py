@@ -15,8 +15,6 @@ from typing import Any
 
 from streams.db import driver
 
-__all__ = ["FRESH_SECONDS", "MAY_WRITE", "TrustedSessions", "stranger_with_lock"]
-
 #: How long a session that is not trusted is not looked up again.
 FRESH_SECONDS = 2.0
 #: If results for more sessions than this are stored, only the results for the sessions of the present call are kept.

@@ -29,16 +29,6 @@ from streams.reading.position_notifications import PositionListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
 
-__all__ = [
-    "Found",
-    "Rank",
-    "Subscriber",
-    "Subscriptions",
-    "before_shown",
-    "keeps_values",
-    "watcher_of",
-]
-
 START_SECONDS = 10.0
 #: Stream -> writer -> stored position.
 Found = Mapping[str, Mapping[str, StoredPosition]]

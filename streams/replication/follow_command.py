@@ -34,8 +34,6 @@ from streams.replication.recording.recorder import Recorder
 from streams.runtime.logs import Condition, get_logger
 from streams.runtime.text import safe_text
 
-__all__ = ["CATCH_UP_CHOICES", "FollowRequest", "Following"]
-
 log = get_logger(__name__)
 
 CATCH_UP_CHOICES = ("table", "http", "none")

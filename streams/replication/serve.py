@@ -45,8 +45,6 @@ from streams.runtime.logs import get_logger
 if TYPE_CHECKING:
     from streams.replication.transport.http_server import HttpServer
 
-__all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
-
 log = get_logger(__name__)
 #: The time, at an orderly end, for followers to take what they were sent.
 STOP_SECONDS = 1.5

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-__all__ = ["byte_size", "count", "counted", "done_of", "duration", "keep_amount", "parse_duration"]
-
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"([0-9]{1,9})([smhdw])\Z")
 _COUNT = re.compile(r"[0-9]{1,18}\Z")

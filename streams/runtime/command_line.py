@@ -20,8 +20,6 @@ from streams.runtime import systemd
 from streams.runtime.output import output_written
 from streams.runtime.text import safe_text
 
-__all__ = ["EXIT_STATUS", "SITE_CHECKS", "HelpFormatter", "SiteCommand", "asked_by", "option_of", "service_begins"]
-
 #: The last line of every command's help.
 EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
 #: The tag of our own system checks. Commands that show no page run these alone: Django's import all pages.

@@ -11,8 +11,6 @@ from typing import Any
 
 from streams.runtime.text import safe_text
 
-__all__ = ["csv_text"]
-
 #: A spreadsheet takes a text that begins so for a formula, and would run what a client of the site has written. With
 #: Japanese or Chinese settings the wide forms of the characters count, too.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")

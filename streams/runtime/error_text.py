@@ -13,8 +13,6 @@ from streams.runtime.masking import masked
 from streams.runtime.text import storable
 from streams.setting import secrets_of
 
-__all__ = ["LONGEST", "error_text", "without_secrets"]
-
 LONGEST = 500
 
 

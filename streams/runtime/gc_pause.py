@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["collector_paused", "freeze_objects"]
-
 _lock = threading.Lock()
 _pauses = 0
 _was_enabled = False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["before_leaving", "stop_background_work"]
-
 #: Functions that each stop something that works in the background of this process.
 before_leaving: list[Callable[[], None]] = []
 

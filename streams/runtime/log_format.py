@@ -24,8 +24,6 @@ from streams.runtime.logs import LineBound
 from streams.runtime.masking import masked
 from streams.runtime.text import safe_text
 
-__all__ = ["FORMS", "log_uncaught", "logging_config"]
-
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
 LONGEST_TRACE = 20_000

@@ -16,8 +16,6 @@ import structlog
 
 from streams.runtime.text import one_line
 
-__all__ = ["Condition", "LineBound", "get_logger"]
-
 #: A failure that lasts is logged again after this time, then after twice the time, and so on up to the longest.
 AGAIN_SECONDS = 10.0
 LONGEST_AGAIN_SECONDS = 600.0

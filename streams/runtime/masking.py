@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["BLOT", "masked", "masked_command"]
-
 BLOT = "***"
 #: Shorter secrets are not masked, because they could occur in ordinary words.
 SHORTEST_SECRET = 6

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 
 from streams.runtime.amounts import parse_duration
 
-__all__ = ["FORMS", "bounded", "moment_ms", "moment_text"]
-
 FORMS = "a date (2026-01-31), a time in UTC (2026-01-31T12:00), an age (30d, 12h) or milliseconds since 1970"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DIGITS = re.compile(r"[0-9]{1,19}\Z")

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["output_written"]
-
 
 @contextmanager
 def output_written() -> Iterator[None]:

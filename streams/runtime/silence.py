@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-__all__ = ["silent_seconds", "silent_seconds_sql"]
-
 
 def silent_seconds(now: datetime, seen_at: datetime) -> float:
     """Returns the seconds between the sign of life ``seen_at`` and ``now``, also if the sign lies in the future."""

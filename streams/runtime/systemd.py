@@ -12,8 +12,6 @@ from contextlib import suppress
 
 from streams.conf import stream_settings
 
-__all__ = ["notify", "notify_watchdog"]
-
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 #: The number of signs of life in each time-out of the manager.
 _SIGNS = 3

@@ -6,15 +6,6 @@ import re
 from collections.abc import Container, Sized
 from typing import Protocol
 
-__all__ = [
-    "MOST_LABELS",
-    "OTHER",
-    "one_line",
-    "plain_label",
-    "safe_text",
-    "storable",
-]
-
 MOST_LABELS = 100
 OTHER = "other"
 #: Words of plain characters, with single spaces between them, such as ``pipeline statistics``. At most 60 characters.

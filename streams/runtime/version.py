@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib import metadata
 
-__all__ = ["UNRELEASED", "program_version"]
-
 UNRELEASED = "unreleased"
 
 

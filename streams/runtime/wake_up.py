@@ -6,8 +6,6 @@ import os
 import weakref
 from contextlib import suppress
 
-__all__ = ["WakeUp"]
-
 
 class WakeUp:
     """A pipe that wakes a waiting thread.

@@ -31,8 +31,6 @@ from streams.writing.given_out import last_given_out
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
 
-__all__ = ["Current", "current"]
-
 
 @dataclass(frozen=True, slots=True)
 class Current:

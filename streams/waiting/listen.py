@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from streams.core.bound import BoundStream
     from streams.waiting.waiters import TokenWaiter
 
-__all__ = ["Listener"]
-
 log = get_logger(__name__)
 PAGE_FACTS = 200
 #: A listener that was not woken for this long reads all the same.

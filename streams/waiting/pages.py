@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from streams.core.bound import BoundStream
     from streams.core.declaration import FactTable
 
-__all__ = [
-    "LARGEST_LIMIT",
-    "Page",
-    "complete_position",
-    "end_token",
-    "page_after",
-    "page_before",
-    "position_of",
-    "reached_in_test",
-]
-
 LARGEST_LIMIT = 10_000
 
 

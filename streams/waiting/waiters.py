@@ -19,8 +19,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from streams.core.tokens import VectorToken
 
-__all__ = ["Seen", "TokenWaiter", "Waiters", "missing"]
-
 _MANY_LEFT = 64
 W = TypeVar("W", bound=Hashable)
 Key = TypeVar("Key", bound=Hashable)

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
-__all__ = ["wake_all"]
-
 
 class _Waiter(Protocol):
     wake: Any

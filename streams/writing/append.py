@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from streams.core.bound import BoundStream
     from streams.facts import Fact
 
-__all__ = ["append_facts", "check_new_facts"]
-
 #: Most facts of one message. More are appended with a ``Reservation``, by several statements.
 MOST_FACTS = 1_000
 

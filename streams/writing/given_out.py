@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from streams.core.bound import BoundStream
 
-__all__ = ["forget_given_out", "given_out", "last_given_out", "not_above", "record_given_out"]
-
 log = get_logger(__name__)
 #: (alias, stream) -> highest ID that this process saw given out.
 _known: dict[tuple[str, str], int] = {}

@@ -29,16 +29,6 @@ if TYPE_CHECKING:
 
     from streams.facts import Fact
 
-__all__ = [
-    "IF_STORED",
-    "converted",
-    "fields_to_fill",
-    "insert_facts",
-    "insert_statements",
-    "plain_item_type",
-    "plain_type",
-]
-
 _MOST_ROWS = 1_000
 #: A SQL expression: the value ``value`` if the condition ``stored`` is true, else an error of the server. ``{found}`` is what
 #: was found instead, a SQL expression of type text. The server must not be able to work it out before it has inserted.

@@ -15,8 +15,6 @@ from streams.db import driver
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
 
-__all__ = ["ROWS_OF_STREAM", "create_rows", "key_prefix", "lock_exclusively", "lock_shared", "rows_are_missing"]
-
 #: Number of rows for the keys of one stream.
 ROWS_OF_STREAM = 1024
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from streams.core.bound import BoundStream
     from streams.facts import Fact
 
-__all__ = ["append_of_keys", "key_filter"]
-
 
 def append_of_keys(stream: BoundStream, facts: Sequence[Fact], expected: int | None, using: str) -> list[int]:
     """Appends facts of a stream with a key, as ``append_facts`` does.

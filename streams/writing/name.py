@@ -10,8 +10,6 @@ from streams.core.bound import BoundStream
 from streams.core.names import check_name, is_name_of_writer, name_without_number
 from streams.errors import WriterNotAllowed
 
-__all__ = ["name_for", "use_instance", "writer_name", "written_by"]
-
 _instance: str | None = None
 
 

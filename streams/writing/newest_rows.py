@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from streams.core.declaration import FactTable
     from streams.facts import Fact
 
-__all__ = ["compact_by_key", "compact_keys", "keep_newest"]
-
 #: Number of lock rows for one table.
 _LOCKS = 64
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from streams.core.bound import BoundStream
     from streams.facts import Fact
 
-__all__ = ["LARGEST_COUNT", "Reservation", "reserve_ids"]
-
 LARGEST_COUNT = 1_000_000
 _NAME_WRITER = f"SELECT {WRITE_AS}"
 _NEXT_IDS = "ARRAY(SELECT nextval(%(sequence{n})s::text::regclass) FROM generate_series(1, %(count{n})s::integer))"

@@ -16,8 +16,6 @@ from streams.runtime.amounts import duration, parse_duration
 from streams.runtime.command_line import SiteCommand, option_of
 from streams.writing.name import written_by
 
-__all__ = ["Command"]
-
 _PROGRESS_SECONDS = 2.0
 _MOST_DAYS = 36_500
 

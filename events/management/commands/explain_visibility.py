@@ -15,8 +15,6 @@ from events.visibility.explain import Explanation, explain_visibility
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 
-__all__ = ["Command"]
-
 #: Columns of the table. JSON has more fields.
 _COLUMNS = ("event_id", "seen", "allowed", "pruned", "rule", "membership", "history_visibility", "reach", "error")
 

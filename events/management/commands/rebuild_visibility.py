@@ -21,8 +21,6 @@ from streams.runtime.command_line import SiteCommand
 from streams.runtime.gc_pause import collector_paused
 from streams.runtime.text import safe_text
 
-__all__ = ["Command"]
-
 _VISIBILITY = "visibility"
 
 

@@ -16,8 +16,6 @@ from streams.jobs.command import as_command_errors
 from streams.runtime.command_line import SiteCommand
 from streams.writing.name import written_by
 
-__all__ = ["Command"]
-
 _MOST_ROOMS = 10_000
 """Most rooms that one run handles."""
 

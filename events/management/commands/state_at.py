@@ -17,8 +17,6 @@ from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import safe_text
 
-__all__ = ["Command"]
-
 
 class Command(SiteCommand):
     help = (

@@ -16,8 +16,6 @@ from events.reading.timeline import TimelineEntry, timeline
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 
-__all__ = ["Command"]
-
 _COLUMNS = ("event_id", "token", "stream_ordering", "topological_ordering")
 #: The columns of the table for people.
 _SHOWN = ("sent", "sender", "type", "value", "event", "token")

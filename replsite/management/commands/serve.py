@@ -19,8 +19,6 @@ from streams.replication.transport.addresses import Address, SocketFile
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
 
-__all__ = ["Command"]
-
 _EMBEDDED = "replsite.postgres.backend"
 
 

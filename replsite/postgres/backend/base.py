@@ -26,8 +26,6 @@ if "django_prometheus" in settings.INSTALLED_APPS:
 else:
     from django.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper
 
-__all__ = ["DatabaseClient", "DatabaseWrapper", "embedded_server"]
-
 
 def embedded_server() -> EmbeddedServer:
     """Returns the embedded server that Django's settings describe."""

@@ -22,8 +22,6 @@ from streams.runtime.command_line import SiteCommand
 from streams.writing import reservation
 from streams.writing.name import written_by
 
-__all__ = ["Command"]
-
 #: Each thread has a database connection of its own.
 MOST_THREADS = 500
 #: The pause before a retry, with ``--patient``.

@@ -17,8 +17,6 @@ from streams.maintenance import check, table_sequences
 from streams.maintenance.table_sequences import TableFinding
 from streams.runtime.command_line import SiteCommand
 
-__all__ = ["Command"]
-
 
 class Command(SiteCommand):
     """The command ``check_streams``. It checks each stream's sequence, and compares three numbers of the stream.

@@ -27,8 +27,6 @@ from streams.replication.transport.addresses import Address, RedisAddress, missi
 from streams.replication.transport.tls import TLS_SCHEMES, TlsFiles, add_client_arguments, client_context
 from streams.runtime.command_line import SiteCommand
 
-__all__ = ["Command"]
-
 _TEXT_OPTIONS = {
     "name": "what to call ourselves",
     "server-name": "name that the server must have (default: ours)",

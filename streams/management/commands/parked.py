@@ -12,8 +12,6 @@ from streams.follow import drop_parked, parked_facts, retry_parked
 from streams.follow.handlers import load_handlers
 from streams.runtime.command_line import SiteCommand
 
-__all__ = ["Command"]
-
 
 class Command(SiteCommand):
     """The command ``parked``. The exit status is 1 if a retried fact failed again, and 2 for unusable arguments."""

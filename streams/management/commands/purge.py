@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from streams.jobs.command import VerbCommand
 
-__all__ = ["Command"]
-
 
 class Command(VerbCommand):
     """The command ``purge``."""

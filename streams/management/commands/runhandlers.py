@@ -19,8 +19,6 @@ from streams.follow.handlers import load_handlers
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import one_line
 
-__all__ = ["Command"]
-
 
 class Command(SiteCommand):
     """The command ``runhandlers``.

@@ -13,8 +13,6 @@ from streams.replication.transport.addresses import Address, missing_server_hint
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
 
-__all__ = ["Command"]
-
 
 class Command(SiteCommand):
     """The command ``runreplication``. It serves followers until SIGINT or SIGTERM.

@@ -20,8 +20,6 @@ from streams.replication.transport.addresses import Address
 from streams.replication.transport.tls import explain
 from streams.runtime.logs import get_logger
 
-__all__ = ["CONNECT_TIMEOUT_SECONDS", "Connector", "Counters", "Link", "TcpConnector", "TcpLink"]
-
 log = get_logger(__name__)
 
 CONNECT_TIMEOUT_SECONDS = 10.0

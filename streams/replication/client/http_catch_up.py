@@ -32,8 +32,6 @@ from streams.replication.transport.tls import checking_context
 from streams.runtime.logs import get_logger
 from streams.runtime.text import safe_text
 
-__all__ = ["MEMORY_STREAMS", "HttpCatchUp", "HttpServer", "HttpServers"]
-
 log = get_logger(__name__)
 
 PATH = "/_synapse/replication/get_repl_stream_updates"

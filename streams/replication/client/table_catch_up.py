@@ -28,8 +28,6 @@ from streams.replication.common.table_rows import BatchSizer, FactRange, table_r
 from streams.replication.errors import CatchUpError
 from streams.replication.protocol.ordering import FollowedRow
 
-__all__ = ["CatchUp", "NoCatchUp", "TableCatchUp", "Writers"]
-
 T = TypeVar("T")
 
 

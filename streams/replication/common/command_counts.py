@@ -16,8 +16,6 @@ from typing import Any
 from streams.replication.common.worker_sql import add_counts, counted_names
 from streams.runtime.text import OTHER, plain_label
 
-__all__ = ["CommandCounts", "PendingCounts", "read_names", "received_rdata"]
-
 
 class CommandCounts:
     """The counts of commands, by command word and name of the other end. A key of the counters is ``"WORD name"``."""

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from streams.replication.protocol.commands import Command
 from streams.runtime.logs import get_logger
 
-__all__ = ["dispatch", "subscribe"]
-
 log = get_logger(__name__)
 C = TypeVar("C", bound=Command)
 

@@ -13,8 +13,6 @@ from streams.db import driver
 from streams.reading.reader_table import forget_readers, store_readers
 from streams.replication.common.command_counts import received_rdata
 
-__all__ = ["ReaderRows"]
-
 
 class ReaderRows:
     """The object that writes this process's rows of one kind of reader: ``connection`` or ``follower``."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["SecondTotal"]
-
 
 class SecondTotal:
     """A total that starts again at 0 a second after its first addition."""

@@ -19,8 +19,6 @@ from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.protocol.row_size import row_size
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["BatchSizer", "FactRange", "table_rows"]
-
 _token = attrgetter("token")
 
 

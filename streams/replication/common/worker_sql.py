@@ -14,26 +14,6 @@ import orjson
 
 from streams.catalog.declarations import FEDERATION_KEPT_SECONDS
 
-__all__ = [
-    "MOST_ADDRESSES_OF_USER",
-    "MOST_SENDERS",
-    "StoredAddresses",
-    "add_counts",
-    "count_addresses",
-    "counted_names",
-    "end_syncs",
-    "end_syncs_elsewhere",
-    "forget_connections",
-    "forget_old",
-    "forget_server",
-    "forget_workers",
-    "free_acknowledged",
-    "store_acknowledgements",
-    "store_addresses",
-    "store_connections",
-    "store_syncs",
-]
-
 #: Most addresses that are kept of a user: as many as ``streams.workers.seen_addresses`` returns.
 MOST_ADDRESSES_OF_USER = 1_000
 #: Most addresses that one call of `forget_old` deletes, so that its transaction stays short.

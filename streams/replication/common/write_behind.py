@@ -16,8 +16,6 @@ from typing import Generic, TypeVar
 from streams.db import driver
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["BackgroundWriter"]
-
 log = get_logger(__name__)
 B = TypeVar("B")
 RETRY_SECONDS = 1.0

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 from streams.replication.errors import BadAddress
 
-__all__ = ["Access", "AllowedTransport", "Network", "address_key", "is_among", "networks_of"]
-
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 

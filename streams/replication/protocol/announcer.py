@@ -29,8 +29,6 @@ from streams.errors import BadJson
 from streams.replication.errors import UnsendableCommand
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 
-__all__ = ["Announce", "Announcer", "Lines", "Move", "Read", "Row", "Step", "encode_rows", "position_line"]
-
 
 class StoredWithGeneration(Stored, Protocol):
     """A stored position of a writer, with the generation of the stream."""

@@ -21,35 +21,6 @@ from streams.core.json_codec import decode_json, encode_json
 from streams.errors import BadJson
 from streams.replication.errors import MalformedCommand, UnknownCommand, UnsendableCommand
 
-__all__ = [
-    "COMMANDS",
-    "ID_LIMIT",
-    "LATER_WORDS",
-    "LINE_LIMIT_BYTES",
-    "CancelTask",
-    "ClearUserSync",
-    "Command",
-    "Error",
-    "FederationAck",
-    "Grammar",
-    "LockReleased",
-    "Name",
-    "NewActiveTask",
-    "Ping",
-    "Position",
-    "RData",
-    "RemoteServerUp",
-    "Replicate",
-    "Server",
-    "Side",
-    "UserIP",
-    "UserSync",
-    "format_line",
-    "is_name",
-    "overlong",
-    "parse_line",
-]
-
 #: Longest line of version 1.43, line feed not counted.
 LINE_LIMIT_BYTES = 16_384
 #: The most characters of a stream's or a writer's name. An index of a table has both names, and a character takes up to

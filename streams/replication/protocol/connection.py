@@ -30,8 +30,6 @@ from streams.replication.protocol.commands import (
 )
 from streams.stream_settings import StreamSettings
 
-__all__ = ["ClientConnection", "CloseReason", "Connection", "Limits", "ServerConnection", "State"]
-
 #: Characters of a bad line that the ERROR to its sender quotes.
 _QUOTED_CHARACTERS = 80
 _HTTP_METHODS = frozenset({"GET", "POST", "PUT", "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "PRI"})

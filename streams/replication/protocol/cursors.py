@@ -32,9 +32,6 @@ from streams.replication.errors import TooManyWriters
 from streams.replication.protocol.commands import Position, RData
 from streams.replication.protocol.row_size import row_size
 
-__all__ = ["Cursors", "Event", "Fact", "Ignored", "MissingRange", "Moved", "Reset"]
-
-
 #: Most tokens of received facts above the linear position that are remembered. With these tokens the linear position can
 #: advance over consecutive IDs. If there are more tokens, the linear position waits until the cursors of all writers have
 #: advanced.

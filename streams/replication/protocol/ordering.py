@@ -19,8 +19,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["FollowedRow", "LinearView", "Range", "View"]
-
 
 class View(enum.StrEnum):
     """The delivery order that a handler chooses."""

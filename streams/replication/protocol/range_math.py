@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from streams.core.tokens import VectorToken
 from streams.replication.protocol.ordering import FollowedRow, View
 
-__all__ = ["ReadRange", "due_rows", "next_range", "target_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:

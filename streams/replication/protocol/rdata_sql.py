@@ -28,17 +28,6 @@ from streams.core.queries import bounds_sql, order_sql, token_sql
 from streams.core.row_format import row_sql
 from streams.replication.protocol.announcer import Lines, Read, position_line
 
-__all__ = [
-    "FEW_TOKENS",
-    "can_write_lines",
-    "encode_lines",
-    "few_lines",
-    "few_rows_sql",
-    "lines_sql",
-    "plain_lines",
-    "plain_lines_sql",
-]
-
 #: Steps over at most this number of tokens are read with `few_rows_sql`. With more tokens, Python would spend more time on
 #: the rows than PostgreSQL spends on joining them.
 FEW_TOKENS = 64

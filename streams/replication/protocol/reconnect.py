@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Backoff", "Outcome"]
-
 FIRST_SECONDS = 0.1
 LONGEST_SECONDS = 1.0
 LONGEST_USELESS_SECONDS = 30.0

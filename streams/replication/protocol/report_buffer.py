@@ -16,8 +16,6 @@ from typing import NamedTuple
 from streams.replication.protocol.commands import ClearUserSync, Command, FederationAck, UserIP, UserSync
 from streams.runtime.text import storable
 
-__all__ = ["Addresses", "ReportBuffer", "Reports", "Sync"]
-
 #: Longest user, device, worker and instance name, and address. This is the limit of the protocol, and such a text fits
 #: into an index.
 LONGEST_NAME_BYTES = 255

@@ -14,8 +14,6 @@ from streams.core.names import matches_pattern
 from streams.replication.errors import BadRights
 from streams.replication.protocol.commands import COMMANDS, Command, Error, Name, Ping, Replicate, Side
 
-__all__ = ["EVERYTHING", "REPORTS", "Rights", "RightsTable"]
-
 _ALL = ("*",)
 _CERTIFICATE = "{certificate}"
 #: Commands that every client may send. NAME is checked by its argument.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["VALUE_BYTES", "row_size"]
-
 #: Assumed memory of one value of a row, without the text of a string.
 VALUE_BYTES = 64
 

@@ -23,8 +23,6 @@ from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.recording.recorder import TRIM_ROWS, Batch, Recorder
 from streams.runtime.logs import get_logger
 
-__all__ = ["RecordedCatchUp", "Recording"]
-
 log = get_logger(__name__)
 T = TypeVar("T")
 

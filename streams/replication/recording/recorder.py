@@ -25,8 +25,6 @@ from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.logs import get_logger
 
-__all__ = ["Batch", "Recorder", "RecorderBusy"]
-
 log = get_logger(__name__)
 
 TRIM_ROWS = 10_000

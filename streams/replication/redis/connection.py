@@ -18,8 +18,6 @@ from streams.replication.client.connection import CONNECT_TIMEOUT_SECONDS
 from streams.replication.errors import RedisRefused
 from streams.replication.transport.addresses import RedisAddress
 
-__all__ = ["RedisConnection", "open_redis"]
-
 WRITE_TIMEOUT_SECONDS = 10.0
 
 

@@ -38,8 +38,6 @@ from streams.replication.transport.addresses import RedisAddress
 from streams.runtime.logs import get_logger
 from streams.runtime.text import safe_text
 
-__all__ = ["RedisConnector", "RedisLink", "first_positions_first"]
-
 log = get_logger(__name__)
 
 # Received lines have no limit here, because Redis has none. Our own limit is for lines that we send, and we send one

@@ -45,8 +45,6 @@ from streams.replication.protocol.rdata_sql import (
     plain_lines_sql,
 )
 
-__all__ = ["BroadcastReader", "Done", "Piece", "Round", "read_lines"]
-
 #: Most rows of one writer that a round reads. The rest follows in the next round.
 ROWS_PER_READ = 1_000
 

@@ -38,8 +38,6 @@ from streams.replication.server.client import ReplicationClient
 from streams.replication.server.probed import be_probed
 from streams.runtime.logs import Condition, LineBound, get_logger
 
-__all__ = ["Broadcaster", "RelayedLine", "process_broadcaster"]
-
 log = get_logger(__name__)
 T = TypeVar("T")
 

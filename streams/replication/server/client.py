@@ -18,8 +18,6 @@ from streams.replication.protocol.rights import EVERYTHING
 from streams.runtime.logs import get_logger
 from streams.runtime.text import OTHER
 
-__all__ = ["ReplicationClient", "Transport"]
-
 log = get_logger(__name__)
 
 

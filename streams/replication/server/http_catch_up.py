@@ -40,17 +40,6 @@ from streams.replication.protocol.access import Access
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = [
-    "ANSWER_LIMIT_BYTES",
-    "ROWS_PER_ANSWER",
-    "TXN_ID_LIMIT",
-    "AnswerCache",
-    "RangeQuery",
-    "Refused",
-    "stream_updates",
-    "stream_updates_view",
-]
-
 log = get_logger(__name__)
 _database_away = Condition(log, "catch_up.database_away", "catch_up.database_back")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Probed", "be_probed", "silent_seconds"]
-
 
 class Probed(Protocol):
     """The part of a broadcaster's interface that health probes use."""

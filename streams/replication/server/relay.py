@@ -44,8 +44,6 @@ from streams.replication.server.broadcaster import Broadcaster, RelayedLine
 from streams.replication.server.client import ReplicationClient
 from streams.runtime.logs import get_logger
 
-__all__ = ["CHANNEL", "RELAYED", "Part", "Relay", "notify_all", "parts_of"]
-
 log = get_logger(__name__)
 CHANNEL = "replsite_relay"
 #: The commands that are sent to all clients.

@@ -31,8 +31,6 @@ from streams.replication.server.client import ReplicationClient
 from streams.replication.server.relay import RELAYED, Relay
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["WorkerReports", "process_reports"]
-
 log = get_logger(__name__)
 _FULL = "REPLSITE_USER_ADDRESS_LIMIT addresses of users are stored. New ones are dropped until older ones are deleted"
 GAP_SECONDS = 0.1

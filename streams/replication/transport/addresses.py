@@ -24,21 +24,6 @@ from streams.replication.errors import BadAddress, PortTaken
 from streams.replication.protocol.access import networks_of
 from streams.runtime.masking import masked, masked_command
 
-__all__ = [
-    "BACKLOG",
-    "Address",
-    "RedisAddress",
-    "SocketFile",
-    "bind",
-    "bind_file",
-    "holder_of_port",
-    "missing_redis_hint",
-    "missing_server_hint",
-    "parse_redis",
-    "refuse_open_network",
-    "refuse_strangers",
-]
-
 #: Connections that the kernel keeps until the process accepts them. Of a thousand followers that connect at once after a
 #: restart, those for which there is no room hear nothing for a minute. Linux allows at most ``net.core.somaxconn``.
 BACKLOG = 2_048

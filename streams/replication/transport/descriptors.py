@@ -12,8 +12,6 @@ from dataclasses import replace
 from streams.replication.transport.tcp_scope import ListenerLimits
 from streams.runtime.logs import get_logger
 
-__all__ = ["fitted", "raise_descriptor_limit"]
-
 log = get_logger(__name__)
 #: Descriptors for files, the database, requests of the proxy, listeners, and connections that are being closed.
 OWN_DESCRIPTORS = 1_000

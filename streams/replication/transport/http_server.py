@@ -26,8 +26,6 @@ from streams.replication.transport.tcp_scope import Application
 from streams.runtime.logs import get_logger
 from streams.stream_settings import StreamSettings
 
-__all__ = ["BODY_LIMIT", "HttpServer"]
-
 log = get_logger(__name__)
 BODY_LIMIT = "HTTP body too long"
 #: The time, at an orderly end, in which handshakes that have begun are finished and their connections accepted.

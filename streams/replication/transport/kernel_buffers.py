@@ -6,8 +6,6 @@ import fcntl
 import sys
 import termios
 
-__all__ = ["kernel_bytes"]
-
 _NOTHING = bytes(4)
 
 

@@ -12,8 +12,6 @@ import socket
 import struct
 import sys
 
-__all__ = ["drop_handshakes", "is_queued"]
-
 _SO_ATTACH_FILTER = 26
 #: A classic BPF program over the TCP header: (operation, jump if true, jump if false, operand).
 _DROP_SYN = (

@@ -16,8 +16,6 @@ from typing import Protocol
 from streams.replication.protocol.access import address_key
 from streams.replication.transport.tls import Refusal
 
-__all__ = ["PlacedConnection", "TcpPlaces"]
-
 
 class PlacedConnection(Protocol):
     """A connection that can be aborted."""

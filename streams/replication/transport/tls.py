@@ -21,21 +21,6 @@ from streams.conf import StreamSettings
 from streams.replication.errors import BadCertificate
 from streams.runtime.logs import get_logger
 
-__all__ = [
-    "HANDSHAKE",
-    "TLS_SCHEMES",
-    "Certificates",
-    "Handshake",
-    "Refusal",
-    "TlsFiles",
-    "add_client_arguments",
-    "add_server_arguments",
-    "checking_context",
-    "client_context",
-    "explain",
-    "refusal_of",
-]
-
 log = get_logger(__name__)
 
 #: Schemes of servers' addresses that mean TLS.
