@@ -96,10 +96,7 @@ def _database() -> Part:
 
 
 def _embedded_away(error: Error, reason: str) -> Part:
-    """Returns the part for an embedded server that cannot be used.
-
-    No operator starts this server: the processes that use it start it.
-    """
+    # No operator starts this server: the processes that use it do.
     server = EmbeddedServer(Path(site_settings().data_dir))
     if isinstance(error.__cause__, DiskFull) or server.is_disk_full():
         sentence = f"The disk of {server.folder} is full, so the embedded server cannot run. Free space there"
@@ -111,7 +108,7 @@ def _embedded_away(error: Error, reason: str) -> Part:
 
 
 def _notifications() -> Part:
-    """Checks PostgreSQL's queue of notifications. If the queue is full, no position can be announced."""
+    # If the queue is full, no position can be announced.
     try:
         with connections[stream_settings().database].cursor() as cursor:
             usage = driver.notify_queue_usage(cursor)
@@ -141,7 +138,6 @@ def _migrations() -> Part:
 
 
 def _named_migrations() -> set[tuple[str, str]]:
-    """Returns (app label, name) of each migration of this program. The names are those of the migrations' files."""
     found = set()
     for app in apps.get_app_configs():
         module, _ = MigrationLoader.migrations_module(app.label)
@@ -164,10 +160,6 @@ def _disk(share: float = 1.0) -> Part:
 
 
 def _broadcaster() -> list[Part]:
-    """Checks the broadcaster, which sends facts to the replication clients of this process.
-
-    Returns an empty list if this process runs no broadcaster.
-    """
     idle_seconds = silent_seconds()
     if idle_seconds is None:
         return []

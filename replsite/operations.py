@@ -170,7 +170,6 @@ def _when_retried(reader: str) -> str:
 
 
 def _runs(reader: str) -> bool:
-    """Returns true if a process that runs the reader gave a sign of life lately."""
     lost_after = timedelta(seconds=limits().lost_after_seconds)
     seen = Now() - lost_after, Now() + lost_after  # if the clock was set back, a sign of life may lie in the future
     cursors = StoredCursor.objects.using(effects_database_of(reader)).filter(reader=reader, ended_at=None)
@@ -212,7 +211,6 @@ def _drop(asked: Asked) -> Plan:
 
 
 def _dead_letters(asked: Asked) -> tuple[QuerySet[ParkedFact], list[ParkedFact]]:
-    """Returns (query of the requested dead letters, the first ``FACTS_SHOWN`` of them). Raises ``Http404`` if there are none."""
     load_handlers()
     facts = parked_facts(asked.name, asked.stream, asked.token)
     if not (found := list(facts[:FACTS_SHOWN])):

@@ -78,7 +78,6 @@ def _kept_key(path: Path) -> str:
 
 
 def _database() -> dict[str, Any]:
-    """Returns the entry of ``DATABASES``: for the server in ``DATABASE_URL``, or else for the embedded server."""
     if not (url := _START.database_url):
         return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
     try:

@@ -82,8 +82,6 @@ def refuse(request: HttpRequest, status: int, errcode: str, error: str, permissi
 
 
 def _on(error: type[Exception], status: int, errcode: str) -> None:
-    """Makes the API answer errors of the class ``error`` and its subclasses with ``status``, ``errcode`` and the error's text."""
-
     def handler(request: HttpRequest, found: Any) -> HttpResponse:
         return refuse(request, status, errcode, str(found))
 

@@ -280,7 +280,6 @@ def _line(room: Room, contents: Mapping[tuple[str, str], Any], summary: RoomSumm
 
 
 def _text(content: Any, key: str) -> str | None:
-    """Returns the value of ``key`` in an event's content if it is a text, else None."""
     found = content.get(key) if isinstance(content, dict) else None
     return found if isinstance(found, str) else None
 

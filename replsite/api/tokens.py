@@ -72,7 +72,7 @@ def revoke_token(token: ApiToken) -> bool:
 
 
 def _record_use(token: ApiToken) -> None:
-    """Stores the time of the token's last use, at most once a minute. So not every request adds a row version to the table."""
+    # At most once a minute: else every request would add a row version to the table.
     before = Now() - timedelta(seconds=_USE_SECONDS)
     unused = ApiToken.objects.filter(pk=token.pk)
     if token.last_used_at is None:

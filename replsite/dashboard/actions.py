@@ -26,7 +26,6 @@ from streams.runtime.text import safe_text
 
 @require_safe
 def _parked_page(request: HttpRequest) -> HttpResponse:
-    """Lists the dead letters of a reader. Users with the permission for an action also get its link."""
     if not request.user.has_perm("streams.view_parkedfact"):
         raise PermissionDenied("streams.view_parkedfact")
     asked = _asked(request)
@@ -57,7 +56,6 @@ def _parked_page(request: HttpRequest) -> HttpResponse:
 
 
 def _asked(request: HttpRequest) -> Asked:
-    """Returns the request for an action that the query parameters describe. Raises ``Http404`` for unusable parameters."""
     name, stream, token = (request.GET.get(key, "") for key in ("name", "stream", "token"))
     if not name or "\x00" in f"{name}{stream}":
         raise Http404("The address must name whom it is about.")
@@ -67,12 +65,6 @@ def _asked(request: HttpRequest) -> Asked:
 
 
 def _view(action: Action) -> Callable[..., HttpResponse]:
-    """Returns the view of one action on the reader or stream that the query parameter ``name`` names.
-
-    The view responds with 403 without the permission, 404 if the name is missing or unknown, and 503 if the database cannot
-    be reached.
-    """
-
     def view(request: HttpRequest) -> HttpResponse:
         if not request.user.has_perm(action.permission):
             raise PermissionDenied(action.permission)

@@ -79,7 +79,6 @@ def _asked(request: HttpRequest, names: list[str]) -> Stream:
 
 
 def _may_see(stream: Stream, request: HttpRequest) -> bool:
-    """Returns true for staff that may view all models of the stream."""
     user = request.user
     names = [f"{model._meta.app_label}.view_{model._meta.model_name}" for model in stream.models]
     return bool(names) and admin.site.has_permission(request) and all(user.has_perm(name) for name in names)
@@ -95,7 +94,6 @@ def _row(stream: Stream, fact: Fact) -> str:
 
 
 def _values(stream: Stream, fact: Fact) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) of each field that is sent to readers."""
     attributes = {field.column: field.attname for field in fact._meta.concrete_fields}
     for table in stream.declaration.tables:
         if table.name == fact._meta.db_table:

@@ -149,7 +149,6 @@ def _effects(problem: dict[str, Any]) -> str:
 
 
 def _buttons(names: Sequence[str], about: str, actions: Mapping[str, str]) -> str:
-    """Renders links to the pages of the actions that solve a problem. Leaves out actions that the viewers may not do."""
     return "".join(
         f'<a class="live-act" href="{escape(actions[name].replace("~", quote(about, safe="")))}" '
         f'aria-label="{LINKS[name].text} … {escape(safe_text(about))}">{LINKS[name].text} …</a>'
@@ -202,14 +201,12 @@ def _row(name: str, row: Row, links: _Links, now: datetime | None, *, head_of: G
 
 
 def _word(name: str, word: str, words: Mapping[tuple[str, str], str]) -> str:
-    """Renders a status word. If the word has an explanation, the word is a link to this explanation."""
     if (address := words.get((_KINDS.get(name, ""), word))) is None:
         return f'<span class="live-text">{word}</span>'
     return f'<a class="live-text" href="{address}">{word}</a>'
 
 
 def _inside(cell: Cell, now: datetime | None, link: str = "") -> str:
-    """Renders a cell as HTML: text, smaller text, the chart of the last minutes, and a bar if the cell has a share."""
     text, about = escape(cell["text"]), ""
     if "at" in cell:
         text, about = f"{_age(cell['at'], now)} ago" if now else "", f' data-at="{cell["at"]}"'
@@ -235,10 +232,7 @@ def _age(moment: str, now: datetime) -> str:
 
 
 def _picture(series: Sequence[float | None]) -> str:
-    """Draws the figures of the last five minutes as a line in SVG.
-
-    Screen readers skip the picture, because the number beside it says the same.
-    """
+    # Screen readers skip the picture: the number beside it says the same.
     highest = max(1e-9, *(value or 0.0 for value in series))
     points = [
         (2 * step + 1, value is not None, round((1 - (value or 0.0) / highest) * (_PICTURE_HEIGHT - 6)) + 3)
@@ -256,7 +250,6 @@ def _picture(series: Sequence[float | None]) -> str:
 
 
 def _sentence(text: str, command: str) -> str:
-    """Returns a sentence as HTML. If the sentence contains the command, a button beside the command copies it."""
     if not text:
         return ""
     before, found, after = text.partition(command) if command and command in text else (text, "", "")

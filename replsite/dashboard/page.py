@@ -100,7 +100,6 @@ def _health(health: Health) -> dict[str, object]:
 
 
 def _shown_problem(problem: Problem, effects: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    """Returns a problem as text, with its command, its actions and a few of its effects."""
     verdict, found = problem.verdict, list(effects.get(problem.subject, ()))
     if more := len(found) - EFFECTS_SHOWN:
         found[EFFECTS_SHOWN:] = [f"And {count(more)} more."] * (more > 0)

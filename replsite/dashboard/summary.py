@@ -71,7 +71,6 @@ def _readers(readers: list[ReaderRow]) -> Tile:
 
 
 def _lag(readers: list[ReaderRow]) -> Tile:
-    """Returns a tile with the lag of the reader that is furthest behind in time."""
     worst = max(readers, key=lambda reader: (reader.lag_seconds, reader.lag_facts), default=None)
     if worst is None or not worst.lag_facts:
         return _tile("Highest lag", text_cell("0 s", "everything is read"))

@@ -55,16 +55,13 @@ def _live_page(request: HttpRequest) -> HttpResponse:
 
 
 def _read_at(snapshot: Snapshot) -> dict[str, datetime]:
-    """Returns a dictionary from the tables ``storage`` and ``rooms`` to the times of their figures.
-
-    These figures may be older than the snapshot. The dictionary is empty if the snapshot has no figures of storage.
-    """
+    # These figures may be older than the snapshot.
     storage = snapshot.storage
     return {} if storage is None else dict.fromkeys(("storage", "rooms"), storage.as_of)
 
 
 def _addresses(rights: frozenset[str]) -> dict[str, str]:
-    """Returns ``{name: address}`` for the entries in the menu of a row. ``~`` in an address stands for the row's name or ID."""
+    # ``~`` stands for the name or ID of the row.
     history = reverse("live-history")
     return action_addresses(rights) | {"history": f"{history}?stream=~", "who": f"{history}?who=~"}
 
@@ -74,7 +71,6 @@ live_page = admin.site.admin_view(_live_page)
 
 @require_safe
 def _live_csv(request: HttpRequest, table: str) -> HttpResponse:
-    """Returns a whole table of the page as CSV, with the readers that the page leaves out."""
     if table not in tables_of_site():
         raise Http404("The page has no such table.")
     if table == "rooms" and SEE_ROOMS not in rights_of(request.user):
@@ -98,7 +94,6 @@ def _keys(group: Group, row: Row) -> tuple[str, str]:
 
 
 def _value(cell: Cell) -> str:
-    """Returns a cell as text: its moment, or else its text followed by the smaller text."""
     text = cell.get("at") or (cell["text"] if cell["text"] != NOTHING else "")
     return " · ".join(part for part in (text, cell.get("sub", ""), cell.get("since", "")) if part)
 

@@ -57,7 +57,6 @@ def _given(chosen: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wanted(request: HttpRequest, may_see: tuple[str, ...]) -> tuple[Wanted, dict[str, str]]:
-    """Returns the filters of the query string, and their texts for the form. Raises ``Http404`` for unusable filters."""
     chosen = {name: request.GET.get(name, "").strip() for name in ("kind", "who", "from", "until")}
     kind, who = chosen["kind"], chosen["who"]
     if kind and kind not in may_see:

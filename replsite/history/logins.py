@@ -17,7 +17,7 @@ def record_logins() -> None:
 
 
 def _record(sender: Any, request: Any, user: Any, **_: Any) -> None:
-    """Writes an entry about a login of staff. Ignores logins without a request, such as those of ``Client.force_login``."""
+    # Without a request: ``Client.force_login``, for example.
     if not user.is_staff or getattr(request, "method", None) is None:
         return
     address = request.META.get("REMOTE_ADDR", "")

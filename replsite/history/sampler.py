@@ -190,7 +190,6 @@ class Sampler:
             self._close()
 
     def _news_of_site(self, cursor: Any, now: datetime) -> list[Change]:
-        """Returns the changes of the whole site since the last step: outage or restart of the database, and a new version."""
         found: list[Change] = []
         if not self._version_is_recorded:
             cursor.execute(_LAST_VERSION, {"version": VERSION})
@@ -201,7 +200,7 @@ class Sampler:
         return found if self._restarted_at is None else [restart(self._restarted_at), *found]
 
     def _is_away(self) -> bool:
-        """Returns true if a new connection to the database fails. A lost connection alone is no outage."""
+        # A lost connection alone is no outage.
         try:
             driver.direct_connection(self._using, application_name="replsite history").close()
         except driver.DatabaseError:

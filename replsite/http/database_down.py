@@ -61,7 +61,6 @@ def _is_unusable(error: BaseException | None) -> bool:
 
 
 def _is_missing(error: BaseException | None) -> bool:
-    """Returns true for the error of a table, column or sequence that has not been made yet."""
     cause = error if isinstance(error, driver.DatabaseError) else getattr(error, "__cause__", None)
     return isinstance(cause, driver.missing)
 

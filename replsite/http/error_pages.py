@@ -31,7 +31,6 @@ def handler404(request: HttpRequest, exception: Exception | None = None) -> Http
 
 
 def _missing_permission(request: HttpRequest, exception: Exception | None) -> str:
-    """Returns the permission that the error names. On an admin page of a table, returns the permission to view this table."""
     if exception is not None and _PERMISSION.fullmatch(named := str(exception)):
         return named
     # Django marks the views of each table's admin with it. The default site does not tell: a project may have another.

@@ -70,7 +70,6 @@ class Forwarded:
 
 
 def _claims_https(scope: dict[str, Any]) -> bool:
-    """Returns true if the request claims that it reached a proxy over HTTPS."""
     claims = [value for name, value in scope.get("headers", ()) if name == b"x-forwarded-proto"]
     return bool(claims) and claims[-1].strip().lower() == b"https"
 

@@ -67,7 +67,6 @@ class SnapshotCollector(Collector):
         )
 
     def _log_change(self, error: str) -> None:
-        """Logs a line when the database can no longer be reached, and a line when it can be reached again. Else logs nothing."""
         if error and not self._is_away:
             log.warning("metrics.no_snapshot", error=error)
         elif self._is_away and not error:
@@ -79,7 +78,6 @@ _IN_TIME = Deadline(SHARED.get, site_settings().health_seconds, "replsite-metric
 
 
 def _get_in_time() -> Snapshot:
-    """Returns the shared snapshot. Raises `OperationalError` if the database does not answer in time."""
     # A database that hangs counts as away; otherwise every scrape would hang with it.
     try:
         return _IN_TIME.ask()

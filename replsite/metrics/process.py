@@ -200,7 +200,6 @@ def _flush_for_ever() -> None:
 
 
 def _listen(ports: Sequence[int]) -> None:
-    """Listens on the first port that can be bound. Logs a warning if there is none."""
     host = site_settings().metrics_host
     for port in ports:
         try:

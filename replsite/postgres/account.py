@@ -101,10 +101,6 @@ def _unprivileged_owner(folder: Path) -> tuple[int, int]:
 
 
 def _refusal(account: Account, folder: Path, programs: Path) -> str:
-    """Returns the operating system's error if the account cannot use the folder or a program.
-
-    Returns an empty text if the account can use both.
-    """
     postgres = programs / "postgres"
     for attempt in (("ls", "-d", f"{folder}/."), ("test", "-x", postgres), (postgres, "--version")):
         done = subprocess.run(account.command(*attempt), capture_output=True, text=True, check=False)
@@ -114,7 +110,6 @@ def _refusal(account: Account, folder: Path, programs: Path) -> str:
 
 
 def _name(uid: int) -> str:
-    """Returns the account's name, or its number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

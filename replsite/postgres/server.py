@@ -229,7 +229,6 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keeps other processes from starting and stopping the server meanwhile."""
         descriptor = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -239,7 +238,6 @@ class EmbeddedServer:
             os.close(descriptor)
 
     def _make(self) -> None:
-        """Creates the cluster if there is none. Raises OtherMajorVersion for one of another major version."""
         for left in self.folder.glob("data.new-*"):  # of an initdb that was killed
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -272,7 +270,6 @@ class EmbeddedServer:
         fresh.rename(self.cluster)
 
     def _start(self) -> Running:
-        """Starts the server, on the port that it had last if this port is free. Raises StartFailed."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             with suppress(FileNotFoundError):
@@ -334,7 +331,6 @@ class EmbeddedServer:
         return (major.group() if major else "0"), output
 
     def _failure(self, problem: str, output: str) -> StartFailed:
-        """Returns the error for a start that failed: ``DiskFull`` if the disk is full, else ``StartFailed``."""
         lines = "\n".join(output.splitlines()[-12:]) or "(it says nothing)"
         log = f"Folder: {self.folder}. Log: {self.log}.\nIts last lines:\n{lines}"
         # The log is on the same disk, so its last lines may be missing.
@@ -357,7 +353,6 @@ class EmbeddedServer:
     def _run(
         self, program: str, *arguments: object, stdin: int = subprocess.DEVNULL
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program of PostgreSQL. Returns its end, with standard output and error in ``stdout``."""
         # Without libpq's variables, and with the locale C: messages are in English and can be recognised.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
         return subprocess.run(

@@ -326,12 +326,10 @@ def _rights(stored: Any) -> RightsView | None:
 
 
 def _numbers(stored: Any) -> dict[str, int]:
-    """Returns the numbers in a stored object. Entries of another type are left out."""
     return {key: n for key, n in stored.items() if isinstance(n, int)} if isinstance(stored, dict) else {}
 
 
 def _vectors(text: str) -> dict[str, dict[str, int]]:
-    """Parses the stored positions of a reader: ``{stream: {writer: position}}``. Leaves out entries of an unexpected type."""
     stored = decode_stored_json(text)
     if not isinstance(stored, dict):
         return {}
@@ -346,7 +344,6 @@ def _positive(vector: dict[str, Any]) -> dict[str, int]:
 
 
 def _without_row(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) -> ReaderRow:
-    """Returns a row for a reader that has stored cursors and no row, made from the cursor that was seen last."""
     last = min(cursors.values(), key=lambda cursor: silent_seconds(as_of, cursor.seen_at))
     return ReaderRow(
         key=key, name=safe_text(last.reader), kind="follower", served_by="", process_id=last.process_id,
@@ -394,7 +391,6 @@ def _position(on: ReaderStreamRow) -> Cell:
 
 
 def _lag(row: ReaderRow | ReaderStreamRow, streams: Sequence[ReaderStreamRow]) -> Cell:
-    """Returns the lag of a reader or of one of its streams, with the number of dead letters, if there are any."""
     cell = lag_cell(row.lag_facts, row.lag_seconds, all(on.lag_exact for on in streams))
     if parked := sum(on.parked_facts for on in streams):
         more = "" if all(on.parked_exact for on in streams) else "more than "
@@ -403,10 +399,6 @@ def _lag(row: ReaderRow | ReaderStreamRow, streams: Sequence[ReaderStreamRow]) -
 
 
 def _trend(streams: Sequence[ReaderStreamRow]) -> Cell:
-    """Returns a cell with the change of the lag per second, the time until there is no lag at that rate, and a chart.
-
-    The chart covers the last five minutes.
-    """
     lagging = [view for view in streams if view.lag_facts]
     changes = [view.lag_change_per_second for view in lagging if view.lag_change_per_second is not None]
     ends = [view.seconds_to_current for view in lagging]
@@ -426,10 +418,6 @@ def _movement(change: float) -> str:
 
 
 def _sent(reader: ReaderRow) -> Cell:
-    """Returns a cell with the bytes per second out and in, and the number of all bytes sent.
-
-    While the rates are unknown, the cell has the numbers of all bytes out and in.
-    """
     if not reader.bytes_out and not reader.bytes_in:
         return text_cell(NOTHING)
     if reader.bytes_out_per_second is None or reader.bytes_in_per_second is None:
@@ -439,7 +427,6 @@ def _sent(reader: ReaderRow) -> Cell:
 
 
 def _unsent(reader: ReaderRow) -> Cell:
-    """Returns a cell with the bytes in the server's buffer, and the time until the buffer is full at the present rate."""
     left = reader.seconds_to_overflow
     return text_cell(
         byte_size(reader.buffer_bytes) if reader.buffer_bytes else NOTHING,
@@ -502,11 +489,7 @@ _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that
 
 
 def _more_readers(name: str, left_out: Sequence[ReaderRow]) -> Group:
-    """Returns the group that gives the number of readers that were left out.
-
-    ``name`` tells which readers these are: bad (with a problem), fine or closed. The group's key begins with a newline, as
-    no reader's key does.
-    """
+    # The group's key begins with a newline, as no reader's key does.
     cell = text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}")
     severity = left_out[0].status.severity if name == "bad" else Severity.FINE
     status = Verdict(
@@ -533,7 +516,6 @@ def _reader_group(reader: ReaderRow) -> Group:
 
 
 def _rights_rows(reader: ReaderRow) -> list[Row]:
-    """Returns a list with a row about the rights of the connection's TLS certificate, empty if no rule limits the rights."""
     rights = reader.rights
     if rights is None:
         return []

@@ -154,8 +154,6 @@ class _Reading:
         return self.history.seldom(name, self.at, STORAGE_SECONDS, read)
 
     def _read_tables_behind(self, cursor: Any) -> list[str]:
-        """Returns the tables whose next row would get a number that is taken. Looks seldom, as long as there are none."""
-
         def read() -> list[str]:
             return list(dict.fromkeys(found.table for found in inspect_tables(cursor) if not found.well))
 
@@ -163,7 +161,6 @@ class _Reading:
         return self.history.seldom("tables behind", self.at, 0.0, read) if known else known
 
     def _read_holders(self, cursor: Any) -> dict[str, list[HolderRow]]:
-        """Returns ``{stream: its open appends}``, the lowest bound first. Asks what they wait for only if one is not young."""
         asked = (*holders(cursor), *keepers(cursor))
         found = {(h.stream, h.pid, h.prepared, h.bound, h.writer_class): h for h in asked}
         first_seen = self.history.first_seen(self.as_of, found.keys())
@@ -219,7 +216,6 @@ class _Reading:
     # --- writers --------------------------------------------------------------------------------------------------
 
     def _add_speeds(self) -> None:
-        """Adds the counters of all writers to the history, and gives each writer its facts per second."""
         rows = {(row.stream, row.writer): row for found in self.writers.values() for row in found}
         written = self.history.written.add(self.at, {key: (row.facts_written,) for key, row in rows.items()})
         counters: dict[Hashable, float] = {
@@ -283,10 +279,6 @@ class _Reading:
         return tuple(shown.values())
 
     def _listed(self, rows: Sequence[WriterRow]) -> list[WriterRow]:
-        """Returns the writers to list: all active writers, and those that retired within ``retired_shown_seconds``.
-
-        Of the retired writers only the latest ``MOST_RETIRED`` are listed.
-        """
         shown_seconds = stream_settings().retired_shown_seconds
         retired = [r for r in rows if r.state == RETIRED and self._age(r.last_advance_at) <= shown_seconds]
         retired.sort(key=lambda row: row.last_advance_at, reverse=True)
@@ -306,7 +298,6 @@ class _Reading:
     # --- readers --------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Gives each reader its lag, trends and status."""
         # Thousands of readers may have the same positions, so one sample of each serves them all.
         shared: dict[int, list[tuple[str, Sample]]] = {}
         samples: dict[Hashable, Sample] = {}
@@ -356,7 +347,7 @@ class _Reading:
                 reader.status = nothing.status
 
     def _stream_of(self, reader: ReaderRow, stream: str, motion: Motion, recent: Series) -> ReaderStreamRow:
-        """Returns the row of a reader on a stream. Without a stream, the row tells only whether the reader runs."""
+        # Without a stream, the row tells only whether the reader runs.
         have = reader.positions.get(stream, {})
         lag, followed = self.lags.of(stream, have) if have else NO_LAG, self.streams.get(stream)
         row = ReaderStreamRow(
@@ -383,7 +374,6 @@ class _Reading:
         return row
 
     def _add_cursor(self, reader: ReaderRow, row: ReaderStreamRow, given_out: int | None) -> None:
-        """Adds the process, the error and the dead letters of a named reader."""
         cursor = reader.cursors.get(row.stream)
         row.runs = row.stream in reader.runs_on if row.stream else bool(reader.runs_on)
         ended_at = reader.ended_at or reader.heartbeat_at
@@ -424,7 +414,6 @@ class _Reading:
         reader.seconds_to_overflow = max(room, 0) / unsent if unsent > 0 else None
 
     def _missing(self) -> list[ReaderRow]:
-        """Returns a row for each reader in REPLSITE_READERS that has no row and no cursor."""
         known = {row.name for row in self.readers}
         return [
             ReaderRow(
@@ -500,10 +489,7 @@ def recorded_streams(rows: Iterable[RecordedRow], as_of: datetime, limits: Limit
 
 
 def _stream_status(writers: Sequence[WriterRow], expected: Sequence[ExpectedRow]) -> Verdict:
-    """Returns the worst status among active writers and expected writers with a problem.
-
-    If several have the same severity, prefers the status of a writer that is writing.
-    """
+    # Of equal severity, the status of a writer that is writing comes first.
     active = [writer.status for writer in writers if writer.state != RETIRED]
     active += [e.status for e in expected if _worth(e.status)]
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
@@ -514,7 +500,6 @@ def _last_write_at(rows: Iterable[WriterRow]) -> datetime | None:
 
 
 def _unless_nothing(series: Series) -> Series:
-    """Returns the series, or () if it has only zeros and unknown values."""
     return series if any(series) else ()
 
 
@@ -523,12 +508,11 @@ def _worth(verdict: Verdict) -> bool:
 
 
 def _without_texts(statement: str) -> str:
-    """Returns an SQL statement with its quoted texts left out. They may be what users wrote."""
+    # The texts may be what users wrote.
     return re.sub(r"'(?:[^']|'')*(?:'|$)", "'…'", statement)
 
 
 def _read_disk() -> tuple[str, int, int]:
-    """Returns a folder on the data directory's disk, the free bytes of the disk, and the bytes that should stay free."""
     try:
         folder, free = disk_free()
     except OSError:  # health checks report the error; the rest of the snapshot does not need the folder

@@ -199,7 +199,6 @@ def _size(table: TableView) -> Cell:
 
 
 def _grown(table: TableView) -> Cell | str:
-    """Returns the growth in bytes, and the time over which the table grew, rounded to minutes."""
     if table.grown_bytes is None or table.grown_since is None or table.as_of is None:
         return NOTHING
     sign = "-" if table.grown_bytes < 0 else "+"

@@ -189,7 +189,7 @@ def _about(stream: StreamRow) -> str:
 
 
 def _behind(writer: WriterRow | None) -> Cell | str:
-    """Returns the number and age of the facts above the writer's position. Linear readers have to wait for them."""
+    # Linear readers wait for these facts.
     if writer is None or writer.state == RETIRED:
         return NOTHING
     return lag_cell(writer.behind_facts, writer.behind_seconds, writer.behind_exact)
@@ -265,7 +265,6 @@ def stream_groups(streams: Sequence[StreamRow]) -> list[Group]:
 
 
 def _is_unused(stream: StreamRow) -> bool:
-    """Returns true if no process has ever written the stream, and no process is expected to write it."""
     known = stream.writers or stream.expected or stream.retired_before or stream.recorded_from
     return not known and stream.last_fact_at is None and stream.status.severity == Severity.FINE
 

@@ -159,7 +159,6 @@ def reader_verdict(reader: ReaderRow, on: ReaderStreamRow, limits: Limits, as_of
 
 
 def _following_verdict(reader: ReaderRow, on: ReaderStreamRow, limits: Limits) -> Verdict:
-    """Returns the status of a reader without regard to its dead letters."""
     # The first rule that applies gives the word, so the order matters: a reader that is gone is not called stuck as well.
     if (absent := _absent_reader(reader, on, limits)) is not None:
         return absent

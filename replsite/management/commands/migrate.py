@@ -55,10 +55,6 @@ class Command(SiteCommand, migrate.Command):
             lock.close()
 
     def _acquire(self, lock: Any, verbosity: int) -> None:
-        """Takes the advisory lock on the connection ``lock``. Tries again at intervals while another session holds the lock.
-
-        While it waits, prints once which session holds the lock, unless ``verbosity`` is 0.
-        """
         is_announced = False
         with lock.cursor() as cursor:
             key = driver.migrate_key(cursor)

@@ -76,10 +76,7 @@ class Command(SiteCommand):
                 self._stop_database(stream_settings().database)
 
     def _make_tables(self, using: str) -> None:
-        """Makes the tables if the database is the embedded one and has no tables.
-
-        Any other database is left as it is, because its operator decides when to run ``migrate``.
-        """
+        # The operator of another database decides when to run ``migrate``.
         connection = connections[using]
         if connection.settings_dict["ENGINE"] != _EMBEDDED:
             return
@@ -93,7 +90,6 @@ class Command(SiteCommand):
             connection.close()
 
     def _stop_database(self, using: str) -> None:
-        """Stops the embedded server if this process has started it."""
         if connections[using].settings_dict["ENGINE"] == _EMBEDDED and (server := embedded_server()).started_here():
             server.stop_for_good()
 

@@ -144,7 +144,6 @@ class Command(SiteCommand):
             self.stdout.write("\n".join(["", *lines_of(columns, groups, content.as_of)]))
 
     def _screen(self) -> ModuleType | None:
-        """Returns the module for colours and boxes, or None if the output is no terminal."""
         if not self.stdout.isatty():
             return None
         from replsite.terminal import screen  # noqa: PLC0415 - imports rich, which is a twentieth of a start
@@ -166,10 +165,7 @@ class Command(SiteCommand):
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:
-    """Returns true if a reader that catches up has a lag of at least ``patience`` seconds.
-
-    One snapshot cannot tell whether such a reader is slow or stuck.
-    """
+    # One snapshot cannot tell whether such a reader is slow or stuck.
     return any(
         view.lag_seconds >= patience and view.status.word == "catching up"
         for reader in snapshot.readers
@@ -189,10 +185,6 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ...], list[Group]]]:
-    """Returns the columns and groups of each table that has rows, in order.
-
-    The table of streams is included even if it has no rows, the tables of storage and rooms only with ``storage``.
-    """
     page: Mapping[str, Any] = live_page_data(snapshot)
     names = [name for name in TABLES if storage or name not in ("storage", "rooms")]
     return [(TABLES[name].columns, page[name]) for name in names if page[name] or name == "streams"]

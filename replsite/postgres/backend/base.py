@@ -98,10 +98,7 @@ class DatabaseWrapper(PostgresWrapper):
         return super().get_new_connection(conn_params)
 
     def _create_database_if_missing(self, conn_params: dict[str, Any]) -> None:
-        """Creates the database unless the server's catalogue has it.
-
-        The catalogue is asked because the connection error does not say clearly whether the database is missing.
-        """
+        # The catalogue is asked: the connection error does not say clearly whether the database is missing.
         name = self.settings_dict["NAME"]
         where = {key: conn_params[key] for key in ("host", "port", "user", "password")}
         with closing(self.Database.connect(**where, dbname="postgres")) as server:
