@@ -31,11 +31,8 @@ class StreamsConfig(AppConfig):
 
 
 def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
-    """Prepares the session of a new connection to the streams' database. In a test process, prepares the tests, too.
-
-    An appending transaction holds locks. Because of the keepalives, PostgreSQL notices if the client's host is lost,
-    and then ends the transaction.
-    """
+    # An appending transaction holds locks. Because of the keepalives, PostgreSQL notices if the client's host is lost,
+    # and then ends the transaction.
     from streams.conf import stream_settings  # noqa: PLC0415
     from streams.db import testcase  # noqa: PLC0415 - only tests of users need it
 

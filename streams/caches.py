@@ -124,7 +124,6 @@ class _DropAfterCommit:
 
 
 def _is_changed_here(name: str, alias: str) -> bool:
-    """Returns true if the transaction that is open in this thread has invalidated something of that name."""
     hooks: list[Any] = connections[alias].run_on_commit
     return any(isinstance(hook, _DropAfterCommit) and name in hook.names for _, hook, _ in hooks)
 

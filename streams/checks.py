@@ -188,7 +188,6 @@ def _are_writers(writers: Any) -> bool:
 
 
 def _streams_elsewhere(database: str) -> list[CheckMessage]:
-    """Finds streams that the router keeps in another database than ``database``, which has the engine's tables and pages."""
     return [
         Warning(
             f"The router sends facts of stream {stream.name!r} to database {stream.database!r}, but servers, followers and pages "
@@ -202,11 +201,8 @@ def _streams_elsewhere(database: str) -> list[CheckMessage]:
 
 
 def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[CheckMessage]:
-    """Finds streams that share a sequence and have different writers.
-
-    If two such streams have the same writers, an append to one stream also moves the position of the other stream. If
-    their writers differ, the position of the other stream may stay behind.
-    """
+    # If two such streams have the same writers, an append to one also moves the position of the other. If their writers
+    # differ, the position of the other may stay behind.
     return [
         Warning(
             f"REPLSITE_WRITERS gives {stream.name!r} other writers than {other.name!r}, which shares its sequence: the position "
@@ -293,10 +289,7 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
 
 
 def _unusable_names(stream: Stream, names: Collection[str]) -> Iterator[CheckMessage]:
-    """Yields an error for each name of a table or column that statements cannot have.
-
-    Django does not escape a name: a percent sign in it begins a parameter, and a double quote ends the name.
-    """
+    # Django does not escape a name: a percent sign in it begins a parameter, and a double quote ends the name.
     hint = "Choose another with db_table or db_column. A schema is named by search_path, not in a table's name."
     for name in sorted(filter(_UNUSABLE.search, names)):
         text = f"Stream {stream.name!r}: the name {name!r} has a percent sign or a double quote in it."
@@ -337,7 +330,6 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
 
 def _managers_that_write(model: type[Model]) -> list[str]:
-    """Returns the names of a model's managers whose ``bulk_create`` does not append."""
     safe = (FactQuerySet, ReadOnlyQuerySet)
     return [manager.name for manager in model._meta.managers if not issubclass(_queryset_of(manager), safe)]
 

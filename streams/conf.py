@@ -87,7 +87,6 @@ def on_database(alias: str) -> Iterator[None]:
 
 
 def _forget(setting: str, **_: object) -> None:
-    """Drops the cached settings after a test changed one of them."""
     global _cached  # noqa: PLW0603
     if setting.startswith("REPLSITE_") or setting == "DATABASE_ROUTERS":
         _cached = None

@@ -124,7 +124,6 @@ class Fact(models.Model):
         return f"{type(self).__name__} {'(not appended)' if number is None else number}"
 
     def _do_insert(self, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool) -> Any:
-        """Appends the fact, for Django's ``save``. What a fixture gives (``raw``) is inserted as it is."""
         if raw:
             return super()._do_insert(manager, using, fields, returning_fields, raw)  # type: ignore[misc]
         _append(type(self), [self], using)

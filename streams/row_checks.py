@@ -115,7 +115,6 @@ def _rows_in_migrations(app_label: str, stream: str) -> list[_Row]:
 
 
 def _sequences_in_migrations(app_label: str) -> list[tuple[str, StreamSequence]]:
-    """Returns (migration, sequence) for each sequence that a migration of the app makes or alters."""
     package = MigrationLoader.migrations_module(app_label)[0]
     try:
         folder = import_module(package) if package else None

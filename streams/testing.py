@@ -127,7 +127,6 @@ class handled:
         await sync_to_async(self.__exit__, thread_sensitive=True)(kind, error, trace)
 
     def _one_round(self) -> bool:
-        """Calls each handler with its next chunk of facts. Returns false if there were no facts for any handler."""
         found_any = False
         for place, (handler, stream, after) in enumerate(self._left):
             rows, reached = _rows(handler, stream, after)
@@ -188,8 +187,7 @@ def prepare(connection: BaseDatabaseWrapper) -> None:
 
 
 def _with_changes_allowed(method: Any) -> Any:
-    """Returns a method during which facts may be deleted: Django empties all tables in one statement."""
-
+    # Django empties all tables in one statement.
     @wraps(method)
     def empty(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:

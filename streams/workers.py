@@ -100,10 +100,7 @@ def on_remote_server_up(handler: Callable[[str], None]) -> Callable[[], None]:
 
 
 def _syncing() -> QuerySet[SyncingUser]:
-    """Returns the syncing users of all worker connections with news in the last ``worker_silence_seconds``.
-
-    A replication server that died leaves rows of older connections behind. These rows are ignored.
-    """
+    # A replication server that died leaves rows of older connections behind.
     given = stream_settings()
     fresh = Q(last_news_at__gte=Now() - timedelta(seconds=given.worker_silence_seconds))
     keys = WorkerConnection.objects.using(given.database).filter(fresh).values("key")

@@ -136,7 +136,6 @@ def _visible_json(value: Any) -> Any:
 
 
 def _plain(name: str, row: Any, page: Any) -> Any:
-    """Returns the row's value in the column ``name`` of the list page. If the value is HTML, returns its text without tags."""
     _, _, value = lookup_field(name, row, page)
     return strip_tags(value) if isinstance(value, SafeString) else value
 

@@ -97,7 +97,6 @@ class _StreamConsumer(AsyncWebsocketConsumer):
 
 
 def _request(scope: dict[str, Any]) -> ASGIRequest:
-    """Returns the handshake of the WebSocket, which ``scope`` describes, as a request of Django."""
     scheme = "https" if scope.get("scheme") == "wss" else "http"
     request = ASGIRequest({**scope, "type": "http", "method": "GET", "scheme": scheme}, BytesIO())
     for name in ("user", "session"):

@@ -43,7 +43,7 @@ LABEL = "streams_catalog"
 
 
 def _holds(stream: StreamDeclaration) -> list[models.BaseConstraint]:
-    """Returns the constraint of the stream's table. Rows of streams that keep only some of their facts may be deleted."""
+    # Rows of streams that keep only some of their facts may be deleted.
     is_fixed = not (stream.in_memory or stream.tables[0].newest_per)
     return [StreamHolds(stream=stream.name, sequence=stream.sequence, fixed=is_fixed)]
 
@@ -53,8 +53,6 @@ def _user(number: int, thread: int) -> str:
 
 
 def _sample(**values: Any) -> Sample:
-    """Returns a function that makes sample facts from ``values``. The function fills in ``{user}`` and ``{number}`` in texts."""
-
     def sample(number: int, thread: int) -> Mapping[str, Any]:
         names = {"user": _user(number, thread), "number": number}
         return {key: value.format(**names) if isinstance(value, str) else value for key, value in values.items()}

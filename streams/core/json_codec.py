@@ -110,7 +110,7 @@ def _encode_exactly(value: Any) -> bytes:
 
 
 def _decode_exactly(text: str) -> Any:
-    """Decodes with the standard decoder, which accepts lone surrogates and whose errors say where the text is wrong."""
+    # The standard decoder accepts lone surrogates, and its errors say where the text is wrong.
     try:
         return on_own_stack(json.loads, text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:

@@ -169,7 +169,6 @@ class FoundSequence:
                 yield Fault(f"has {has}, not {must}", must, loses_facts=not must.startswith("START"))
 
     def _properties(self) -> Iterator[tuple[str, str]]:
-        """Yields (as it is, as it must be) of each property, in the words of ALTER SEQUENCE."""
         yield f"AS {self.data_type}", "AS bigint"
         yield f"INCREMENT BY {self.increment}", "INCREMENT BY 1"
         yield f"MINVALUE {self.minimum}", "MINVALUE 1"

@@ -234,16 +234,12 @@ def _parameters(using: str | None) -> dict[str, Any]:
 
 
 def _options_of(parameters: Mapping[str, Any]) -> str:
-    """Returns libpq's ``options`` of a connection with these parameters, of which the environment has the default."""
     return str(parameters.get("options") or os.environ.get("PGOPTIONS", ""))
 
 
 def _must_reconnect(connection: Any) -> bool:
-    """Returns true if a connection of the driver can be used only if its session begins with what statements rely on.
-
-    psycopg2 reads once, when it connects, whether a backslash is an escape in a literal. If that were changed in the
-    session, a text with a backslash and a quote would end its literal.
-    """
+    # psycopg2 reads once, when it connects, whether a backslash is an escape in a literal. If that were changed in the
+    # session, a text with a backslash and a quote would end its literal.
     strings = connection.info.parameter_status("standard_conforming_strings")
     return _driver.READS_STRINGS_ONCE and strings == "off"
 
@@ -433,16 +429,12 @@ def _execute(cursor: Any, text: Callable[[], str], values: Any) -> None:
 
 
 def _known_in(connection: Any) -> dict[str, str]:
-    """Returns ``{statement: EXECUTE call}`` for the statements that this session has prepared."""
     known = _prepared.get(connection)
     return _prepared.setdefault(connection, {}) if known is None else known
 
 
 def _prepared_call(cursor: Any, statement: str) -> str | None:
-    """Returns the EXECUTE call of a statement. Prepares the statement if the session has not prepared it yet.
-
-    Returns None for a statement that is not prepared, if the session already has ``_MOST_PREPARED`` statements.
-    """
+    # None: the session has ``_MOST_PREPARED`` statements already.
     known = _known_in(cursor.connection)
     if (call := known.get(statement)) is not None:
         return call
@@ -504,7 +496,6 @@ class Statement(NamedTuple):
 
 
 def _with_places(text: str, places: Sequence[str]) -> str:
-    """Returns the text with its parameters replaced by the SQL in ``places``, in order."""
     remaining = iter(places)
     return _PARAMETER.sub(lambda found: found[0] if found[0] == "%%" else next(remaining), text)
 

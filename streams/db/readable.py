@@ -42,7 +42,7 @@ def instances(query: QuerySet[Any]) -> list[Any]:
 
 
 def _instance(model: type[Model], using: str, key: Any) -> Any:
-    """Returns one row, or None if it is gone. No manager of the model is asked, as these may leave rows out."""
+    # No manager of the model is asked, as these may leave rows out.
     query: QuerySet[Any] = QuerySet(model, using=using).filter(pk=key)
     attributes = [field.attname for field in model._meta.concrete_fields]
     unreadable = [attribute for attribute in attributes if not _can_be_read(query, attribute)]

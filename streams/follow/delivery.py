@@ -100,11 +100,6 @@ class Delivery:
     # --- attempts -------------------------------------------------------------------------------------------------
 
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
-        """Calls the handler and moves the cursor to ``goal``. Returns None, or the handler's error.
-
-        After an error the cursor is not moved, and the effects of an ``atomic`` handler are rolled back. A handler that
-        is not ``atomic`` may have had some effects before it failed.
-        """
         counts = (chunk.fact_count, 0)
         if not self._handler.atomic:
             error = self._call(chunk)

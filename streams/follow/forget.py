@@ -74,7 +74,6 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
 
 
 def _forget_query(row: Any, name: str) -> bool:
-    """Deletes the row of a Spark query. Returns false if there is none. Raises ``ReaderNameTaken`` if the query runs."""
     key, silence = f"{QUERY}{name}", 3 * stream_settings().heartbeat_seconds
     row.execute(_QUERY, {"key": key, "silence": silence})
     if not (found := row.fetchone()):

@@ -109,7 +109,6 @@ class ReaderLock:
             self._connection.close()
 
     def _store_end(self, errors: Mapping[str, str]) -> None:
-        """Stores the end of the lease. If the lock's connection is gone, uses a new connection."""
         if self._owner is None:
             return
         try:
@@ -151,7 +150,7 @@ class ReaderLock:
                 end_retry(cursor, owner, request, "none handled: the reader's process has no handler of this stream")
 
     def _store_row(self, close_reason: str = "", error: str = "") -> None:
-        """Database errors are logged and do not stop the reader."""
+        # Errors of the database are logged and do not stop the reader.
         row = {
             "key": reader_row_key(self._reader),
             "name": self._reader,

@@ -90,7 +90,7 @@ class Reader:
         return [loop.handler.stream for loop in self._loops if loop.is_new and loop.handler.begin is Begin.NOW]
 
     def _one_database(self, found: set[str], purpose: str) -> str:
-        """Returns the only alias in ``found``. Raises ``BadHandler`` for several, because a reader has a lock in one database."""
+        # The reader has a lock in one database.
         if len(found) > 1:
             raise BadHandler(
                 f"The handlers of reader {self.name!r} {purpose} different databases ({', '.join(sorted(found))}): give those "
@@ -117,7 +117,6 @@ class Reader:
             retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _hold_and_follow(self, *, until_caught_up: bool) -> bool:
-        """Locks the reader's name and runs the handlers. Returns false if the lock was lost and must be taken again."""
         lock = ReaderLock(
             self.name,
             self._effects_using,
@@ -135,10 +134,7 @@ class Reader:
             lock.release(self._errors())
 
     def _errors(self) -> dict[str, BaseException]:
-        """Returns the errors that ended handler loops, as ``{stream: error}``.
-
-        Omits ``ReaderFenced``, which only means that another process now runs the reader.
-        """
+        # ``ReaderFenced`` only means that another process runs the reader now.
         found = {loop.handler.stream: loop.error for loop in self._loops if loop.error is not None}
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
@@ -188,7 +184,7 @@ class Reader:
             self.is_positioned.set()
 
     def _loop_ended(self) -> None:
-        """Ends all handler loops if a loop has ended with an error. So an error on one stream stops the whole reader."""
+        # An error on one stream stops the whole reader.
         if any(loop.error is not None for loop in self._loops):
             self._end_round()
 

@@ -88,7 +88,6 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
 
 
 def _streams(cursor: Any, reader: str) -> list[str]:
-    """Returns the streams for which the reader has a cursor or a handler. Raises ``UnknownReader`` if there is no such stream."""
     declared = [handler.stream for handler in handlers_of(reader)] if reader in readers() else []
     found = sorted({*known_streams(cursor, reader), *declared})
     if not found:

@@ -93,7 +93,7 @@ class HandlerLoop:
             ended()
 
     def _run(self) -> None:
-        """Follows the stream. After each loss of the database connection, continues from the stored cursor."""
+        # After each loss of the database connection, continues from the stored cursor.
         retry_seconds = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
@@ -116,7 +116,6 @@ class HandlerLoop:
                 retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _open_delivery(self) -> Delivery:
-        """Begins at the stored cursor, or stores a first cursor."""
         handler = self.handler
         first, epoch = self._source.first_token(), self._source.epoch()
         with (
@@ -148,7 +147,6 @@ class HandlerLoop:
         adopt_epoch(cursor, self.handler.reader, self.handler.stream, now)
 
     def _follow(self, delivery: Delivery) -> None:
-        """Delivers facts after the stored cursor until ``stop`` is set, then stores the cursor."""
         ahead: Future[Batch] | None = None
         batch = self._source.next(delivery.stored)
         try:

@@ -64,7 +64,6 @@ def _present(
 
 
 def _target(view: View, stored: Mapping[str, StoredPosition]) -> VectorToken:
-    """Returns the token up to which facts may be delivered. ``stored`` maps each writer to its position."""
     linear = linear_position(stored.values())
     return target_of(view, linear, positions_to_show(stored, linear))
 

@@ -82,11 +82,7 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
 
 
 def _lock_room(cursor: Any, room_id: str) -> None:
-    """Locks the room until the end of the transaction.
-
-    Raises ``WriterBusy`` if another session still holds the lock after ``REPLSITE_LEASE_TIMEOUT_SECONDS``. A session of
-    any role that may connect can hold this lock.
-    """
+    # A session of any role that may connect can hold this lock.
     seconds = stream_settings().lease_timeout_seconds
     deadline = time.monotonic() + seconds
     while True:
@@ -170,10 +166,6 @@ class _Expiry:
             connections.close_all()
 
     def _step(self) -> float | None:
-        """Removes users whose time is over.
-
-        Returns the seconds until the next user's time is over, or None if no user types.
-        """
         try:
             expire_typing()
             with connections[stream_settings().database].cursor() as cursor:

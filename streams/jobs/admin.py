@@ -144,10 +144,6 @@ class JobAdmin(ReadOnlyAdmin):
         return arguments
 
     def _queue_what_changes(self, request: HttpRequest, name: str, arguments: dict[str, Any]) -> HttpResponse:
-        """Asks for confirmation, then queues the job. Used for jobs that change something and have no dry run.
-
-        The user needs the permission to carry out jobs.
-        """
         if not request.user.has_perm(CARRY_OUT):
             raise PermissionDenied(CARRY_OUT)
         if request.POST.get("confirmed") == "yes":
@@ -254,7 +250,6 @@ class JobAdmin(ReadOnlyAdmin):
         return job
 
     def _to(self, request: HttpRequest, number: int) -> HttpResponse:
-        """Redirects to the job's page, or to the live page if the user may not see jobs."""
         if self.has_view_permission(request):
             return HttpResponseRedirect(reverse("admin:pipeline_job_change", args=[number]))
         return HttpResponseRedirect(reverse("live"))
@@ -299,7 +294,6 @@ class JobAdmin(ReadOnlyAdmin):
 
 
 def _queue_address(kind: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the address of the form that queues a job of the kind ``kind``. The form is filled in with ``arguments``."""
     filled = {
         name: "\n".join(map(str, value)) if isinstance(value, list) else value for name, value in arguments.items()
     }

@@ -154,7 +154,6 @@ _OPTIONS: Mapping[Type, Mapping[str, Any]] = {
 
 
 def _checked(arg: Argument, value: Any) -> Any:
-    """Returns the value, if it fits the argument's type. Raises ``UnusableArguments``."""
     match arg.type:
         case Type.TEXT:
             fits, must = isinstance(value, str) and bool(value or not arg.required), "text"
@@ -182,11 +181,8 @@ def _are_texts(value: Any) -> bool:
 
 
 def _moment(arg: Argument, value: Any) -> int:
-    """Converts a time or an age to milliseconds since 1970.
-
-    An age such as 30 days is subtracted from the present time once, before the job is stored. So a dry run and the job
-    that carries out the dry run use the same time.
-    """
+    # An age is subtracted once, before the job is stored. So a dry run and the job that carries it out use the same
+    # time.
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST:
         return value
     try:
@@ -196,10 +192,7 @@ def _moment(arg: Argument, value: Any) -> int:
 
 
 def _day(arg: Argument, value: Any) -> str:
-    """Converts a date, an age or milliseconds to a day as text, such as 2026-01-31.
-
-    An age is subtracted from the present time at once, so that the day stays the same if the job begins later.
-    """
+    # An age is subtracted at once, so that the day stays the same if the job begins later.
     try:
         if not isinstance(value, str) or ":" in value:
             raise ValueError

@@ -134,7 +134,6 @@ class JobServer:
             self._woken.wait(_READ_SECONDS)
 
     def _remove_old_jobs(self, lock: JobLock) -> None:
-        """Removes old jobs, at most once an hour. Called while no job is queued."""
         is_early = self._removed_at is not None and time.monotonic() - self._removed_at < _REMOVE_SECONDS
         if self._kept is None or is_early:
             return
@@ -161,10 +160,7 @@ class JobServer:
         return True
 
     def _serve_next(self, lock: JobLock) -> bool:
-        """Runs the oldest queued job that no other process has locked. Returns false if there is no such job.
-
-        A job whose kind this version of the program does not know stays in the queue, for a newer version.
-        """
+        # A job of a kind that this version does not know stays in the queue, for a newer version.
         queued = (
             Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(operations())).order_by("pk")
         )

@@ -177,7 +177,6 @@ def _check_queue(using: str) -> None:
 
 
 def _notify(job: int, using: str) -> None:
-    """Notifies the processes that serve the queue, when the caller's transaction commits."""
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job)])
 
@@ -220,10 +219,6 @@ def carry_out(
 
 
 def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
-    """Marks a job as done. In the same transaction, adds the job's changes of tables to the sums of ``streams.jobs.counts``.
-
-    Raises ``JobLost`` if another run has taken the job over.
-    """
     with transaction.atomic(using=using):
         if not end_run(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="", error=""):
             raise JobLost(
@@ -233,11 +228,8 @@ def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
 
 
 def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> None:
-    """Marks a job as failed.
-
-    A queued job whose lock was lost is not marked. The lock is lost, for example, when the database restarts.
-    ``requeue_killed`` then queues the job again.
-    """
+    # A queued job whose lock was lost, for example because the database restarts, is not marked: ``requeue_killed``
+    # queues it again.
     why = masked(str(error)) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():
         log.error("job.failed", job=job.pk, kind=job.kind, error=why)

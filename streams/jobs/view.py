@@ -99,10 +99,7 @@ def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 
 
 def _named(found: Any) -> Mapping[str, Any]:
-    """Returns stored figures as a mapping: name -> value. If ``found`` is no mapping, it becomes the figure ``figures``.
-
-    ``found`` may be any JSON value, because another service may have written the job's row.
-    """
+    # Another service may have written the job's row, so ``found`` may be any JSON value.
     if found is None or isinstance(found, Mapping):
         return found or {}
     return {"figures": found}

@@ -317,10 +317,7 @@ def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
 
 
 def _young_since(cursor: Any, keep: Keep) -> Any:
-    """Returns the time from which inserted facts are kept, or None if the rule does not keep facts by age.
-
-    Called once per trimming, so that this time does not move while batches are deleted.
-    """
+    # Called once per trimming, so that this time does not move while batches are deleted.
     if keep.age is None:
         return None
     cursor.execute("SELECT clock_timestamp() - %s", [keep.age])

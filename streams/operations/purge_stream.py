@@ -75,7 +75,6 @@ class PurgeStream(CommandLine):
 
 
 def _trim(command: BaseCommand, cursor: Any, request: TrimRequest) -> _Outcome:
-    """Trims the stream, or does the dry run. Says each second how far it is."""
     plan = plan_trim(cursor, request)
     done, first, last = Trimmed(position=plan.mark), 0.0, 0.0
     for done in trim(cursor, request):

@@ -149,7 +149,6 @@ _NO_STREAM_READABLE = frozenset({"55000", "25000"})
 
 
 def _is_of_one_stream(error: BaseException) -> bool:
-    """Returns true if other streams can be looked at."""
     return driver.still_works(error) and driver.sqlstate(error) not in _NO_STREAM_READABLE
 
 
@@ -263,10 +262,7 @@ class PositionStore:
     # --- look -----------------------------------------------------------------------------------------------------
 
     def _see(self, cursor: Any, now: float) -> dict[str, Seen]:
-        """Looks at all held streams but those that cannot be read at present.
-
-        An open ALTER SEQUENCE, or a sequence or table of another role, must stop no other stream.
-        """
+        # An open ALTER SEQUENCE, or a sequence or table of another role, must stop no other stream.
         if not self._blocked:
             try:
                 return look(cursor)
@@ -349,7 +345,7 @@ class PositionStore:
         rows: Mapping[str, Mapping[str, _Row]],
         rises: _Rises,
     ) -> None:
-        """Adds each new writer of a stream to the streams that take their IDs from the same sequence: all of them move."""
+        # All of them move.
         known = {(stream, writer) for stream, writer, *_ in rises.entered}
         for stream, writer in sorted(known):
             for sister in moved:
@@ -405,7 +401,6 @@ class PositionStore:
         return statement.format(table=table.name, id=table.id, writer=table.writer, bounds=bounds, sign=sign)
 
     def _read_rows(self, cursor: Any, streams: Sequence[str]) -> tuple[dict[str, dict[str, _Row]], dict[str, str]]:
-        """Returns the rows of each stream by writer, and the mark of each stream's tables."""
         cursor.execute(_ROWS, {"streams": streams})
         rows: dict[str, dict[str, _Row]] = {stream: {} for stream in streams}
         marks: dict[str, str] = {}

@@ -125,10 +125,7 @@ def _read(
 def _true_values(
     cursor: Any, given_out: Mapping[str, int], sequences: Mapping[str, str], streams: Collection[str]
 ) -> dict[str, int]:
-    """Returns ``given_out`` with the true values of sequences that were set and have given out no ID since.
-
-    Does so for the streams in ``streams``. ``setval(…, 41, false)`` says that 40 IDs were given out, as does a dump.
-    """
+    # ``setval(…, 41, false)`` says that 40 IDs were given out, as does a dump.
     unknown = {name: sequences[name] for name in streams if given_out.get(name) == 0}
     values = last_values(cursor, {*unknown.values()}) if unknown else {}
     return {**given_out, **{name: values[sequence] for name, sequence in unknown.items()}}

@@ -44,11 +44,8 @@ def seen_positions_and_sequence(
 
 
 def _raised(stored: dict[str, StoredPosition], seen: Seen | None) -> dict[str, StoredPosition]:
-    """Returns the rows of one stream, raised to what was seen.
-
-    A position that was right at any time stays right, so the higher of two is right. A retired writer is not raised:
-    its facts count up to the linear position.
-    """
+    # A position that was right at any time stays right, so the higher of two is right. A retired writer is not raised:
+    # its facts count up to the linear position.
     if seen is None:
         return stored
     at: Mapping[str, int] = seen.positions_of(writer for writer, row in stored.items() if row.state != RETIRED)

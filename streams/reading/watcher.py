@@ -248,10 +248,7 @@ class PositionWatcher(PositionListener):
             subscriber.lost(error)
 
     def _read_all(self, cursor: Any) -> Found:
-        """Reads the positions of all streams from the table, and also reads the epoch.
-
-        The database may have been restored while the connection was lost. A new epoch shows this.
-        """
+        # The database may have been restored while the connection was lost. A new epoch shows this.
         found = epochs.readable_epoch(cursor)
         if epochs.epoch_changed(self._epoch, found):
             self._known = {}

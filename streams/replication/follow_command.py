@@ -137,10 +137,7 @@ class Following:
         return Follower(options, self._handle, catch_up, self._end_when_reached, missed)
 
     async def _start(self, catch_up: CatchUp) -> dict[str, VectorToken]:
-        """Returns the start tokens given by ``--from``.
-
-        Leaves out each stream that has a record, because the follower continues where the record of the stream ends.
-        """
+        # A stream that has a record continues where the record ends.
         start = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
         for stream in start.keys() & self._recorded.keys():
             log.info("follower.goes_on_at_record", stream=stream, positions=self._recorded[stream])
@@ -180,10 +177,7 @@ class Following:
                 self._follower.finish()
 
     def _is_beyond(self, row: FollowedRow) -> bool:
-        """Returns true if the row must not be printed, because it lies above its stream's token in ``--until``.
-
-        Always returns false in the order per writer, because rows up to the token may come after a row above the token.
-        """
+        # Never in the order per writer: rows up to the token may come after a row above it.
         end = self._until.get(row.stream)
         return end is not None and self._request.view is View.LINEAR and row.token > end.highest
 
@@ -257,11 +251,7 @@ def _ignore(event: object) -> None:
 
 
 async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
-    """Parses the token ``text`` of a stream. Raises `TokenError`, or `EpochChanged` for a token of another epoch.
-
-    A vector token names writers by primary keys of rows in our tables, and an epoch belongs to our database. So vector
-    tokens and epochs are accepted only if missed facts come from our tables.
-    """
+    # A vector token names writers by primary keys of our rows, and an epoch is of our database.
     plain, epoch = unstamp(text)
     if not isinstance(catch_up, TableCatchUp):
         if epoch:
@@ -290,10 +280,7 @@ def _plain_line(row: FollowedRow) -> bytes:
 
 
 def _write_all(output: int, data: bytes) -> None:
-    """Writes all bytes directly to the file descriptor.
-
-    No bytes stay in a buffer of Python. So if the pipe is closed, the error is raised here, and not at a later flush.
-    """
+    # No bytes stay in a buffer of Python. So if the pipe is closed, the error is raised here, and not at a later flush.
     view = memoryview(data)
     while view:
         view = view[os.write(output, view) :]

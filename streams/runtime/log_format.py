@@ -75,7 +75,7 @@ class Cleaner:
 
 
 def _is_number(value: Any) -> bool:
-    """Returns true for None, and for numbers that JSON can represent, which excludes infinity and NaN."""
+    # JSON cannot represent infinity and NaN.
     return value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 

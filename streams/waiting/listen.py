@@ -133,7 +133,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         raise StopIteration
 
     def _read_or_none(self) -> _Read | None:
-        """Returns the next page, or None if the database is away."""
         try:
             read = self._read()
         except driver.database_lost as error:
@@ -145,7 +144,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         return read
 
     def _read(self) -> _Read:
-        """Reads the next page. Runs in the thread of the caller's database connection."""
         connection = connections[self._using]
         if testcase.is_in_callers_block(connection):
             raise InTransaction(
@@ -161,10 +159,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             raise
 
     def _store_page(self, read: _Read | None) -> bool:
-        """Stores the facts of a page, to be yielded one by one. ``read`` is None if the database is away.
-
-        Returns true if the caller need not wait: there are facts to yield, or another page to read.
-        """
         if read is None:
             return False
         page, self._in_test = read
@@ -222,7 +216,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         return read
 
     async def _shared_read(self) -> _Read:
-        """Reads the next page once for all listeners of this event loop that have the same token."""
         if not isinstance(self._after, str):
             return await sync_to_async(self._read, thread_sensitive=True)()
         reads = _reads.setdefault(asyncio.get_running_loop(), {})
@@ -269,7 +262,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         return None if self._beat is None else time.monotonic() + self._beat
 
     def _next_position(self) -> VectorToken:
-        """Returns the position for which to wait: the position right after the last page that was read."""
         return VectorToken(base_of(str(self._after)) + 1)
 
     def _after_wait(self, view: wait.PositionView, waiter: TokenWaiter | None) -> None:

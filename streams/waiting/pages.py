@@ -134,7 +134,6 @@ def _check_limit(stream: BoundStream, limit: int) -> None:
 
 
 def _given(cursor: Any, stream: BoundStream, token: Token | None) -> tuple[VectorToken, str]:
-    """Returns the token that the caller gave, and the word of the present epoch."""
     word = epochs.stored_epoch(cursor)
     if token is None:
         return VectorToken(0), word

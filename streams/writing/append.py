@@ -185,10 +185,7 @@ class _Column:
 
 
 def _array(values: Sequence[Any]) -> str:
-    """Returns an array of texts, integers or booleans as PostgreSQL writes it.
-
-    There must be no NULL among the values: a setting of the server (``array_nulls``) may turn a NULL into a text.
-    """
+    # No NULL among the values: a setting of the server (``array_nulls``) may turn a NULL into a text.
     if not values or type(values[0]) is not str:
         return f"{{{','.join(map(str, values))}}}"
     joined = '","'.join(values)
@@ -220,11 +217,8 @@ def _content(model: type[Fact]) -> _Content:
 
 
 def _type(field: Field[Any, Any]) -> str:
-    """Returns the column's type in PostgreSQL without its length.
-
-    A cast to ``varchar(5)`` would silently shorten a longer value. Without the length in the cast, the column raises an
-    error.
-    """
+    # A cast to ``varchar(5)`` would silently shorten a longer value. Without the length in the cast, the column raises
+    # an error.
     declared = field.db_type(connections[stream_settings().database]) or "text"
     bare = _LENGTHS.sub("", declared)
     return re.sub(r"^char\b", "bpchar", bare)

@@ -147,7 +147,6 @@ class Reservation:
             fact._state.adding, fact._state.db = False, self._using
 
     def _is_without_id(self, fact: Fact) -> bool:
-        """Returns true if the row has no ID yet. Raises ``ForeignFact`` for an object that is not a new row of this stream."""
         if type(fact) not in self.stream.models:
             raise self.stream.foreign(fact)
         if not fact._state.adding:
@@ -188,10 +187,7 @@ class Reservation:
         setattr(fact, fact.id_field, number * sign)
 
     def _check_held(self) -> None:
-        """Names the writer again, and raises ``ReservationEnded`` unless the transaction still holds the reserved IDs.
-
-        A rollback to a savepoint takes back what was held and named after the savepoint.
-        """
+        # A rollback to a savepoint takes back what was held and named after the savepoint.
         if not self._ids:
             raise self._not_open("nothing is reserved before the with block is entered")
         values = {"writer": self._name, "stream": self.stream.name, "class": class_of(self._name)}

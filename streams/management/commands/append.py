@@ -89,7 +89,6 @@ class Command(SiteCommand):
 
 
 def _passes(error: Exception) -> bool:
-    """Returns true for a temporary error: a lost database connection."""
     return isinstance(error, driver.connection_lost) or isinstance(error.__cause__, driver.connection_lost)
 
 
@@ -170,7 +169,6 @@ class _Run:
                 return generator
 
     def _end(self, error: BaseException) -> None:
-        """Records ``error`` if it is the first error of the run, and makes every thread end after its current batch."""
         with self._lock:
             self._error = self._error or error
         self._ended.set()

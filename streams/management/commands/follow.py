@@ -125,10 +125,6 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 
 def _request(options: dict[str, Any]) -> FollowRequest:
-    """Returns the checked arguments of the command. Raises `CommandError` with status 2 if they are unusable.
-
-    For an unusable address raises `BadAddress`, and for unusable certificates `BadCertificate`.
-    """
     redis = _redis(options["address"])
     ours = stream_settings().server_name
     server_name = _server_name(options["server_name"], redis) or ours
@@ -164,11 +160,7 @@ def _request(options: dict[str, Any]) -> FollowRequest:
 
 
 def _record(options: dict[str, Any]) -> str:
-    """Returns the name under which to record the server's streams, or an empty text if ``--record`` was not given.
-
-    Raises `CommandError` for options that cannot be combined with ``--record``. For instance ``--catch-up table``
-    would read this site's own facts, not those of the recorded server.
-    """
+    # ``--catch-up table`` would read this site's own facts, for instance, not those of the recorded server.
     if not options["record"]:
         return ""
     if options["catch_up"] == "table":
@@ -211,7 +203,6 @@ def _redis_connector(address: RedisAddress, name: str, channel: str) -> Connecto
 
 
 def _tcp(options: dict[str, Any], name: str, server_name: str, streams: Collection[str]) -> Connector:
-    """Returns a connector for the command's address. The scheme ``tcp`` means plain text, ``tls`` and ``tcps`` mean TLS."""
     conf, address = stream_settings(), options["address"]
     limits = Limits(conf.ping_interval_seconds, conf.ping_timeout_seconds, line_bytes=conf.line_limit_bytes)
     scheme = address.partition("://")[0]
@@ -231,11 +222,7 @@ def _http_servers(options: dict[str, Any]) -> HttpServers | None:
 
 
 def _secret(file: Path | None, *, is_ours: bool) -> str:
-    """Returns the secret for catch-up over HTTP, as read from ``file``.
-
-    Without a file, returns this site's secret from the settings if ``is_ours`` is true, else an empty text. So the
-    site's secret is never sent to a foreign server. Raises `CommandError` if ``file`` has no secret.
-    """
+    # The site's own secret is never sent to a foreign server.
     if file is None:
         return stream_settings().replication_secret if is_ours else ""
     try:

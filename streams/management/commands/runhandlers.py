@@ -92,10 +92,7 @@ class Command(SiteCommand):
             raise CommandError(_words(errors[0]), returncode=1) from errors[0]
 
     def _wait_until_they_run(self, running: list[Reader], threads: list[threading.Thread]) -> None:
-        """Waits until every reader holds its name and has stored cursors, then announces that they are ready.
-
-        Facts that are appended after this announcement are certain to be handled.
-        """
+        # Facts that are appended after the announcement are certain to be handled.
         for reader, thread in zip(running, threads, strict=True):
             while thread.is_alive() and not reader.is_positioned.wait(0.05):
                 pass
@@ -107,7 +104,6 @@ class Command(SiteCommand):
 
 
 def _beginning(reader: str, stream: str) -> str:
-    """Returns a message that a reader without a stored cursor began at the stream's present end."""
     command = f"manage.py resync reader {shlex.quote(reader)} --from {shlex.quote(stream)}=0"
     return (
         f"{reader}: reads {stream} for the first time, and begins now: it gets the facts that are appended from now on. To "

@@ -110,7 +110,6 @@ class TcpConnector:
 
 @contextlib.contextmanager
 def _tls_in_words() -> Iterator[None]:
-    """Turns errors of OpenSSL inside the ``with`` block into ``ConnectionError``, with a message that explains the error."""
     try:
         yield
     except ssl.SSLError as error:

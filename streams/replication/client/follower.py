@@ -172,7 +172,7 @@ class Follower:
             self._task.cancel()
 
     async def _start(self) -> None:
-        """Reads the start positions before the follower connects. So every fact that becomes complete later is delivered."""
+        # Before the follower connects: so every fact that becomes complete later is delivered.
         retry_seconds = FIRST_RETRY_SECONDS
         while True:
             try:
@@ -245,7 +245,6 @@ class Follower:
     # --- commands -------------------------------------------------------------------------------------------------
 
     async def _apply(self, commands: Sequence[Command]) -> None:
-        """Applies the received commands in order. Then delivers the facts that may be delivered now."""
         for stream, number in Counter(command.stream for command in commands if type(command) is RData).items():
             received_rdata.add(stream if stream in self._streams else OTHER, number)
         await self._check_tokens(commands)
@@ -273,11 +272,7 @@ class Follower:
             log.warning("follower.command_ignored", server=str(self.connector), error=found)
 
     async def _check_tokens(self, commands: Iterable[Command]) -> None:
-        """Raises ``ConnectionError`` if a command has a token that the stream's sequence did not give out.
-
-        Such a token would move the cursor too far. Later facts get tokens below the moved cursor, and the follower
-        would skip these facts. A stream is not checked if the catch-up does not know the stream's sequence.
-        """
+        # A token that the sequence did not give out would move the cursor too far: the follower would skip later facts.
         wanted, ours = self.options.streams, self.options.own_instance
         named: dict[str, int] = {}
         for command in commands:
@@ -323,11 +318,7 @@ class Follower:
             self._record(event)
 
     async def _restart_stream(self, event: Reset) -> None:
-        """Handles a stream that started again.
-
-        Delivers the facts of the former generation that were received and not delivered yet. Then fetches the facts of
-        the new generation, if the catch-up covers the stream.
-        """
+        # The facts of the former generation that were received are delivered first.
         upto = event.token if self._catch_up.covers(event.stream) else 0
         # Example: the stream started again, and its writer is at 8 now. The cursor moved to 8 when the command came,
         # but facts 1 to 8 were not fetched. Delivering the old rows below reports the cursors as handled. So the writer
@@ -344,10 +335,7 @@ class Follower:
             await self._fill(MissingRange(event.stream, event.instance, 0, upto))
 
     async def _learn(self) -> None:
-        """Reads all existing writers and their positions from the follower's catch-up, the source of missed facts.
-
-        Called once per connection, after the server has sent its first POSITION.
-        """
+        # Once per connection, after the server has sent its first POSITION.
         self._has_learned = True
         # Called at the first POSITION of the connection, so the writers are read after the server took its snapshot. A
         # writer that joined in between is found here. All facts of a writer that joins later lie above the linear
@@ -372,10 +360,6 @@ class Follower:
                 self._touched.add(stream)
 
     def _receive(self, rows: Iterable[FollowedRow]) -> None:
-        """Queues ``rows``, the rows of one fact, for delivery.
-
-        In linear order, the rows wait in a buffer until the linear position reaches the fact.
-        """
         if self.options.view is View.WRITER:
             self._pending += rows
         else:
@@ -447,11 +431,8 @@ class Follower:
             self._touched.discard(stream)  # last, so that after a failed fetch the next call handles the stream again
 
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
-        """Calls the handler with the pending rows. Then calls ``move``, and then the follower's ``progressed``.
-
-        ``move`` must move the cursor beyond the pending rows. So ``progressed`` may store the handled facts and the
-        cursor in one transaction, and no fact is delivered twice.
-        """
+        # ``move`` moves the cursor beyond the pending rows. So ``progressed`` may store the handled facts and the
+        # cursor in one transaction, and no fact is delivered twice.
         # Cached values that these rows make stale are dropped first. Otherwise the handler, or a caller that sees the new
         # position, could still read a stale value.
         if (watcher := watcher_of()) is not None:
@@ -481,12 +462,8 @@ class Follower:
             self._at_hand = ()
 
     def _beyond_start(self, rows: list[FollowedRow]) -> list[FollowedRow]:
-        """Returns those of ``rows`` that the start token of their stream does not cover.
-
-        In linear order, the follower reads from the base of the start token. So it reads some facts that the start
-        token covers: facts of writers whose entries in the token are above its base. This method leaves out these
-        facts.
-        """
+        # In linear order, the follower reads from the base of the start token. So it reads facts that the token covers:
+        # those of writers whose entries in the token are above its base.
         starts = self._starts
         for stream in [name for name, start in starts.items() if self.linear(name) > start.highest]:
             del starts[stream]  # all facts still to come lie above the start

@@ -191,11 +191,7 @@ class HttpCatchUp:
         return self._rows(asked, answer.updates, reached), reached
 
     def _rows(self, asked: _Asked, updates: list[list[Any]], reached: int) -> list[FollowedRow]:
-        """Returns the rows of ``updates`` with ``asked.after`` < token <= ``reached``, ascending.
-
-        Some old servers also send rows outside of this range, or do not sort the rows. Raises `GapError` if an update
-        cannot be read, or if the writer of an update is unknown.
-        """
+        # Some old servers also send rows outside of the range, or do not sort them.
         rows: list[FollowedRow] = []
         for update in updates:
             if len(update) not in (2, 3) or type(update[0]) is not int:
@@ -224,10 +220,6 @@ class HttpCatchUp:
         return known[0]
 
     def _ask(self, server: HttpServer, asked: _Asked) -> bytes:
-        """Requests the facts ``asked``, and returns the body of the response. Repeats the request after a temporary error.
-
-        Raises `CatchUpError`, `GapError` or ``ResyncNeeded``.
-        """
         # The path holds a transaction ID, and is the same in all attempts. So if only the answer was lost, the server can
         # send it again from its cache.
         path = _path(server, asked)
@@ -280,7 +272,6 @@ def _refusal(asked: _Asked, status: int, trouble: str) -> Exception:
 
 
 def _error_text(body: bytes) -> str:
-    """Returns the error message in the body of an HTTP response, made printable and cut to 300 characters."""
     text = body[:2000].decode("utf-8", "replace")
     with suppress(msgspec.MsgspecError, KeyError, TypeError, RecursionError):  # not every server answers with JSON
         text = msgspec.json.decode(body)["error"]

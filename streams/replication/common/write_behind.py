@@ -112,6 +112,5 @@ class BackgroundWriter(Generic[B]):
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Waits until the event is set, at most ``seconds`` seconds."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)

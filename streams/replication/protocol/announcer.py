@@ -250,10 +250,6 @@ class Announcer:
 
     @staticmethod
     def _reset_if_restarted(state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> None:
-        """Sets all positions of a stream to 0 if the generation in ``stored`` is higher than the generation in ``state``.
-
-        Only a stream in memory can begin a new generation.
-        """
         if (generation := _generation(stored)) > state.generation:
             state.generation, state.linear, state.sent_linear = generation, 0, 0
             state.sent = dict.fromkeys(state.sent, 0)

@@ -247,7 +247,6 @@ def overlong(command: Command) -> str:
 
 
 def _fields(arguments: str, form: str) -> list[str]:
-    """Splits the arguments of a command into as many fields as ``form`` has words. Only the last field may have blanks."""
     wanted = form.count(" ") + 1
     fields = arguments.split(" ", wanted - 1)
     if len(fields) != wanted:
@@ -263,7 +262,7 @@ def _integer(text: str, field: str) -> int:
 
 
 def _token(text: str, field: str) -> int:
-    """Parses a token. Raises `MalformedCommand` if the text is no integer, or if a ``bigint`` column cannot hold it."""
+    # A ``bigint`` column must hold it.
     token = _integer(text, field)
     if not -(2**63) <= token < 2**63:
         raise MalformedCommand(f"{field} {_short(text)} has more than 64 bits")
@@ -271,10 +270,7 @@ def _token(text: str, field: str) -> int:
 
 
 def _short(text: str, limit: int = 60) -> str:
-    """Returns the first ``limit`` characters of the text, quoted and in ASCII.
-
-    Cuts the text before quoting, because quoting may lengthen a character tenfold.
-    """
+    # Cut before quoting, which may lengthen a character tenfold.
     return ascii(text) if len(text) <= limit else f"{text[:limit]!a}..."
 
 
@@ -284,11 +280,8 @@ def is_name(text: str) -> bool:
 
 
 def _check_name(text: str, field: str) -> None:
-    """Raises `MalformedCommand` for the name of a stream or a writer that no database can store.
-
-    A recorded stream stores these names in columns with an index. A name that is too long would stop the recording of
-    all streams.
-    """
+    # A recorded stream stores these names in columns with an index. A name that is too long would stop the recording of
+    # all streams.
     if not is_name(text):
         raise MalformedCommand(f"{field} {_short(text)} has NUL or more than {NAME_LIMIT} characters")
 
@@ -314,7 +307,7 @@ def _read_replicate(arguments: str) -> Replicate:
 
 
 def _read_user_sync(arguments: str) -> UserSync:
-    """Parses the arguments of USER_SYNC: four fields, or five in later versions, which add the device."""
+    # Later versions add a fifth field, the device.
     instance_id, user_id, state, last_sync_ms = _fields(arguments, "instance_id user_id state last_sync_ms")
     device_id = None
     # Both forms are split into four fields, so with a device the last one is "start 123" or "end 123".
@@ -365,7 +358,7 @@ def _text(value: str) -> bytes:
 
 
 def _words(*values: str | int) -> bytes:
-    """Joins fields with blanks. Refuses a field that has a blank, because the blank would shift all later fields."""
+    # A blank in a field would shift all later fields.
     for value in values:
         if isinstance(value, str) and " " in value:
             raise UnsendableCommand(f"field {_short(value)} holds a blank")
@@ -373,7 +366,7 @@ def _words(*values: str | int) -> bytes:
 
 
 def _place(stream: str, instance: str, *tokens: str | int) -> bytes:
-    """Joins the name of a stream, the name of a writer, and tokens. Refuses names that the other side would refuse."""
+    # The other side would refuse such names.
     for name in (stream, instance):
         if not is_name(name):
             raise UnsendableCommand(f"name {_short(name)} has NUL or more than {NAME_LIMIT} characters")

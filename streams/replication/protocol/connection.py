@@ -252,7 +252,6 @@ class Connection:
         raise NotImplementedError
 
     def _react(self, command: Command, now: float) -> None:
-        """Applies the effects of a valid command on the state of this connection."""
         if isinstance(command, Ping):
             self._other_pings = True
 
@@ -341,9 +340,5 @@ class ClientConnection(Connection):
 
 
 def _parse_failure(line: str, error: CommandError, guess: str) -> str:
-    """Returns the text of the ERROR that answers a bad line.
-
-    The text has the reason for the error, the start of the line in ASCII, and ``guess``, the likely cause.
-    """
     cut = "..." if len(line) > _QUOTED_CHARACTERS else ""
     return f"failed to parse line: {error} ({line[:_QUOTED_CHARACTERS]!a}{cut}){guess}"

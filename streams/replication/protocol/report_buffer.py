@@ -178,11 +178,7 @@ class ReportBuffer:
         return True
 
     def _end(self, sync: Sync) -> None:
-        """Records that a user no longer syncs.
-
-        Buffers the report even if the buffer does not know the user, because the database may still have a row of the
-        user.
-        """
+        # The database may have a row of the user even if the buffer does not know the user.
         _, syncs = self._workers.get(sync.worker, ("", set()))
         if sync in syncs:
             self._users -= 1
@@ -219,10 +215,6 @@ class ReportBuffer:
             del self._users_of[connection]
 
     def _find_room(self, connection: str, kind: str, waiting: int) -> bool:
-        """Counts one more waiting report of this kind and connection. Returns false if there is no room for the report.
-
-        ``waiting`` is the number of waiting reports of this kind, of all connections.
-        """
         if self._waiting_of[connection, kind] >= self._limit - waiting:
             return False
         self._waiting_of[connection, kind] += 1
@@ -258,7 +250,7 @@ class ReportBuffer:
 
 
 def _name(text: str) -> str | None:
-    """Replaces the characters of a name that PostgreSQL cannot store. Returns None if the name is too long for an index."""
+    # A name that is too long for an index is refused.
     clean = storable(text)
     return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
 

@@ -133,10 +133,7 @@ class Recording:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits ``work``. If the caller is cancelled, waits until ``work`` has ended, then raises ``CancelledError``.
-
-    ``work`` runs in a thread. The thread continues after a cancellation, and may still commit.
-    """
+    # ``work`` runs in a thread, which continues after a cancellation and may still commit.
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

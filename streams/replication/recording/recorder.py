@@ -293,7 +293,6 @@ def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple
 
 
 def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: Reset) -> None:
-    """Begins another life of a writer that started again at a lower token."""
     key = (reset.stream, reset.instance)
     former = lives.get(key)
     life = lives[key] = _Life(1 if former is None else former.number + 1, reset.token)
@@ -301,10 +300,7 @@ def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: R
 
 
 def _settle(lives: dict[tuple[str, str], _Life], changes: _Changes, key: tuple[str, str], position: int) -> None:
-    """Moves a writer to the position that the follower reports.
-
-    Ignores a position below the writer's present position, because the follower may report an older position.
-    """
+    # The follower may report an older position.
     life = lives.get(key)
     if life is None:
         life = lives[key] = _Life()
@@ -319,7 +315,6 @@ def _life_of(lives: Mapping[tuple[str, str], _Life], stream: str, instance: str)
 
 
 def _writer_key(instance: str, life: _Life) -> str:
-    """Returns the name under which a life of a writer is stored. Two lives never have the same name."""
     # Otherwise the second life of writer ``a`` and the first life of a writer with the name ``a~2`` would have the same
     # row. No batch with both writers could be stored.
     return instance if life.number == 1 and not _LIKE_LIFE.search(instance) else f"{instance}~{life.number}"
@@ -331,7 +326,6 @@ def _moved(stream: str, instance: str, number: int, change: _Change) -> tuple[An
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Turns rows into columns. Returns ``{column: values}``, with the names of the columns from ``names``."""
     columns = zip(names, zip(*rows, strict=True), strict=True)
     # PostgreSQL does not store NUL, and a hostile server may put NUL into names.
     return {name: [v.replace("\0", "\ufffd") if isinstance(v, str) else v for v in values] for name, values in columns}

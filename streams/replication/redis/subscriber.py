@@ -153,7 +153,6 @@ class RedisLink:
         return commands
 
     async def _settle(self) -> None:
-        """Waits until the homeserver's processes have sent their positions, at most ``GATHER_SECONDS``."""
         ends_at = time.monotonic() + GATHER_SECONDS
         named, named_at, seen = set[tuple[str, str]](), 0.0, 0
         while self._error is None and time.monotonic() < ends_at and not self._is_full(GATHER_LIMIT):
@@ -216,7 +215,6 @@ class RedisLink:
             return None
 
     async def _keep_alive(self) -> None:
-        """Sends PING to Redis at intervals. Ends the link if no message and no answer arrive for ``SILENCE_LIMIT_SECONDS``."""
         try:
             while True:
                 await asyncio.sleep(PING_SECONDS)

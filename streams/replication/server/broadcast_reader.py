@@ -115,10 +115,7 @@ class BroadcastReader:
         return self.snapshot()
 
     def _check_epoch(self, cursor: Any) -> None:
-        """Raises `DatabaseRestored` if the database is in another epoch than at the last check.
-
-        Checks once on each new connection. If the database is a standby, checks at every call.
-        """
+        # Once on each new connection; on a standby at every call.
         if self._knows_epoch:
             return
         # A standby returns its primary's epoch, even if it is about to be promoted and begin a new epoch. So the epoch of
@@ -136,7 +133,7 @@ class BroadcastReader:
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """Yields a database cursor. After an error, the next call checks the epoch."""
+        # After an error, the next call checks the epoch.
         try:
             with self._connection.cursor() as cursor:
                 yield cursor
@@ -145,11 +142,8 @@ class BroadcastReader:
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the positions of all writers of the streams in ``only``, or of all streams if ``only`` is None.
-
-        Before returning, drops the cached values that the positions invalidate. Otherwise a client might receive a
-        position, send a request to this process, and get a cached value that is older than the position.
-        """
+        # Cached values go first. Otherwise a client might receive a position, send a request to this process, and get a
+        # cached value that is older than the position.
         self._check_epoch(cursor)
         found = possible_positions(cursor, None if only is None else sorted(only), self._known)
         self._known.update(found)
@@ -207,19 +201,12 @@ class BroadcastReader:
         return lines, position
 
     def _is_behind(self) -> bool:
-        """Returns true if facts that were not read yet may already be trimmed.
-
-        A fact is trimmed at least three heartbeats after it could be read. So the result is true if the last complete
-        read began more than two heartbeats ago.
-        """
+        # A fact is trimmed at least three heartbeats after it could be read.
         return time.monotonic() > self._current_at + 2 * stream_settings().heartbeat_seconds
 
 
 def _is_trimmed(cursor: Any, declaration: StreamDeclaration, step: Read) -> bool:
-    """Returns true if facts of the step were trimmed. Called after the rows of the step were read.
-
-    If the result is true, the caller makes followers fetch the facts, so that they get the error for trimmed facts.
-    """
+    # Asked after the rows were read. Then followers fetch the facts, and get the error for trimmed facts.
     writer = None if declaration.announced_as else step.writer
     return bool(lost_facts(trim_mark(cursor, declaration.name), VectorToken(step.after), writer))
 

@@ -302,7 +302,6 @@ class Broadcaster:
         return now >= client.answered_at + ANSWER_AGAIN_SECONDS and client.buffered_bytes < ANSWER_READ_BYTES
 
     def _answer_late(self) -> None:
-        """Sends the delayed answers to REPLICATEs, except to clients that have not read their last answer."""
         self._answer_again, now = None, time.monotonic()
         ready = [client for client in self._asked_again.values() if not client.is_open or self._may_answer(client, now)]
         for client in ready:
@@ -313,7 +312,6 @@ class Broadcaster:
             self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_late)
 
     def _answer(self, clients: list[ReplicationClient], now: float) -> None:
-        """Sends the positions of all writers to the clients ``peers`` now, and schedules to send them to all other clients."""
         self._replicates += 1
         self._send_positions(clients)
         for client in clients:
@@ -360,7 +358,6 @@ class Broadcaster:
             client.answered = self._replicates
 
     def _write_pieces(self, pieces: Sequence[Piece], clients: Sequence[ReplicationClient]) -> None:
-        """Sends each client the lines of the streams that it follows. Clients that get the same lines share the bytes."""
         by_stream: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_stream.setdefault(piece.stream, []).append(piece)
@@ -399,11 +396,8 @@ class Broadcaster:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _notified(self, names: list[str]) -> None:
-        """Requests a round over these streams. If none is running, makes its reading part in this thread, the listener's.
-
-        A round in the database thread would need three thread switches between a commit and the followers. Three
-        switches take as long as all other work of the round.
-        """
+        # The reading part is made in this thread, the listener's. A round in the database thread would need three
+        # thread switches between a commit and the followers, which take as long as all other work of the round.
         loop = self._loop
         if loop is None or loop.is_closed():
             return
@@ -422,7 +416,6 @@ class Broadcaster:
             loop.call_soon_threadsafe(self._finish_round, result)
 
     def _finish_round(self, result: Round) -> None:
-        """Sends the lines of a round that the listener's thread has read, and then lets the next round begin."""
         try:
             self._send_round(result)
         finally:
@@ -431,7 +424,6 @@ class Broadcaster:
             self._wake.set()
 
     def _request_round(self, streams: set[str]) -> None:
-        """Requests a round over ``streams``, or over all streams if ``streams`` is empty."""
         self._moved |= streams
         self._reads_all = self._reads_all or not streams
         self._wake.set()
@@ -458,10 +450,7 @@ class Broadcaster:
                 self._request_round(set())
 
     async def _restart(self) -> None:
-        """Closes all clients after the database was restored, and continues at the positions of the restored database.
-
-        A restored database gives out IDs again that clients have received already, so no client may stay connected.
-        """
+        # A restored database gives out IDs again that clients have received already, so no client may stay connected.
         snapshot = await self._begin_round(self._reader.reload)
         try:
             for client in list(self.clients.values()):
@@ -483,11 +472,8 @@ class Broadcaster:
             timer.cancel()
 
     def _pop_moved(self) -> set[str] | None:
-        """Returns the streams that the next round reads, or None for all streams.
-
-        Usually a round reads only streams that notifications have named, because most streams are idle. All streams are
-        read once per ``POLL_SECONDS``, and when a deferred step of the announcer is due.
-        """
+        # Most streams are idle. All of them are read once per ``POLL_SECONDS``, and when a deferred step of the
+        # announcer is due.
         now = time.monotonic()
         if now >= min(self._all_due, self._announcer.wants_round_at):
             self._reads_all = True
@@ -524,8 +510,7 @@ class Broadcaster:
         return bool(result.has_more)
 
     async def _begin_round(self, work: Callable[[], T]) -> T:
-        """Runs the reading part of a round in the database thread. The caller ends the round by releasing ``_in_round``."""
-
+        # The caller ends the round by releasing ``_in_round``.
         def locked() -> T:
             self._in_round.acquire()
             try:
@@ -537,7 +522,6 @@ class Broadcaster:
         return await self._in_thread(locked)
 
     def _send_round(self, result: Round) -> None:
-        """Sends the lines of a round to all clients, and records the steps of the round as sent."""
         self._write_pieces(result.pieces, list(self.clients.values()))
         self._position_lines = None
         for done in result.done:
@@ -555,10 +539,7 @@ class Broadcaster:
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
 
     async def _pace(self) -> None:
-        """Waits as long as every client has more than ``PACE_BYTES`` in its buffer.
-
-        If a single client has less in its buffer, does not wait. The slow clients are disconnected later.
-        """
+        # If a single client has less in its buffer, it does not wait: the slow clients are disconnected later.
         while self.clients and min(client.buffered_bytes for client in self.clients.values()) > PACE_BYTES:  # noqa: ASYNC110
             await asyncio.sleep(0.005)  # the transports do not notify when they are empty
         await asyncio.sleep(0)
@@ -595,11 +576,7 @@ class Broadcaster:
             client.close(CloseReason.DISCONNECTED, "disconnected by an operator")
 
     async def _write_readers(self, write: Callable[[], T]) -> T | None:
-        """Runs ``write``, which writes to the table of readers, in the thread for this table.
-
-        Returns the result of ``write``, or None after a database error. The table of readers only shows to people how
-        far readers are. So a database error must not stop the sending of facts.
-        """
+        # The table of readers only shows to people how far readers are: its errors must not stop the sending of facts.
         try:
             written = await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
         except driver.DatabaseError as error:

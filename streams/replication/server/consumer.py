@@ -156,14 +156,12 @@ class ReplicationConsumer(AsyncConsumer):
         self._reports.add(client, reported)
 
     def _refuse(self, client: ReplicationClient, why: str) -> None:
-        """Closes a connection because the client's certificate does not allow the client's command. ``why`` is the reason."""
         if self._broadcaster.client_lines.has_room():
             log.warning("replication.not_allowed", client=client.name, address=client.address, why=safe_text(why, None))
         client.refuse(safe_text(why, None))
         client.close(CloseReason.NOT_ALLOWED, safe_text(why, None))
 
     def _handle(self, client: ReplicationClient, command: Command) -> None:
-        """Applies a command to this connection. `WorkerReports` relays the commands that are for other clients."""
         match command:
             case Replicate(streams):
                 client.keep_place()

@@ -233,11 +233,8 @@ class Relay:
     # --- here -----------------------------------------------------------------------------------------------------
 
     def _send_to_clients(self, lines: Sequence[RelayedLine]) -> None:
-        """Sends lines to the clients of this server: at once, or with the lines of the next write.
-
-        A thousand clients may each send one command. If each command were written on its own, a thousand followers would
-        get a million writes.
-        """
+        # A thousand clients may each send one command. If each were written on its own, a thousand followers would get
+        # a million writes.
         self._due += lines
         if not self._due or self._timer is not None:
             return

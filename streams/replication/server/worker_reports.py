@@ -165,7 +165,6 @@ class WorkerReports:
         return batch or None
 
     def _due_connections(self, now: float) -> list[dict[str, Any]]:
-        """Returns the new row of each worker's connection, unless a row was returned within the last ``NEWS_SECONDS``."""
         due = [key for key in self._buffer.connections() if now >= self._stored_at.get(key, 0.0) + NEWS_SECONDS]
         rows = []
         for key in due:
@@ -239,10 +238,6 @@ class WorkerReports:
         worker_sql.add_counts(cursor, batch.counts)
 
     def _write_addresses(self, cursor: Any, batch: _Batch) -> worker_sql.StoredAddresses:
-        """Stores the addresses of the batch.
-
-        If ``batch.forget`` is true, first deletes old rows and counts the remaining addresses.
-        """
         given = self._settings
         if batch.forget:
             if worker_sql.forget_old(cursor, given.worker_silence_seconds, given.user_address_days * 86_400):

@@ -73,7 +73,6 @@ class TcpPlaces:
             del self._number_of[address]
 
     def _gives_way(self, guests: dict[PlacedConnection, None] | None) -> bool:
-        """Aborts the first of ``guests``, which is the oldest. Returns false if ``guests`` is empty."""
         oldest = next(iter(guests), None) if guests else None
         if oldest is None:
             return False

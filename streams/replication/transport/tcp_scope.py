@@ -318,11 +318,8 @@ class TcpListener:
         await asyncio.gather(*self._attending, return_exceptions=True)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Accepts connections until it is cancelled, a few at a time.
-
-        The event loop's own server accepts all waiting connections in one iteration. So either a crowd of 2,000 clients
-        keeps all followers waiting for seconds, or the loop's call of ``listen`` makes the backlog too short for it.
-        """
+        # A few at a time: the event loop's own server accepts all waiting connections in one iteration. So either a
+        # crowd of 2,000 clients keeps all followers waiting for seconds, or the backlog is too short for it.
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -344,7 +341,6 @@ class TcpListener:
             await asyncio.sleep(0)
 
     async def _attend(self, made: socket.socket, host: str) -> None:
-        """Runs the application on an accepted connection, if its client may come in."""
         connection = TcpConnection(self._places, asyncio.current_task())
         try:
             try:
@@ -410,7 +406,7 @@ class TcpListener:
         raise self._refuse(Refusal.HANDSHAKE, host, detail="the client ended the connection")
 
     async def _shake_hands(self, made: socket.socket, connection: TcpConnection, host: str) -> None:
-        """Does the TLS handshake, and releases the turn to begin as soon as it has begun. Raises `_Refused` if it fails."""
+        # The turn to begin is released as soon as the handshake has begun.
         loop, refused = asyncio.get_running_loop(), list[_Refused]()
         reason, detail = Refusal.HANDSHAKE, "the connection was lost"
         with contextlib.ExitStack() as beginning:
@@ -436,7 +432,7 @@ class TcpListener:
     def _refuse(
         self, reason: Refusal, host: str, text: bytes = b"", *, detail: str = "", lingers: bool = True
     ) -> _Refused:
-        """Counts a refusal, and returns the error to raise. Logs at most one line per reason in `REFUSAL_LOG_SECONDS`."""
+        # At most one line per reason in `REFUSAL_LOG_SECONDS` is logged.
         self.refusals[reason.value] += 1
         now = time.monotonic()
         if now >= self._logged.get(reason, 0.0) + REFUSAL_LOG_SECONDS:
@@ -445,8 +441,6 @@ class TcpListener:
         return _Refused(text, lingers=lingers)
 
     async def _run(self, application: Application, connection: TcpConnection) -> None:
-        """Runs an application on a connection, and closes the connection after it, or aborts it `LINGER_SECONDS` later."""
-
         async def send(message: Message) -> None:
             connection.handle_reply(message)
 
@@ -462,7 +456,7 @@ class TcpListener:
 
 
 async def _ask_for_certificate(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
-    """The application of a client without a certificate. The handshake went well, so that the reason can be sent."""
+    # The handshake went well, so that the reason can be sent.
     await send({"type": "tcp.accept"})
     await send({"type": "tcp.send", "bytes": _NEEDS_CERTIFICATE})
     # Closing now, while input of the client is under way, could destroy the text.
@@ -489,7 +483,6 @@ async def _peek(made: socket.socket, least: int) -> bytes:
 
 
 async def _part(made: socket.socket, refused: _Refused) -> None:
-    """Sends a refused client its answer, and waits until the client is gone, for at most `LINGER_SECONDS`."""
     # Closing at once, while input of the client is unread, would reset the connection and destroy the text under way.
     with contextlib.suppress(OSError):  # the client may be gone; TimeoutError is one of them
         made.send(refused.text)
@@ -500,7 +493,6 @@ async def _part(made: socket.socket, refused: _Refused) -> None:
 
 
 def _weight(message: Message) -> int:
-    """Returns the number of bytes that a message counts towards the input limit: its data plus `MESSAGE_BYTES`."""
     return len(message.get("bytes", b"")) + MESSAGE_BYTES
 
 
@@ -515,5 +507,5 @@ def _tls_extension(transport: asyncio.Transport) -> Message:
 
 
 def _address(name: Any) -> list[Any] | None:
-    """Returns a socket's address in ASGI's form ``[host, port]``, or None for a Unix socket, which has no host and port."""
+    # A Unix socket has no host and port.
     return [name[0], name[1]] if isinstance(name, tuple) else None
