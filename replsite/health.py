@@ -70,7 +70,6 @@ class Report:
     parts: tuple[Part, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the report as plain JSON values."""
         return asdict(self)
 
 
@@ -200,7 +199,6 @@ def _ready(get: Callable[[], Snapshot]) -> tuple[list[Part], Snapshot | None]:
 
 
 def ready(get: Callable[[], Snapshot] = SHARED.get) -> Report:
-    """Returns a report on whether this process can serve."""
     return _report([*_ready(get)[0], _disk(FULL_SHARE)], "This process can serve.")
 
 

@@ -102,7 +102,6 @@ _SUMMARY = _Probe(health.summary, "replsite-health")
 
 @require_safe
 def live_view(request: HttpRequest) -> JsonResponse:
-    """Serves ``/health/live``: 200 while the process handles requests."""
     return _answer(Report(True, "This process is up."))
 
 

@@ -116,7 +116,6 @@ def readable_epoch(cursor: Any) -> str:
 
 
 def is_standby(cursor: Any) -> bool:
-    """Returns true if the database is a standby of another database."""
     cursor.execute("SELECT pg_is_in_recovery()")
     return bool(cursor.fetchone()[0])
 

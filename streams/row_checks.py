@@ -140,7 +140,6 @@ def _sequences_in_migrations(app_label: str) -> list[tuple[str, StreamSequence]]
 def check_sequences(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Finds streams whose table exists, but whose sequence does not. Runs with ``check --database`` and with ``migrate``."""
     return [message for alias in databases or () for message in _missing_sequences(alias)]
 
 

@@ -122,14 +122,12 @@ class StreamSequence(MadeAfterTable):
         return f"<StreamSequence {self.name} of stream {self.stream!r}, version {self.version}>"
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
-        """Returns the constraint's form in a migration file: its class, no positional arguments, and its keyword arguments."""
         given: dict[str, Any] = {"stream": self.stream, "version": self.version, "row": self.row}
         if self.id_field != "stream_id":
             given["id_field"] = self.id_field
         return "streams.sequence.StreamSequence", (), given
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Returns the statement that makes the sequence, or takes over the sequence that the table already has."""
         return self._statement(CREATE_SEQUENCE, model, schema_editor)
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
@@ -184,9 +182,7 @@ class CreateStreamSequence(RunSQL):
         self._table = table
 
     def deconstruct(self) -> tuple[str, list[str], dict[str, object]]:
-        """Returns the operation's form in a migration file."""
         return type(self).__name__, [self._table], {}
 
     def describe(self) -> str:
-        """Returns the description for the log of ``migrate``."""
         return f"Create the stream sequence of {self._table}"

@@ -73,14 +73,12 @@ class ApiTokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def word(self, token: ApiToken) -> str:
-        """Returns the state of the token: valid, expired or revoked."""
         if token.revoked_at is not None:
             return "revoked"
         return "expired" if token.expires_at <= timezone.now() else "valid"
 
     @admin.display(description="rights")
     def rights(self, token: ApiToken) -> str:
-        """Returns the rights of the token as text: those of its user, or only to read."""
         return "read only" if token.read_only else "as its user"
 
     def get_queryset(self, request: HttpRequest) -> Any:

@@ -276,12 +276,10 @@ class _WithStatus(Schema):
 
     @staticmethod
     def resolve_severity(row: Any) -> str:
-        """Returns fine, note, warning or wrong."""
         return str(row.status.severity.name.lower())
 
     @staticmethod
     def resolve_sentence(row: Any) -> str:
-        """Returns the reason of the status, and what to do."""
         return str(row.status.sentence)
 
 

@@ -57,7 +57,6 @@ def find_token(text: str) -> ApiToken | None:
 
 
 def reread_token(token: ApiToken) -> ApiToken | None:
-    """Returns the token and its user as the database has them now, or None if the token is not valid any more."""
     return _valid().filter(pk=token.pk).first()
 
 

@@ -60,20 +60,16 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
 
 
 def site_style(request: HttpRequest) -> str:
-    """Returns the address of the style sheet that all pages of the admin have."""
     return static("dashboard/site.css")
 
 
 def local_time_script(request: HttpRequest) -> str:
-    """Returns the address of the script that shows local times."""
     return static("dashboard/local_time.js")
 
 
 def favicon(request: HttpRequest) -> str:
-    """Returns the address of the icon in the browser's tab."""
     return static("dashboard/icon.svg")
 
 
 def noscript_style(request: HttpRequest) -> str:
-    """Returns the address of the style sheet for browsers that run no scripts."""
     return static("dashboard/noscript.css")

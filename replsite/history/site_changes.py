@@ -29,7 +29,6 @@ def outage(begin: datetime, end: datetime) -> list[Change]:
 
 
 def restart(at: datetime) -> Change:
-    """Returns the change that records a restart of the database server that was too short to be seen as an outage."""
     return Change(_SITE, "", Verdict(RESTARTED, Severity.NOTE, "Its server was started at this time."), at)
 
 

@@ -44,11 +44,9 @@ class ProcessCollector(Collector):
     """The collector of this process's plain counters, which do not use prometheus_client."""
 
     def describe(self) -> Iterator[Metric]:
-        """Yields the families without samples."""
         return (m.family() for m in PLAIN)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the families with their present values."""
         return filled(PLAIN, ProcessScrape())
 
 
@@ -127,7 +125,6 @@ _FIGURES = MirroredCounters()
 
 
 def folder_of_processes() -> str:
-    """Returns ``PROMETHEUS_MULTIPROC_DIR``, or an empty text if it is not set."""
     return os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
 
 

@@ -108,7 +108,6 @@ def reader_status(scrape: Scrape) -> Iterator[Row]:
 
 
 def lag_seconds(views: Sequence[ReaderStreamRow]) -> float:
-    """Returns the largest lag of these readers, in seconds."""
     return max(view.lag_seconds for view in views)
 
 
@@ -192,7 +191,6 @@ def job_progress(scrape: Scrape) -> Iterator[Row]:
 
 
 def job_periods(_: Any) -> Iterator[Row]:
-    """Returns the period of each kind of job in ``REPLSITE_JOB_PERIODS``, in seconds."""
     return ((float(seconds), job) for job, seconds in site_settings().job_periods.items())
 
 

@@ -49,7 +49,6 @@ class Lags:
         return found
 
     def of_writer(self, row: WriterRow) -> Unread:
-        """Returns the facts above a writer's position."""
         return self.known.get((row.stream, (row.writer,), (row.position,)), NO_LAG)
 
 

@@ -253,7 +253,6 @@ class ReaderRow:
 
     @property
     def follows(self) -> bool:
-        """False for a connection that has closed, and for a reader that was never seen."""
         return self.closed_at is None and self.status.word != ReaderWord.NEVER_SEEN
 
     @property

@@ -85,7 +85,7 @@ def limits() -> Limits:
 
 
 def read_current_snapshot(history: History | None = None) -> Snapshot:
-    """Does the same, after a look at the streams where no process of the site looks, such as one that serves pages alone."""
+    """Does the same, and reads the positions first if no process of the site does, as where only pages are served."""
     look_now(stream_settings().database, even_if_led=False)
     return read_snapshot(history)
 

@@ -47,7 +47,6 @@ class RecordedRow:
 
     @property
     def stream_name(self) -> str:
-        """The local name of the stream: ``record/stream``."""
         return f"{self.record}/{self.stream}"
 
 

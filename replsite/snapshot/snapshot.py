@@ -27,5 +27,4 @@ class Snapshot:
     storage: StorageView | None = None
 
     def stream(self, name: str) -> StreamRow:
-        """Returns the stream of that name. Raises ``KeyError`` if there is none."""
         return {stream.name: stream for stream in self.streams}[name]

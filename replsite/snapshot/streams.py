@@ -113,7 +113,6 @@ class HolderRow:
         return "a session that is ending" if self.pid is None else f"session {self.pid}"
 
     def may_be_of(self, writer: str) -> bool:
-        """Returns true if the append may be this writer's."""
         return self.writer_class in (ANY_WRITER, class_of(writer))
 
 
@@ -168,7 +167,6 @@ class StreamRow:
 
     @property
     def blocked(self) -> HolderRow | None:
-        """The first append that is open for too long, or None."""
         return next((h for h in self.holders if h.status.severity >= Severity.WARNING), None)
 
 

@@ -101,7 +101,6 @@ class WorkersView:
     counts: tuple[CountView, ...] = ()
 
     def counted(self, kind: str) -> dict[str, int]:
-        """Returns ``{name: total}`` of the counters of this kind."""
         return {count.name: count.total for count in self.counts if count.kind == kind}
 
 

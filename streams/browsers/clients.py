@@ -290,7 +290,6 @@ class BrowserClient:
 
 
 def open_clients() -> int:
-    """Returns the number of browsers that are connected to this process."""
     return len(_clients)
 
 

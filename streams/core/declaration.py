@@ -68,7 +68,6 @@ class Column:
 
     @property
     def key(self) -> str:
-        """The name of the column's value in a row that is a JSON object."""
         return self.field or self.name
 
 
@@ -96,7 +95,6 @@ class FactTable:
 
     @property
     def stored(self) -> tuple[Column, ...]:
-        """All columns: first the columns that are sent, then the columns of ``more``."""
         return self.columns + self.more
 
 

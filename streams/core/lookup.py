@@ -66,11 +66,9 @@ def stream_of(model: Any) -> BoundStream:
 
 
 def all_streams() -> list[BoundStream]:
-    """Returns all streams in the order in which they are announced."""
     rank = {name: number for number, name in enumerate(_WIRE_ORDER)}
     return sorted(_streams.values(), key=lambda stream: rank.get(stream.name, len(rank)))
 
 
 def names() -> list[str]:
-    """Returns the names of all streams, in the order of ``all_streams``."""
     return [stream.name for stream in all_streams()]

@@ -26,7 +26,6 @@ def check_name(name: str) -> None:
 
 
 def name_without_number(pattern: str) -> str:
-    """Returns the pattern without ``{n}`` and what separates it."""
     return pattern.replace(_NUMBER, "").strip("-_.:") or "server"
 
 

@@ -41,7 +41,6 @@ def check_record_name(name: str) -> str:
 
 
 def is_recorded(stream: str) -> bool:
-    """Returns true if ``stream`` is the name of a recorded stream, that is, if the name contains a slash."""
     return "/" in stream
 
 

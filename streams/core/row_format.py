@@ -65,7 +65,6 @@ class RowFormat:
         return self._build(values)
 
     def places(self) -> dict[str, int]:
-        """Returns ``{column: index in the row's array}`` for each column whose value is itself an element of the array."""
         return {part.column: place for place, part in enumerate(self._parts) if isinstance(part, Value)}
 
     def sql(self) -> str | None:

@@ -133,7 +133,6 @@ class FoundSequence:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """All that is wrong with the sequence, apart from its value (``behind``)."""
         return tuple(self._faults())
 
     def _faults(self) -> Iterator[Fault]:
@@ -194,19 +193,16 @@ class FoundSequence:
 
     @property
     def is_mendable(self) -> bool:
-        """True if statements about the sequence mend all faults."""
         return all(fault.clause for fault in self.faults)
 
     @property
     def fix(self) -> str:
-        """What mends the faults. Empty if there are none."""
         statements = "; ".join(self.mending())
         mends = [f"check_streams --repair as the owner of the sequence, or: {statements}"] if statements else []
         return "; ".join([*dict.fromkeys(fault.remedy for fault in self.faults if fault.remedy), *mends])
 
     @property
     def sentence(self) -> str:
-        """The faults in words, and what mends them. Empty if there are none."""
         wrong = "; it ".join(fault.text for fault in self.faults)
         return f"The sequence {self.sequence} {wrong}. To mend it: {self.fix}." if wrong else ""
 

@@ -109,7 +109,6 @@ class VectorToken:
 
     @property
     def highest(self) -> int:
-        """The largest position in the token: the base, or the largest entry."""
         return max([self.base, *self.entries.values()])
 
     def covers(self, writer: str | None, position: int) -> bool:
@@ -137,7 +136,6 @@ class VectorToken:
         return VectorToken.of(min(self.base, other.base), positions)
 
     def bounded_by(self, limit: int) -> VectorToken:
-        """Returns the token with every position above ``limit`` lowered to ``limit``."""
         return VectorToken.of(min(self.base, limit), {w: min(p, limit) for w, p in self.entries.items()})
 
     def after_partial_read(self, high: VectorToken, last_read: int) -> VectorToken:

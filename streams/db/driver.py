@@ -687,7 +687,6 @@ def schema_mark(cursor: Any) -> str:
 
 
 def channel(cursor: Any, name: str) -> str:
-    """Returns the site's channel of that name, for LISTEN and NOTIFY."""
     return marked_channel(name, schema_mark(cursor))
 
 
@@ -714,17 +713,14 @@ def reader_key(cursor: Any, reader: str) -> int:
 
 
 def recorder_key(cursor: Any, name: str) -> int:
-    """Returns the key of the session lock held by the process that records a foreign server under ``name``."""
     return _key(cursor, "recorder", name)
 
 
 def trim_key(cursor: Any, stream: str) -> int:
-    """Returns the key of the session lock held while a stream is trimmed."""
     return _key(cursor, "trim", stream)
 
 
 def migrate_key(cursor: Any) -> int:
-    """Returns the key of the session lock that ``manage.py migrate`` holds."""
     return _key(cursor, "migrate", "")
 
 

@@ -26,7 +26,6 @@ def is_test_process() -> bool:
 
 
 def is_in_test(connection: BaseDatabaseWrapper) -> bool:
-    """Returns true if the connection is inside the transaction of a ``TestCase``."""
     blocks = connection.atomic_blocks
     return bool(blocks) and bool(getattr(blocks[0], "_from_testcase", False))
 

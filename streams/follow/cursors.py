@@ -227,7 +227,6 @@ def adopt_epoch(cursor: Any, reader: str, stream: str, epoch: str) -> None:
 
 
 def known_streams(cursor: Any, reader: str) -> list[str]:
-    """Returns the streams on which the reader has a stored cursor, sorted by name."""
     cursor.execute(_STREAMS, {"reader": reader})
     return [row[0] for row in cursor.fetchall()]
 

@@ -73,12 +73,10 @@ class Reader:
 
     @property
     def facts_handled(self) -> int:
-        """The number of facts that were handled in this run."""
         return self._counts[0] + sum(loop.facts_handled for loop in self._loops)
 
     @property
     def facts_parked(self) -> int:
-        """The number of facts that were stored as dead letters in this run."""
         return self._counts[1] + sum(loop.facts_parked for loop in self._loops)
 
     def positions(self) -> Mapping[str, Mapping[str, int]]:

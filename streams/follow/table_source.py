@@ -39,7 +39,6 @@ class Batch:
 
     @property
     def is_last(self) -> bool:
-        """True if the batch ends at ``target``. Then new positions must be read before further facts can be found."""
         return next_range(self.cursor, self.target) is None
 
 
@@ -97,7 +96,6 @@ class TableSource:
             return current_epoch(cursor)
 
     def check_epoch(self, kept: str) -> None:
-        """Raises ``EpochChanged`` if ``kept``, the epoch of a cursor, is not the present epoch."""
         handler = self._handler
         with self._connection.cursor() as cursor:
             check_epoch(cursor, kept, f"Reader {handler.reader} on stream {handler.stream}")

@@ -189,7 +189,6 @@ _EXPIRY = _Expiry()
 
 
 def stop_expiry() -> None:
-    """Ends the expiry thread of this process. When a user types, the thread is started again."""
     _EXPIRY.stop()
 
 

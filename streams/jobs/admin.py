@@ -56,12 +56,10 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def word(self, job: models.Job) -> str:
-        """Returns the state, or ``killed`` for a running job that no process works on."""
         return self._view(job).word
 
     @admin.display(description="progress")
     def progress(self, job: models.Job) -> str:
-        """Returns a text with the job's stage, its rate and the remaining time."""
         return self._view(job).progress
 
     @admin.display(description="took")
@@ -70,7 +68,6 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="figures")
     def figures(self, job: models.Job) -> SafeString:
-        """Returns a table of the figures before and after the work, side by side."""
         return render_to_string("jobs/figures.html", {"figures": self._view(job).figures})
 
     def get_queryset(self, request: HttpRequest) -> Any:

@@ -49,7 +49,6 @@ class ProcessLink:
     stopping: Callable[[], bool] = lambda: False
 
     def has_lost(self) -> bool:
-        """Returns true if the connection that held the lock has ended. Returns false for a run without a lock."""
         return self.lock is not None and not self.lock.is_held()
 
 

@@ -63,7 +63,6 @@ class JobLock:
         return True
 
     def release(self, job: int) -> None:
-        """Releases the lock of a job. This process must not work on the job any more."""
         with self._connection.cursor() as cursor:
             cursor.execute(_UNLOCK, [job])
 
@@ -175,7 +174,6 @@ def close_killed(lock: JobLock, using: str, **which: Any) -> int:
 
 
 def show_progress(job: int, using: str, **values: Any) -> None:
-    """Writes ``values`` into the job's row: columns such as stage, done, total and rate."""
     Job.objects.using(using).filter(pk=job).update(updated_at=Now(), **values)
 
 
@@ -191,7 +189,6 @@ def end_run(job: Job, using: str, **values: Any) -> bool:
 
 
 def killed_jobs(using: str) -> set[int]:
-    """Returns the IDs of the jobs in state ``running`` that no process works on."""
     with connections[using].cursor() as cursor:
         cursor.execute(KILLED_JOBS)
         return {row[0] for row in cursor.fetchall()}

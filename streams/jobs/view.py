@@ -34,7 +34,6 @@ class JobView:
 
     @property
     def word(self) -> str:
-        """The job's state, or ``killed`` if no process works on the running job."""
         return KILLED if self.is_killed else self.job.state
 
     @property
@@ -54,12 +53,10 @@ class JobView:
 
     @property
     def duration_text(self) -> str:
-        """Empty if the job has not begun."""
         return duration(self.seconds) if self.seconds is not None else ""
 
     @property
     def figures(self) -> list[Figure]:
-        """The figures before and after the work, side by side."""
         return figures_of(self.job.before, self.job.after)
 
     def cells(self) -> list[str]:

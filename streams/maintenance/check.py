@@ -72,7 +72,6 @@ class Finding:
 
 
 def inspect_streams(cursor: Any) -> list[Finding]:
-    """Checks all streams. Returns one finding for each stream."""
     return [finding for finding, _ in _inspect(cursor, registry.all_streams())]
 
 

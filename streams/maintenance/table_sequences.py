@@ -57,12 +57,10 @@ class TableFinding:
 
     @property
     def verdict(self) -> str:
-        """``ok``, or what is wrong."""
         return "ok" if self.well else "sequence behind table"
 
     @property
     def fix(self) -> str:
-        """How to repair the sequence. Empty if nothing is wrong."""
         if self.well:
             return ""
         return f"move the sequence {self.sequence_name} to {self.highest_in_tables}: check_streams --repair"

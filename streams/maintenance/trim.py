@@ -121,7 +121,6 @@ class TrimPlan:
 
     @property
     def limit(self) -> int:
-        """Returns the position up to which the plan allows to delete facts."""
         return min([self.wanted, self.linear, *(r.position for r in self.obstacles if not r.ignored)])
 
     @property

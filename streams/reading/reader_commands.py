@@ -14,5 +14,4 @@ def run_by(reader: str, command: str) -> None:
 
 
 def command_of(reader: str) -> str:
-    """Returns the command that runs a reader, or "" for ``manage.py runhandlers``."""
     return _commands.get(reader, "")

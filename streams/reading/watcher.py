@@ -301,7 +301,6 @@ class Subscriptions(Generic[S]):
         _kinds.append(self)
 
     def get(self, using: str | None = None) -> S | None:
-        """Returns the subscriber of that database, or None if no subscriber was started yet."""
         return self._found.get(using or stream_settings().database)
 
     def obtain(self, using: str | None = None) -> S:
@@ -355,7 +354,6 @@ def _running(using: str) -> PositionWatcher:
 
 
 def watcher_of(using: str | None = None) -> PositionWatcher | None:
-    """Returns this process's watcher of that database, or None if there are no subscribers."""
     return _watchers.get(using or stream_settings().database)
 
 

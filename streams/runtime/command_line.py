@@ -50,7 +50,6 @@ class SiteCommand(BaseCommand):
     examples: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Returns Django's parser, with the examples at the end of its help."""
         kwargs.setdefault("epilog", self.epilog())
         kwargs.setdefault("formatter_class", HelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
@@ -67,7 +66,6 @@ class SiteCommand(BaseCommand):
         return self.examples
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
-        """Returns true if the command runs until it is stopped. Other commands end by themselves."""
         return False
 
     def execute(self, *args: Any, **options: Any) -> str | None:

@@ -9,6 +9,5 @@ before_leaving: list[Callable[[], None]] = []
 
 
 def stop_background_work() -> None:
-    """Calls all functions of ``before_leaving``."""
     for stop in before_leaving:
         stop()

@@ -43,7 +43,6 @@ class Condition:
 
     @property
     def is_on(self) -> bool:
-        """Returns true while the failure lasts."""
         return self._since is not None
 
     def begins(self, error: BaseException | str, **fields: Any) -> None:

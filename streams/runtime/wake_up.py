@@ -25,7 +25,6 @@ class WakeUp:
         os.set_blocking(self._write, False)
 
     def fileno(self) -> int:
-        """Returns the descriptor that is readable after ``ring``."""
         return self._read
 
     def ring(self) -> None:
@@ -34,7 +33,6 @@ class WakeUp:
             os.write(self._write, b"w")
 
     def hush(self) -> None:
-        """Reads everything that ``ring`` wrote."""
         with suppress(BlockingIOError):  # the pipe is empty
             os.read(self._read, 65_536)
 

@@ -54,7 +54,6 @@ class Current:
         return self.minima.get(writer, 0)
 
     def token(self) -> VectorToken:
-        """Returns the position as a token: the linear position, and an entry for each writer that is ahead of it."""
         return VectorToken.of(self.linear, self.maxima)
 
 

@@ -80,7 +80,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
 
     @property
     def is_within_fact(self) -> bool:
-        """True if the next instance and the instance that was yielded last are rows of the same fact."""
         return bool(self._facts) and self._facts[0].token == self._last
 
     # --- life -----------------------------------------------------------------------------------------------------

@@ -96,7 +96,6 @@ async def await_for(
 
 
 def waiting(using: str | None = None) -> int:
-    """Returns the number of callers in this process that now wait for positions of one database."""
     view = views.get(using)
     return 0 if view is None else view.waiting()
 
@@ -183,7 +182,6 @@ class PositionView(Subscriber):
             return len(self._waiters)
 
     def seen(self, stream: str) -> _Seen:
-        """Returns the positions of the stream as this process sees them now."""
         with self._lock:
             return self._seen(stream)
 

@@ -155,7 +155,6 @@ class _Column:
 
     @property
     def type_of_several(self) -> str:
-        """The SQL type of an array of the column's values, one value for each of several facts."""
         return "text[]" if self.is_array else f"{self.sql_type}[]"
 
     def converted(self, value: Any, connection: BaseDatabaseWrapper) -> Any:

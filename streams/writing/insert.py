@@ -40,7 +40,6 @@ IF_STORED = (
 
 @cache
 def fields_to_fill(model: type[Model]) -> tuple[Field[Any, Any], ...]:
-    """Returns the fields that an INSERT names: all concrete fields except automatic keys and generated columns."""
     return tuple(f for f in model._meta.concrete_fields if not isinstance(f, AutoField) and not f.generated)
 
 

@@ -126,13 +126,11 @@ class TableCatchUp:
         return await self._in_thread(lambda: self._fetch(stream, writer, after, upto, limit))
 
     async def token(self, stream: str, text: str) -> VectorToken:
-        """Parses a token in its text form. Raises `TokenError`."""
         token = await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
         # The writers of a stream announced under one name are hidden from followers: only the linear position counts.
         return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
     async def check_epoch(self, epoch: str, subject: str) -> None:
-        """Raises `EpochChanged` if ``epoch`` is not the database's epoch. ``subject`` names a token in the error message."""
         await self._in_thread(lambda: self._check_epoch(epoch, subject))
 
     async def close(self) -> None:

@@ -35,7 +35,6 @@ class ReaderRows:
             return store_readers(cursor, self._kind, os.getpid(), rows, self._served_by)
 
     def forget_old(self) -> None:
-        """Deletes old rows of readers that ended or no longer send heartbeats. Keeps the rows of named readers."""
         with self._connection.cursor() as cursor:
             forget_readers(cursor)
 

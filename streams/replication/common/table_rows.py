@@ -81,7 +81,6 @@ class BatchSizer:
         self._rows = first_rows
 
     def limit(self, most: int) -> int:
-        """Returns the number of rows to read now, at most ``most``."""
         return min(self._rows, most)
 
     def learn(self, rows: Sequence[FollowedRow]) -> None:

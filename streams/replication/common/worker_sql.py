@@ -187,13 +187,11 @@ def end_syncs_elsewhere(cursor: Any, connections: Mapping[str, str]) -> None:
 
 
 def forget_workers(cursor: Any, workers: Sequence[str]) -> None:
-    """Deletes all syncing users that the worker processes with these IDs reported."""
     if workers:
         cursor.execute(_FORGET_WORKERS, {"workers": list(workers)})
 
 
 def forget_connections(cursor: Any, keys: Sequence[str]) -> None:
-    """Deletes the connections with these keys, and all syncing users that were reported over these connections."""
     if keys:
         cursor.execute(_FORGET_CONNECTIONS, {"keys": list(keys)})
 
@@ -255,7 +253,6 @@ def store_addresses(cursor: Any, rows: Sequence[Row], room: int) -> StoredAddres
 
 
 def count_addresses(cursor: Any, most: int) -> int:
-    """Returns the number of stored addresses, or ``most`` if the number is larger."""
     cursor.execute(_COUNT_ADDRESSES, {"most": most})
     return int(cursor.fetchone()[0])
 
@@ -266,7 +263,6 @@ def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
 
 
 def counted_names(cursor: Any, kinds: Sequence[str]) -> list[str]:
-    """Returns the names of the counts of these kinds in the table of counts, at most 10,000 names."""
     cursor.execute("SELECT name FROM streams_wirecount WHERE kind = ANY(%(kinds)s) LIMIT 10000", {"kinds": list(kinds)})
     return [name for (name,) in cursor.fetchall()]
 

@@ -192,7 +192,6 @@ class Announcer:
         state.to_reset.discard(writer)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
-        """Yields (stream, writer, position last sent), in the order of announcement."""
         for name, state in self._streams.items():
             for writer, position in sorted(state.sent.items()):
                 yield name, writer, position

@@ -211,7 +211,6 @@ class Connection:
     # --- outputs --------------------------------------------------------------------------------------------------
 
     def pop_output(self) -> bytes:
-        """Returns the bytes to send, and empties the connection's output."""
         output = b"".join(self._output)
         self._output.clear()
         return output

@@ -182,7 +182,6 @@ class Cursors:
     # --- known positions ------------------------------------------------------------------------------------------
 
     def start(self, stream: str, linear: int, positions: Mapping[str, int]) -> None:
-        """Starts a stream at known cursors. A writer that is not in ``positions`` starts at ``linear``."""
         self._streams[stream] = _StreamCursors(linear, dict(positions), is_new=False)
 
     def learn(self, stream: str, writers: Iterable[str]) -> None:
@@ -211,7 +210,6 @@ class Cursors:
         self._batches_bytes, self._held = 0, None
 
     def reached(self, stream: str, instance: str, token: int) -> None:
-        """Records that all facts of the writer up to ``token`` were received or fetched."""
         self._streams[stream].reach(instance, token)
 
     def rewind(self, stream: str, instance: str) -> None:
@@ -370,7 +368,6 @@ class Cursors:
         return stream in self._streams
 
     def is_starting(self, stream: str) -> bool:
-        """Returns true while the stream is new to us and its first run of POSITIONs may continue."""
         return stream in self._streams and self._streams[stream].is_new
 
     def linear(self, stream: str) -> int:

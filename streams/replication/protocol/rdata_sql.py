@@ -34,7 +34,6 @@ FEW_TOKENS = 64
 
 
 def can_write_lines(declaration: StreamDeclaration, writer: str) -> bool:
-    """Returns true if the database can format the RDATA lines of this stream and writer."""
     return writer.isascii() and lines_sql(declaration) is not None
 
 

@@ -109,7 +109,6 @@ class ReportBuffer:
             self._reports.ended.add(connection)
 
     def drain(self) -> Reports:
-        """Returns the reports that were buffered since the last call, and empties the buffer."""
         drained, self._reports = self._reports, Reports()
         self._waiting_of.clear()
         return drained
@@ -119,11 +118,9 @@ class ReportBuffer:
         return bool(self._reports)
 
     def connections(self) -> list[str]:
-        """Returns the keys of the connections over which workers have reported syncing users."""
         return list(self._connections)
 
     def connection_of(self, worker: str) -> str | None:
-        """Returns the key of the connection over which the worker process reports its syncing users, or None if it has none."""
         found = self._workers.get(_name(worker) or "")
         return found[0] if found is not None else None
 

@@ -51,7 +51,6 @@ class RedisConnection:
         return answer
 
     async def ask(self, *words: str | bytes) -> Any:
-        """Sends a command, and returns Redis's answer to the command."""
         await self.send(*words)
         return await self.receive(CONNECT_TIMEOUT_SECONDS)
 

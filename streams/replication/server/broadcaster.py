@@ -104,7 +104,6 @@ class FreeTime:
         return self._seconds > 0
 
     def spend(self, seconds: float) -> None:
-        """Subtracts ``seconds``, the duration of some work, from the budget."""
         self._seconds -= seconds
 
 
@@ -228,7 +227,6 @@ class Broadcaster:
     # --- clients --------------------------------------------------------------------------------------------------
 
     def join(self, client: ReplicationClient) -> None:
-        """Adds a client. From now on the client gets every line."""
         self.clients[client.key] = client
 
     def leave(self, client: ReplicationClient) -> None:

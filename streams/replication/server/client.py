@@ -145,7 +145,6 @@ class ReplicationClient:
             self.flush()
 
     def refuse(self, why: str) -> None:
-        """Counts a refused command of the client. Keeps ``why``, the reason, for the table of readers."""
         self.refused, self.refusal = self.refused + 1, why
 
     def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
@@ -179,7 +178,6 @@ class ReplicationClient:
         return True
 
     def lost(self) -> None:
-        """Records that the client's transport is gone, and stops its timer."""
         if self._timer is not None:
             self._timer.cancel()
         self.connection.lost()

@@ -75,12 +75,10 @@ class AnswerCache:
         )
 
     def get(self, txn_id: str, question: RangeQuery) -> bytes | None:
-        """Returns the stored answer to a query. Returns None if no answer is stored, or if the stored answer is too old."""
         found = self._answers.get((txn_id, question))
         return None if found is None or found[0] <= self._clock() - CACHE_SECONDS else found[1]
 
     def keep(self, txn_id: str, question: RangeQuery, answer: bytes) -> None:
-        """Stores an answer, unless an answer to the same query is stored under this transaction ID already."""
         if self.get(txn_id, question) is None:
             self._answers.put((txn_id, question), (self._clock(), answer))
 

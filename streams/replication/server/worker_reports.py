@@ -148,7 +148,6 @@ class WorkerReports:
             self._wake()
 
     def figures(self) -> dict[str, int]:
-        """Returns ``{command word: number of dropped commands}``."""
         return dict(self._buffer.dropped + self.relay.dropped + Counter({UserIP.WORD: self._addresses_dropped}))
 
     def _wake(self) -> None:

@@ -129,7 +129,6 @@ def parse_redis(text: str) -> RedisAddress:
 
 
 def missing_redis_hint() -> str:
-    """Returns the instruction to install the extra ``redis``, or an empty text if the extra is installed."""
     return "" if find_spec("redis") else "Redis needs an extra: pip install 'replsite[redis]'."
 
 
@@ -186,7 +185,6 @@ def _resolve(address: Address) -> list[Any]:
 
 
 def missing_server_hint() -> str:
-    """Returns an error message if the packages of a server are not installed, else an empty text."""
     return "" if find_spec("daphne") else "A server needs an extra: pip install 'replsite[site]'."
 
 

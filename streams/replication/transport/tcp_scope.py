@@ -107,7 +107,6 @@ class TcpConnection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Returns the number of written bytes that the kernel has not accepted yet, or 0 if the connection is closed."""
         if self._transport is None:
             return 0
         return self._output_bytes + self._transport.get_write_buffer_size()
@@ -136,7 +135,6 @@ class TcpConnection(asyncio.Protocol):
         return dropped
 
     def close(self) -> None:
-        """Closes the connection after all written bytes have been sent."""
         self._is_closing = True
         if self._transport is not None and not self._output:
             self._transport.close()
