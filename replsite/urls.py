@@ -18,7 +18,7 @@ from replsite.history.happened_page import happened_page
 from replsite.history.page import history_page
 from replsite.metrics import process
 from replsite.metrics.cluster import metrics_view
-from streams.replication.server.http_catch_up import stream_updates_view
+from streams.replication.server.catch_up_view import stream_updates_view
 
 _REPLICATION = "_synapse/replication"
 

@@ -19,8 +19,8 @@ from streams.core.positions import Stored, linear_position
 from streams.core.tokens import VectorToken
 from streams.db.driver import DatabaseError
 from streams.epochs import current_epoch
-from streams.follow.cursors import Owner, adopt_epoch, begin_cursor, move_cursor, read_cursor
 from streams.follow.lease import ReaderLock
+from streams.follow.stored_cursors import Owner, adopt_epoch, begin_cursor, move_cursor, read_cursor
 from streams.reading.possible_positions import possible_positions
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from replsite.snapshot.jobs import JobsView, read_jobs
 from replsite.snapshot.lags import NO_LAG, facts_upto, read_lags
 from replsite.snapshot.readers import MOST_PARKED, ReaderRow, ReaderStreamRow, read_readers
 from replsite.snapshot.recorded import RecordedRow, read_recorded
-from replsite.snapshot.samples import read_samples, warm
 from replsite.snapshot.snapshot import Snapshot
 from replsite.snapshot.storage import STORAGE_SECONDS, StorageView, read_storage
+from replsite.snapshot.stored_samples import read_samples, warm
 from replsite.snapshot.streams import ExpectedRow, HolderRow, StreamRow, WriterRow, read_writers
 from replsite.snapshot.table import worst_first
 from replsite.snapshot.verdicts import (

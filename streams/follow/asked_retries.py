@@ -17,10 +17,10 @@ from django.db import connections
 
 from streams.conf import stream_settings
 from streams.errors import UnknownReader
-from streams.follow.cursors import Owner, RetryRequest, begin_retry, end_retry, put_back_retry
-from streams.follow.cursors import ask_retry as store_request
 from streams.follow.dead_letters import parked_facts, retry_one
 from streams.follow.handlers import Handler, effects_database_of
+from streams.follow.stored_cursors import Owner, RetryRequest, begin_retry, end_retry, put_back_retry
+from streams.follow.stored_cursors import ask_retry as store_request
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)

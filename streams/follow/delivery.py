@@ -20,9 +20,9 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import HandlerFailed, ReaderFenced
 from streams.follow.chunks import Chunk
-from streams.follow.cursors import CursorMoved, Owner, move_cursor
 from streams.follow.dead_letters import check_not_undone, park
 from streams.follow.handlers import Handler, OnFailure
+from streams.follow.stored_cursors import CursorMoved, Owner, move_cursor
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)

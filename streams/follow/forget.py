@@ -14,9 +14,9 @@ from typing import Any
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import FactsParked, ReaderNameTaken, UnknownReader
-from streams.follow.cursors import forget_cursors, known_streams
 from streams.follow.handlers import effects_database_of, streams_database_of
 from streams.follow.lease import hold_name, reader_row_key
+from streams.follow.stored_cursors import forget_cursors, known_streams
 from streams.reading.reader_table import QUERY, remove_reader
 from streams.runtime.logs import get_logger
 

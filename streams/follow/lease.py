@@ -18,7 +18,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.lock_holders import describe_lock_holder
 from streams.errors import ReaderNameTaken
-from streams.follow.cursors import Owner, RetryRequest, end_lease, end_retry, new_lease, store_heartbeat
+from streams.follow.stored_cursors import Owner, RetryRequest, end_lease, end_retry, new_lease, store_heartbeat
 from streams.reading.reader_table import NAMED, store_readers
 from streams.replication.common.command_counts import received_rdata
 from streams.runtime.error_text import error_text

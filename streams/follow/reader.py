@@ -14,9 +14,9 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import BadHandler, ReaderFenced
 from streams.follow.asked_retries import AskedRetries
-from streams.follow.cursors import Owner
 from streams.follow.handlers import Begin, Handler, handlers_of
 from streams.follow.lease import ReaderLock
+from streams.follow.stored_cursors import Owner
 from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop
 from streams.reading.looker import look_now
 from streams.reading.position_notifications import PositionListener

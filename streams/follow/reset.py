@@ -20,9 +20,9 @@ from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.epochs import current_epoch
 from streams.errors import TokenError, UnknownReader
-from streams.follow.cursors import known_streams, read_cursor
 from streams.follow.handlers import effects_database_of, handlers_of, readers, streams_database_of
 from streams.follow.lease import hold_name
+from streams.follow.stored_cursors import known_streams, read_cursor
 from streams.follow.table_source import present_token
 from streams.runtime.logs import get_logger
 

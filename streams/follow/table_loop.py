@@ -20,10 +20,10 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.follow.asked_retries import AskedRetries
 from streams.follow.chunks import Chunk
-from streams.follow.cursors import CursorMoved, Owner, adopt_epoch, begin_cursor, read_cursor
 from streams.follow.delivery import ConnectionLost, Delivery, Stopped
 from streams.follow.handlers import Handler
 from streams.follow.lag_histogram import DelaySamples
+from streams.follow.stored_cursors import CursorMoved, Owner, adopt_epoch, begin_cursor, read_cursor
 from streams.follow.table_source import Batch, TableSource
 from streams.runtime.logs import Condition, get_logger
 

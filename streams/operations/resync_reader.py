@@ -16,9 +16,9 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.epochs import check_epoch, unstamp
 from streams.errors import TokenError, UnknownStream
-from streams.follow.cursors import known_streams
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.reset import resync_reader
+from streams.follow.stored_cursors import known_streams
 from streams.jobs.command import CommandLine, command_line
 from streams.reading.rows import writer_names
 from streams.runtime.command_line import asked_by

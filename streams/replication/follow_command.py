@@ -22,9 +22,9 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.epochs import unstamp
 from streams.errors import TokenError
-from streams.replication.client.connection import Connector
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
+from streams.replication.client.links import Connector
 from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, TableCatchUp
 from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.protocol.connection import CloseReason

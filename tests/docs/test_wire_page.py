@@ -20,7 +20,7 @@ from streams.replication.protocol.commands import (
 )
 from streams.replication.protocol.connection import Limits
 from streams.replication.protocol.rights import REPORTS, Rights
-from streams.replication.server.http_catch_up import ANSWER_LIMIT_BYTES, ROWS_PER_ANSWER, TXN_ID_LIMIT
+from streams.replication.server.catch_up_view import ANSWER_LIMIT_BYTES, ROWS_PER_ANSWER, TXN_ID_LIMIT
 from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "reference" / "wire.md").read_text()

@@ -18,8 +18,8 @@ from unittest import mock
 
 from streams.core.tokens import VectorToken
 from streams.replication.client import follower as follower_module
-from streams.replication.client.connection import Counters
 from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.links import Counters
 from streams.replication.client.table_catch_up import Writers
 from streams.replication.errors import CatchUpError, TooManyWriters
 from streams.replication.protocol import cursors as cursors_module

@@ -16,8 +16,8 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.core.recorded import check_record_name
 from streams.errors import EpochChanged, StreamError, TokenError
-from streams.replication.client.connection import Connector, TcpConnector
 from streams.replication.client.http_catch_up import HttpServers
+from streams.replication.client.links import Connector, TcpConnector
 from streams.replication.errors import BadAddress, BadCertificate, UnsendableCommand
 from streams.replication.follow_command import CATCH_UP_CHOICES, Following, FollowRequest
 from streams.replication.protocol.commands import Name, Server, format_line

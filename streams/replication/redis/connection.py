@@ -14,7 +14,7 @@ from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from streams.replication.client.connection import CONNECT_TIMEOUT_SECONDS
+from streams.replication.client.links import CONNECT_TIMEOUT_SECONDS
 from streams.replication.errors import RedisRefused
 from streams.replication.transport.addresses import RedisAddress
 

@@ -10,8 +10,8 @@ from django.test import Client
 
 from streams import registry
 from streams.models import StreamPosition
-from streams.replication.server import http_catch_up
-from streams.replication.server.http_catch_up import TXN_ID_LIMIT, AnswerCache, RangeQuery
+from streams.replication.server import catch_up_view
+from streams.replication.server.catch_up_view import TXN_ID_LIMIT, AnswerCache, RangeQuery
 from tests.support import writing
 from tests.support.waiting import wait_until
 from tests.support.writing import as_instance, fact, stored, stream
@@ -23,7 +23,7 @@ _ids = iter(range(10**9))
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(monkeypatch):
-    monkeypatch.setattr(http_catch_up, "_cache", AnswerCache())
+    monkeypatch.setattr(catch_up_view, "_cache", AnswerCache())
 
 
 def ask(name: str, after: object, upto: object, txn_id: str | None = None, **headers: str):
@@ -151,7 +151,7 @@ def walk(name: str, after: int, upto: int) -> tuple[list[int], int]:
 
 
 def test_limited_answers_hold_whole_tokens_and_lose_nothing(monkeypatch):
-    monkeypatch.setattr(http_catch_up, "ROWS_PER_ANSWER", 4)
+    monkeypatch.setattr(catch_up_view, "ROWS_PER_ANSWER", 4)
     with stream().reserve(6) as reservation:
         for number in reservation.ids:
             for _ in range(3):
@@ -165,7 +165,7 @@ def test_limited_answers_hold_whole_tokens_and_lose_nothing(monkeypatch):
 
 
 def test_an_answer_is_cut_at_its_size(monkeypatch):
-    monkeypatch.setattr(http_catch_up, "ANSWER_LIMIT_BYTES", 20_000)
+    monkeypatch.setattr(catch_up_view, "ANSWER_LIMIT_BYTES", 20_000)
     written = complete(stream().append(*(fact("x" * 9_000) for _ in range(9))))
     found, answers = walk("caches", written[0] - 1, written[-1])
     assert found == written
@@ -263,9 +263,9 @@ def test_the_secret_is_not_shown_in_the_settings_object(settings):
 
 def test_a_database_that_is_away_is_no_empty_answer(monkeypatch):
     def away(*_: object, **__: object) -> None:
-        raise http_catch_up.driver.OperationalError("gone")
+        raise catch_up_view.driver.OperationalError("gone")
 
-    monkeypatch.setattr(http_catch_up.driver, "direct_connection", away)
+    monkeypatch.setattr(catch_up_view.driver, "direct_connection", away)
     response = ask("caches", 0, 1)
     assert response.status_code == 503
     assert "updates" not in json.loads(response.content)

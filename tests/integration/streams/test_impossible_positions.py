@@ -10,7 +10,7 @@ from events.notifier import notifier
 from streams.errors import WaitTimedOut
 from streams.follow import Begin, Chunk, Handler, Reader
 from streams.replication.protocol.ordering import View
-from streams.replication.server.http_catch_up import RangeQuery, stream_updates
+from streams.replication.server.catch_up_view import RangeQuery, stream_updates
 from streams.waiting import wait
 from tests.integration.streams.cached_words import word
 from tests.support.writing import fact_of_north, session, store_position, stream
