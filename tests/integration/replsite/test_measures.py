@@ -223,13 +223,13 @@ def test_a_scrape_reads_the_database_once_however_many_readers_there_are(page):
     append()
     registry_of_cluster, shared = page
     generate_latest(registry_of_cluster)
-    shared._taken_at = float("-inf")
+    shared._read_at = float("-inf")
     few = queries_of(registry_of_cluster)
     writer = {"caches": {"master": 1}}
     Reader.objects.bulk_create(
         Reader(key=f"k{n}", name=f"reader-{n}", kind="follower", positions=writer) for n in range(50)
     )
-    shared._taken_at = float("-inf")
+    shared._read_at = float("-inf")
     many = queries_of(registry_of_cluster)
     assert few <= many <= few + 2, "more readers cost no more queries; the first that lags may read its window"
     assert queries_of(registry_of_cluster) == 0, "a second scrape within the second shares the snapshot"
