@@ -280,10 +280,10 @@ class RoomCompaction:
             raise CompressionWentWrong(
                 f"{self.room_id}: {error} Nothing was changed. Run manage.py room check."
             ) from error
-        for old, new in wanted:
-            if old is None or new is None or found[old] != found[new]:
+        for before, after in wanted:
+            if before is None or after is None or found[before] != found[after]:
                 raise CompressionWentWrong(
-                    f"{self.room_id}: state group {old} would read differently as {new}; no event was changed. "
+                    f"{self.room_id}: state group {before} would read differently as {after}; no event was changed. "
                     "Run manage.py room check on the room."
                 )
 

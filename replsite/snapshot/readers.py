@@ -289,8 +289,8 @@ def read_readers(
     cursors: dict[str, dict[str, CursorRow]] = {}
     cursor.execute(_CURSORS)
     for reader, stream, base, entries, *more in cursor.fetchall():
-        row = CursorRow(reader, stream, base, _numbers(decode_stored_json(entries)), *more)
-        cursors.setdefault(f"{NAMED}{reader}", {})[stream] = row
+        stored = CursorRow(reader, stream, base, _numbers(decode_stored_json(entries)), *more)
+        cursors.setdefault(f"{NAMED}{reader}", {})[stream] = stored
     with collector_paused():
         rows = [_reader(row, known) for row in found]
     has_row = {row.key for row in rows}

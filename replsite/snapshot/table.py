@@ -148,7 +148,7 @@ class Table:
         object in the admin's URLs. ``about`` is the argument of the status's actions; without it the row has no actions.
         """
         cells = [column.cell(row, getattr(row, "blank", NOTHING)) for column in self.shown]
-        return _row(cells, key, status or getattr(row, "status", NO_STATUS), admin_id, about)
+        return _row(cells, key, getattr(row, "status", NO_STATUS) if status is None else status, admin_id, about)
 
     def head(self, row: Any, sentence: str, admin_id: str = "", about: str = "") -> Row:
         """Returns the first row of a group. The row's sentence is empty if the status is fine."""
