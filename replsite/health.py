@@ -163,8 +163,8 @@ def _broadcaster() -> list[Part]:
     if idle_seconds is None:
         return []
     if idle_seconds > BROADCASTER_SILENT_SECONDS:
-        idle = f"It has not looked for facts for {duration(idle_seconds)}"
-        state = "It has ended" if math.isinf(idle_seconds) else idle
+        is_ended = math.isinf(idle_seconds)
+        state = "It has ended" if is_ended else f"It has not looked for facts for {duration(idle_seconds)}"
         sentence = f"{state}, so clients of this process get none. Read its log, and start it again."
         return [Part("broadcaster", False, sentence, "gone")]
     return [Part("broadcaster", True, "It looks for facts.")]
