@@ -183,9 +183,9 @@ class _Rises:
     def of(self, stream: str) -> _Rises:
         """Returns those of one stream."""
         return _Rises(
-            [one for one in self.raised if one[0] == stream],
-            [one for one in self.entered if one[0] == stream],
-            [one for one in self.held if one[0] == stream],
+            [row for row in self.raised if row[0] == stream],
+            [row for row in self.entered if row[0] == stream],
+            [row for row in self.held if row[0] == stream],
         )
 
 

@@ -8,7 +8,7 @@ from django.db import connection
 from django.utils import timezone
 
 from replsite.snapshot.readers import ReaderRow
-from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.reading import read_snapshot
 from streams.models import Reader
 from streams.reading.reader_table import forget_readers
 
@@ -19,5 +19,5 @@ def silent(name: str) -> ReaderRow:
     Reader.objects.filter(name=name).update(heartbeat_at=past, connected_at=past)
     with connection.cursor() as cursor:
         forget_readers(cursor)
-    (found,) = [reader for reader in take_snapshot().readers if reader.name == name]
+    (found,) = [reader for reader in read_snapshot().readers if reader.name == name]
     return found
