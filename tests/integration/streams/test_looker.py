@@ -308,7 +308,7 @@ class Forger(NotifyListener[str]):
         super().__init__(hints.CHANNEL, lambda _: None, "default", "forger")
         self.answered = 0
 
-    def take(self, heard: Sequence[tuple[int, str]]) -> list[str]:
+    def parse(self, heard: Sequence[tuple[int, str]]) -> list[str]:
         for _, payload in heard:
             if (word := hints.hinted_word(payload)) is not None:
                 with self.asking() as cursor:
