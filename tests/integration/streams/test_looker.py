@@ -409,11 +409,12 @@ def test_a_leader_that_goes_on_late_takes_no_position_back(
     frozen, stands = threading.Event(), threading.Event()
     find, mine = position_store.PositionStore._find_rises, leader.candidate._store
 
-    def standing(self: Any, *given: Any) -> None:
-        find(self, *given)
+    def standing(self: Any, *given: Any) -> Any:
+        found = find(self, *given)
         if self is mine and not frozen.is_set():
             stands.set()
             frozen.wait()
+        return found
 
     monkeypatch.setattr(position_store.PositionStore, "_find_rises", standing)
     try:
