@@ -224,7 +224,7 @@ def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
 def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch):
     """The current state changes with the commit, the position a moment later; in between the rooms are the old ones."""
     notifier.look(ALICE, START)
-    monkeypatch.setattr("events.notifier.feed.NotifierFeed.before", lambda *given, **_: None)
+    monkeypatch.setattr("events.notifier.feed.NotifierFeed.apply", lambda *given, **_: None)
     position, _ = other.do("join", room.room_id, BOB)
     found = notifier.look(BOB, START)
     assert not found.now.covers("other", position)

@@ -184,12 +184,12 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
     """The view of the database is newer than the positions: it shows Bob gone, who was met where the answer ends."""
     room.join(BOB)
     client = SyncClient(ALICE)
-    feed = NotifierFeed.before
+    feed = NotifierFeed.apply
 
     def all_but_events(self: NotifierFeed, cursor: object, found: Found, *, everything: bool) -> None:
         feed(self, cursor, {name: stored for name, stored in found.items() if name != "events"}, everything=everything)
 
-    monkeypatch.setattr(NotifierFeed, "before", all_but_events)
+    monkeypatch.setattr(NotifierFeed, "apply", all_but_events)
     other.do("leave", room.room_id, BOB)
     append.devices_changed([BOB])
     assert client.sync().streams["device_lists"].changed.keys() == {(BOB,)}
@@ -334,7 +334,7 @@ def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     client = SyncClient(ALICE)
     feed = notifier._feeds.obtain()
     feed.cache.clear()
-    monkeypatch.setattr(feed, "before", lambda *given, **_: None)
+    monkeypatch.setattr(feed, "apply", lambda *given, **_: None)
     append.push_rules_changed(ALICE)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
     answer = client.sync()
