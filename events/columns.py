@@ -18,9 +18,13 @@ EVENT_COLUMNS = (*_EVENT_FIELDS, "redacted_by", "state_unresolved", "state_group
 """The columns of ``events_event``, except its position, writer and time of arrival."""
 event_fields = attrgetter(*("depth" if name == "topological_ordering" else name for name in _EVENT_FIELDS))
 """Returns the values of the columns ``_EVENT_FIELDS``, which follow from the event itself."""
-_COLUMNS: dict[str, tuple[str, ...]] = {
+COLUMNS: dict[str, tuple[str, ...]] = {
     "events_backwardextremity": ("room_id", "event_id"),
     "events_currentstate": ("room_id", "type", "state_key", "event_id", "membership"),
+    "events_currentstatedelta": (
+        "stream_ordering", "instance_name", "room_id", "type", "state_key", "event_id", "prev_event_id",
+    ),
+    "events_event": ("stream_ordering", "instance_name", *EVENT_COLUMNS),
     "events_eventauth": ("event_id", "auth_event_ids"),
     "events_eventedge": ("event_id", "prev_event_id"),
     "events_eventjson": ("event_id", "room_version", "json"),
@@ -33,7 +37,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "state_stategroup": ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
     "state_stategroupdelta": ("chain", "state_group", "type", "state_key", "event_id"),
 }  # fmt: skip
-INSERT_INTO = {table: f"INSERT INTO {table} ({', '.join(columns)})" for table, columns in _COLUMNS.items()}
+INSERT_INTO = {table: f"INSERT INTO {table} ({', '.join(columns)})" for table, columns in COLUMNS.items()}
 """Table -> the beginning of its INSERT statement, up to the column names."""
 
 

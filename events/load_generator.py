@@ -13,12 +13,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from msgspec.structs import replace
 
 from events.columns import EVENT_COLUMNS, event_row
-from events.models import Event, EventJson
+from events.models import Event
 from events.persist.batch import Incoming, persist
+from events.rows import RoomRows, write
 from events.sending.finish import finish_event
 from streams.conf import stream_settings
 
@@ -96,9 +97,11 @@ class BackfillLoad:
     def append(self, count: int) -> list[int]:
         using = stream_settings().database
         events = [self._event() for _ in range(count)]
-        texts = [EventJson(event_id=event.event_id, room_version=_ROOM_VERSION, json=event.json) for event in events]
-        with transaction.atomic(using=using):
-            EventJson.objects.using(using).bulk_create(texts)
+        texts = RoomRows()
+        for event in events:
+            texts.add("events_eventjson", event.event_id, _ROOM_VERSION, event.json)
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            write(cursor, texts)
             rows = [event_row(replace(event, outlier=True), None, None) for event in events]
             return self._stream.append(*(Event(**dict(zip(EVENT_COLUMNS, row, strict=True))) for row in rows))
 

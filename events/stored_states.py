@@ -5,13 +5,13 @@ Reads on the given database alias, in the caller's transaction if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from django.db import connections
 
 from events.errors import EventRefused, EventUnreadable
-from events.format.parsing import RULED_TYPES, ParsedEvent, parse_event
+from events.format.parsing import RULED_TYPES, ParsedEvent, event_of_columns, parse_event
 from events.format.strict_json import decode_stored
 from events.models import EventJson
 from state.groups.deltas import StateKey
@@ -61,7 +61,7 @@ def _read(event_ids: Collection[str], using: str) -> _Read:
         return _Read(found, {})
     with connections[using].cursor() as cursor:
         cursor.execute(_COLUMNS, [sorted(missing)])
-        others = [_from_columns(row) for row in cursor.fetchall()]
+        others = [event_of_columns(row) for row in cursor.fetchall()]
     unreadable = {event.event_id: event.room_id for event in others if event.type in RULED_TYPES}
     return _Read(found | {event.event_id: event for event in others if event.event_id not in unreadable}, unreadable)
 
@@ -72,12 +72,6 @@ def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent | None:
         return None if event is None else parse_event(json, event, version, event_id)
     except EventRefused:  # damaged as well: every stored event was parsed before it was stored
         return None
-
-
-def _from_columns(row: Sequence[Any]) -> ParsedEvent:
-    content_hash_matches, json, content = True, b"", dict[str, Any]()
-    values = (*row[:8], tuple(row[8]), tuple(row[9]), *row[10:], content_hash_matches, json, content)
-    return ParsedEvent(*values)
 
 
 def _unreadable(event_id: str, room_id: str) -> EventUnreadable:

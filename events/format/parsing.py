@@ -15,7 +15,7 @@ If it was redacted before it arrived, nothing more is removed, and the bytes are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
@@ -134,6 +134,13 @@ class Verdict(NamedTuple):
     stream_ordering: int | None
     rejection_given: bool
     soft_failure_given: bool
+
+
+def event_of_columns(columns: Sequence[Any], verdict: Sequence[Any] = ()) -> ParsedEvent:
+    """Returns an event without JSON and content. ``columns`` are its fields up to ``relates_to``, ``verdict`` a ``Verdict``."""
+    known = (*columns[:8], tuple(columns[8]), tuple(columns[9]), *columns[10:])
+    values: tuple[Any, ...] = (*known, True, b"", {}, *verdict)
+    return ParsedEvent(*values)
 
 
 def parse_stored(

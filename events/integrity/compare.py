@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from events.format.parsing import RULED_TYPES, ParsedEvent
-from events.integrity.expected_rows import Columns, Computed, RoomRows, StoredEvent, compute, stored_before
+from events.integrity.expected_rows import Columns, Computed, StoredEvent, StoredRows, compute, stored_before
 from events.room.graph import is_accepted
 from events.visibility.ranges import VisibilityRow
 from events.visibility.recompute import show_the_same
@@ -89,7 +89,7 @@ def includes_subject(wanted: str, subject: str) -> bool:
     return wanted in (subject, EVERYTHING)
 
 
-def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
+def compare(rows: StoredRows, computed: Computed | None = None) -> RoomReport:
     """Returns the report on a room's rows. ``computed`` has the right values, if the caller knows them already."""
     should = computed if computed is not None else compute(rows)
     report = RoomReport(rows.room_id, len(rows.events))
@@ -117,7 +117,7 @@ def differences(should: Computed) -> Iterator[Difference]:
         yield from find(should.rows, should)
 
 
-def _without_content(rows: RoomRows) -> list[str]:
+def _without_content(rows: StoredRows) -> list[str]:
     # of the state events that decide who may do or see what
     return [
         row.event_id
@@ -126,7 +126,7 @@ def _without_content(rows: RoomRows) -> list[str]:
     ]
 
 
-def _room(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _room(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     table = "events_room"
     if should.create is not None:
         yield from _create(rows, should.create)
@@ -137,7 +137,7 @@ def _room(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         yield Difference("state", table, rows.room_id, "current_state_unresolved", stored, unresolved)
 
 
-def _create(rows: RoomRows, create: ParsedEvent) -> Iterator[Difference]:
+def _create(rows: StoredRows, create: ParsedEvent) -> Iterator[Difference]:
     table = "events_room"
     if not create.outlier and rows.create_event_id != create.event_id:
         yield Difference("state", table, rows.room_id, "create_event_id", rows.create_event_id, create.event_id)
@@ -145,7 +145,7 @@ def _create(rows: RoomRows, create: ParsedEvent) -> Iterator[Difference]:
         yield Difference("state", table, rows.room_id, "creator", rows.creator, create.sender)
 
 
-def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _events(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     for row in rows.events:
         if row.problem is not None:
             yield Difference("state", "events_eventjson", row.event_id, "json", row.problem, None, mendable=False)
@@ -167,7 +167,7 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
             yield Difference("state", "events_event", row.event_id, "rejected_reason", row.rejected_reason, reason)
 
 
-def _graph(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _graph(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     for row in rows.events:
         if row.columns is None or row.parsed is None:
             continue
@@ -183,7 +183,7 @@ def _graph(rows: RoomRows, should: Computed) -> Iterator[Difference]:
 # --- states -------------------------------------------------------------------------------------------------------
 
 
-def _states(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _states(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     for row in rows.events:
         known = row.event_id in should.states.after
         unresolved = not row.outlier and not known
@@ -222,7 +222,7 @@ def _size(should: Computed, group: int | None) -> str | None:
     return None if group is None else f"a state of {len(should.states.builder.expand(group))} entries"
 
 
-def _current(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _current(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     right: Mapping[tuple[str, str], tuple[str, str | None]] = should.current or {}
     for key in sorted(rows.current.keys() | right.keys()):
         stored, computed = rows.current.get(key), right.get(key)
@@ -230,7 +230,7 @@ def _current(rows: RoomRows, should: Computed) -> Iterator[Difference]:
             yield Difference("state", "events_currentstate", " ".join(key), "event_id, membership", stored, computed)
 
 
-def _redacted(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _redacted(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     applied = should.redactions()
     for row in rows.events:
         # Of several redactions of one event, the first that came is stored. Their order is unknown here, so each is
@@ -246,7 +246,7 @@ def _redacted(rows: RoomRows, should: Computed) -> Iterator[Difference]:
 # --- extremities and visibility ---------------------------------------------------------------------------------------
 
 
-def _extremities(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _extremities(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     both = (
         ("events_forwardextremity", rows.forward, should.forward),
         ("events_backwardextremity", rows.backward, should.backward),
@@ -264,7 +264,7 @@ def _extremities(rows: RoomRows, should: Computed) -> Iterator[Difference]:
             )
 
 
-def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+def _visibility(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     right = should.known_ranges
     if rows.visibility_unresolved and _may_be_unknown(rows, should):
         right = None
@@ -285,19 +285,19 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         yield Difference("visibility", "events_eventvisibility", key, "first, last", stored_span, right_span)
 
 
-def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:
+def _cover_the_same(rows: StoredRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:
     accepted = [row.stream_ordering for row in rows.events if is_accepted(should.events[row.event_id])]
     return show_the_same(rows.ranges, right or [], accepted)
 
 
-def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
+def _is_cut_off(rows: StoredRows, should: Computed) -> bool:
     # Older events were purged, from which the visibility of the oldest stored events followed: it cannot be recomputed.
     first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
     has_create_event = should.create is not None and not should.create.outlier
     return not has_create_event and any(found.first < first for found in rows.ranges)
 
 
-def _may_be_unknown(rows: RoomRows, should: Computed) -> bool:
+def _may_be_unknown(rows: StoredRows, should: Computed) -> bool:
     # an import could not compute ranges
     return should.current_group is None or any(
         row.event_id not in should.states.after for row in rows.events if is_accepted(should.events[row.event_id])

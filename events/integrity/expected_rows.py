@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from events.format.parsing import ParsedEvent
+from events.format.parsing import ParsedEvent, Verdict, event_of_columns
 from events.integrity.group_digests import DeltaRow, Digests, GroupRow, StoredGroups
 from events.room.graph import backward_extremities, is_accepted
 from events.room.state_assignment import RoomStates, Stored, is_create
@@ -89,7 +89,7 @@ class StoredEvent(NamedTuple):
 
 
 @dataclass(slots=True)
-class RoomRows:
+class StoredRows:
     """All stored rows of a room, with its events in ascending order of stream ordering."""
 
     room_id: str
@@ -157,7 +157,7 @@ class _CheckedStates(RoomStates):
 class Computed:
     """The values that the rows of a room should have, as far as they can be computed."""
 
-    rows: RoomRows
+    rows: StoredRows
     events: dict[str, ParsedEvent]
     """Event ID -> event, by its JSON or else by its columns, with the stored verdict."""
     stored: StoredGroups
@@ -219,10 +219,10 @@ class Computed:
         return event is not None and is_accepted(event) and event_id not in self.states.before
 
 
-def compute(rows: RoomRows) -> Computed:
+def compute(rows: StoredRows) -> Computed:
     """Returns the values that the rows of a room should have. Sends no query. Raises ``UnknownRoomVersion``."""
     version = room_version(rows.room_version)
-    events = {row.event_id: row.parsed or event_of_columns(row, rows.room_id, rows.room_version) for row in rows.events}
+    events = {row.event_id: row.parsed or event_of_row(row, rows.room_id, rows.room_version) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
     create = _create(rows, events.values())
     states = _CheckedStates(version, list(events.values()), create, _given_groups(rows, events, stored))
@@ -249,38 +249,20 @@ def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
     return stored.below(group)
 
 
-def event_of_columns(row: StoredEvent, room_id: str, room_version: str) -> ParsedEvent:
+def event_of_row(row: StoredEvent, room_id: str, room_version: str) -> ParsedEvent:
     """Builds an event whose JSON is missing or unreadable."""
     columns = row.columns
     if columns is None:  # ``stored_rows`` drops columns only if they agree with parsed JSON
         raise AssertionError(f"{row.event_id} has neither JSON nor columns")
-    return ParsedEvent(
-        event_id=row.event_id,
-        room_id=room_id,
-        room_version=room_version,
-        type=columns.type,
-        state_key=columns.state_key,
-        sender=columns.sender,
-        depth=columns.topological_ordering,
-        origin_server_ts=columns.origin_server_ts,
-        prev_event_ids=tuple(columns.edges),
-        auth_event_ids=tuple(columns.auth or ()),
-        membership=columns.membership,
-        redacts=columns.redacts,
-        relates_to=columns.relates_to,
-        content_hash_matches=True,
-        json=b"",
-        content={},
-        outlier=row.outlier,
-        rejected_reason=row.rejected_reason,
-        soft_failed=row.soft_failed,
-        stream_ordering=row.stream_ordering,
-        rejection_given=not (row.state_unresolved and row.state_group is None and row.rejected_reason is None),
-        soft_failure_given=True,
+    links = columns.edges, columns.auth or ()
+    fields = (row.event_id, room_id, room_version, *columns[:5], *links, *columns[5:8])
+    is_authorised = not (row.state_unresolved and row.state_group is None and row.rejected_reason is None)
+    return event_of_columns(
+        fields, Verdict(row.outlier, row.rejected_reason, row.soft_failed, row.stream_ordering, is_authorised, True)
     )
 
 
-def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None:
+def _create(rows: StoredRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None:
     # Those in the graph come before outliers, and among these the one that the room's row names.
     creates = [event for event in events if is_create(event)]
     named = [event for event in creates if event.event_id == rows.create_event_id]
@@ -289,7 +271,7 @@ def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None
 
 
 def _cuts_of_before(
-    rows: RoomRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
+    rows: StoredRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
 ) -> list[VisibilityRow]:
     # Stored cuts of users who left before the oldest stored live event, and have not joined again, cannot be computed
     # any more, so they are taken as right.
@@ -305,7 +287,7 @@ def _cuts_of_before(
 # --- states that may have been given ----------------------------------------------------------------------------------
 
 
-def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
+def _given_groups(rows: StoredRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
     # The stored group before each event whose state another server may have given: one of its prev events may have been
     # missing when it arrived, or may have had no state.
     by_id = {row.event_id: row for row in rows.events if not row.outlier}

@@ -8,78 +8,26 @@ are right. Wrong groups that no event needs any more are deleted. A value that c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from events.columns import INSERT_INTO
+from events.columns import COLUMNS
 from events.errors import RangesDisagree
-from events.integrity.compare import (
-    COLUMNS_OF_THE_EVENT,
-    Difference,
-    RoomReport,
-    compare,
-    differences,
-    includes_subject,
-)
+from events.integrity.compare import Difference, RoomReport, compare, differences, includes_subject
 from events.integrity.expected_rows import Computed, compute, stored_before
 from events.integrity.stored_rows import Mark, read_mark, read_room
-from events.room_lock_sql import LOCK_ROOM
+from events.room_lock_sql import CHANGE_ROOM, LOCK_ROOM
+from events.rows import RoomRows, drop_unused_groups, key_of, write
 from events.visibility.open_ranges import check_open_ranges
+from events.visibility.ranges import replaced_ranges
 from state.group_ids import reserve_group_ids
 from state.groups.deltas import GroupBuilder, StoredGroup
 from streams.runtime.gc_pause import collector_paused
 
-_PUT_STATE = f"""
-{INSERT_INTO["events_currentstate"]} VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
-"""
-_DROP_STATE = "DELETE FROM events_currentstate WHERE room_id = %s AND type = %s AND state_key = %s"
-_PUT_AUTH = f"""
-{INSERT_INTO["events_eventauth"]} VALUES (%s, %s)
-ON CONFLICT (event_id) DO UPDATE SET auth_event_ids = excluded.auth_event_ids
-"""
-_SET_GROUPS = """
-UPDATE events_event e SET state_group = right_one.state_group
-FROM unnest(%s::text[], %s::bigint[]) AS right_one (event_id, state_group) WHERE e.event_id = right_one.event_id
-"""
-#: Deletes those of the given groups that no event has, and that no group of an event is built on.
-_DROP_GROUPS = """
-WITH RECURSIVE used AS (
-    SELECT g.chain, g.id FROM state_stategroup g JOIN events_event e ON e.state_group = g.id WHERE e.room_id = %(room)s
-    UNION
-    SELECT below.chain, below.id FROM used
-    JOIN state_stategroup own ON own.id IN (used.id, used.chain)
-    JOIN state_stategroup below ON below.id = own.prev_group
-), gone AS (
-    DELETE FROM state_stategroup g WHERE g.id = ANY(%(groups)s) AND g.room_id = %(room)s
-      AND NOT EXISTS (SELECT FROM used WHERE used.chain = g.chain AND used.id >= g.id)
-    RETURNING g.chain, g.id
-) DELETE FROM state_stategroupdelta d USING gone WHERE d.chain = gone.chain AND d.state_group = gone.id
-"""
-_DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
-_PUT_RANGES = f"""
-{INSERT_INTO["events_eventvisibility"]}
-SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[])
-"""
-_PUT_GROUPS = """
-INSERT INTO state_stategroup (room_id, id, prev_group, chain, hops, keys, rows_to_read)
-SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
-"""
-_PUT_DELTAS = f"""
-{INSERT_INTO["state_stategroupdelta"]}
-SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
-"""
-#: Makes other processes drop what they cached of the room's content.
-_NEW_GENERATION = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
 #: Computes the row of the list of rooms again, after the tables that it is computed from are right.
 _SUMMARIZE = "SELECT events_summarize(ARRAY[%s])"
-#: Columns that may be set. A column's name becomes part of an SQL text, so every other name is an error.
-_COLUMNS = {
-    "events_room": {"create_event_id", "creator", "current_state_unresolved", "visibility_unresolved"},
-    "events_event": {*COLUMNS_OF_THE_EVENT, "rejected_reason", "state_unresolved", "redacted_by"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,61 +166,59 @@ class _Repair:
         self._computed = computed
         self._room_id = computed.rows.room_id
         self._cursor = cursor
+        self._rows = RoomRows()
         self._wrong_states: set[str] = set()
         self._moved: set[str] = set()
         """See ``Mended.moved``."""
         self._current_state = False
         self._ranges = False
-        self._tables: Mapping[str, Callable[[Difference], None]] = {
-            "events_room": self._room,
-            "events_event": self._event,
-            "events_eventedge": self._edge,
-            "events_eventjson": self._json,
-            "events_eventauth": self._auth,
-            "events_currentstate": self._state_entry,
-            "events_forwardextremity": self._extremity,
-            "events_backwardextremity": self._extremity,
-            "events_eventvisibility": self._range,
-            "state_stategroupdelta": self._state,
-        }
 
     def mend(self, subject: str) -> Sequence[str] | None:
         for difference in differences(self._computed):
             if includes_subject(subject, difference.subject) and difference.mendable:
-                self._tables[difference.table](difference)
+                self._collect(difference)
+        groups = _Groups(self._computed, self._wrong_states)
         if self._wrong_states:
-            _Groups(self._computed, self._wrong_states, self._cursor).write()
-        # Ranges are replaced as a whole, once, however many of their rows differ.
+            groups.add_to(self._rows, self._cursor)
+        write(self._cursor, self._rows)
+        if self._wrong_states:
+            drop_unused_groups(self._cursor, self._room_id, groups.replaced)
+        # Replaced as a whole, however many rows differ, and only now: they have to fit the current state as it is stored.
         if self._ranges:
-            self._write_ranges()
-        self._run(_NEW_GENERATION, self._room_id)
+            known = self._computed.known_ranges
+            if known is not None:
+                check_open_ranges(self._cursor, self._room_id, known)
+            write(self._cursor, replaced_ranges(self._room_id, known or ()))
+        self._cursor.execute(CHANGE_ROOM, [self._room_id])
         return sorted(self._moved) if self._current_state else None
 
-    def _run(self, statement: str, *values: Any) -> None:
-        self._cursor.execute(statement, values)
+    def _collect(self, found: Difference) -> None:
+        table, column, key = found.table, found.column, found.key
+        self._ranges |= table == "events_eventvisibility" or column == "visibility_unresolved"
+        self._current_state |= table == "events_currentstate" or column == "current_state_unresolved"
+        if column in ("redacted_by", "json"):
+            self._announce_less_content(key)
+        if column.startswith("state "):
+            self._wrong_states.add(key)
+        elif table in ("events_room", "events_event", "events_eventjson"):
+            value = self._computed.events[key].json if column == "json" else found.computed
+            self._rows.change(table, key, **{column: value})
+        elif table != "events_eventvisibility":
+            self._collect_row(table, key, found.stored, found.computed)
 
-    def _set(self, found: Difference, key: str, value: str) -> None:
-        if found.column not in _COLUMNS[found.table]:
-            raise AssertionError(f"{found.table} has no column {found.column!r} to be mended")
-        self._run(f"UPDATE {found.table} SET {found.column} = %s WHERE {key} = %s", found.computed, value)
-
-    def _room(self, found: Difference) -> None:
-        self._set(found, "room_id", self._room_id)
-        self._ranges |= found.column == "visibility_unresolved"
-        self._current_state |= found.column == "current_state_unresolved"
-
-    def _event(self, found: Difference) -> None:
-        if found.column.startswith("state "):
-            self._state(found)
-        else:
-            self._set(found, "event_id", found.key)
-        if found.column == "redacted_by":
-            self._announce_less_content(found.key)
-
-    def _json(self, found: Difference) -> None:
-        json = self._computed.events[found.key].json
-        self._run("UPDATE events_eventjson SET json = %s WHERE event_id = %s", json, found.key)
-        self._announce_less_content(found.key)
+    def _collect_row(self, table: str, key: str, stored: Any, computed: Any) -> None:
+        values: dict[str, Any] = {"room_id": self._room_id, "event_id": key, "prev_event_id": computed or stored}
+        if table == "events_currentstate":
+            values["type"], _, values["state_key"] = key.partition(" ")
+            values["event_id"], values["membership"] = computed or (None, None)
+            if values["type"] == "m.room.member":
+                self._moved.add(values["state_key"])
+        elif table == "events_eventauth":
+            values["auth_event_ids"] = computed and list(computed)
+        if computed is None or table == "events_eventauth":
+            self._rows.remove(table, [values[name] for name in key_of(table)])
+        if computed is not None:
+            self._rows.add(table, *(values[name] for name in COLUMNS[table]))
 
     def _announce_less_content(self, event_id: str) -> None:
         # It is served without part of its content from now on: others are notified as if the current state had changed.
@@ -281,63 +227,13 @@ class _Repair:
         if event.type == "m.room.member" and event.state_key is not None:
             self._moved.add(event.state_key)
 
-    def _state(self, found: Difference) -> None:
-        self._wrong_states.add(found.key)
-
-    def _edge(self, found: Difference) -> None:
-        if found.stored is not None:
-            self._run(
-                "DELETE FROM events_eventedge WHERE event_id = %s AND prev_event_id = %s", found.key, found.stored
-            )
-        else:
-            self._run(f"{INSERT_INTO['events_eventedge']} VALUES (%s, %s)", found.key, found.computed)
-
-    def _auth(self, found: Difference) -> None:
-        if found.computed is None:
-            self._run("DELETE FROM events_eventauth WHERE event_id = %s", found.key)
-        else:
-            self._run(_PUT_AUTH, found.key, list(found.computed))
-
-    def _state_entry(self, found: Difference) -> None:
-        event_type, _, state_key = found.key.partition(" ")
-        self._current_state = True
-        if event_type == "m.room.member":
-            self._moved.add(state_key)
-        if found.computed is None:
-            self._run(_DROP_STATE, self._room_id, event_type, state_key)
-        else:
-            self._run(_PUT_STATE, self._room_id, event_type, state_key, *found.computed)
-
-    def _extremity(self, found: Difference) -> None:
-        if found.computed is None:
-            self._run(f"DELETE FROM {found.table} WHERE room_id = %s AND event_id = %s", self._room_id, found.key)
-        else:
-            self._run(f"INSERT INTO {found.table} (room_id, event_id) VALUES (%s, %s)", self._room_id, found.key)
-
-    def _range(self, _found: Difference) -> None:
-        self._ranges = True
-
-    def _write_ranges(self) -> None:
-        self._run(_DROP_RANGES, self._room_id)
-        known = self._computed.known_ranges
-        if known is not None:
-            check_open_ranges(self._cursor, self._room_id, known)
-        rows = [(row.user_id, row.kind, row.first, row.last) for row in known or ()]
-        self._run(_PUT_RANGES, self._room_id, *_columns(rows, 4))
-
-
-def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    # for ``unnest``
-    return [[row[place] for row in rows] for place in range(width)]
-
 
 class _Groups:
     # The new state groups of events whose stored groups are wrong.
-    def __init__(self, computed: Computed, wrong: Collection[str], cursor: Any) -> None:
+    def __init__(self, computed: Computed, wrong: Collection[str]) -> None:
         self._computed = computed
         self._stored, self._states = computed.stored, computed.states
         self._rows = [row for row in computed.rows.events if row.event_id in wrong]
-        self._cursor = cursor
         self._builder = GroupBuilder()
         self._ids: dict[int, int] = {}
         """The builder's number of a stored group -> its ID."""
@@ -345,18 +241,19 @@ class _Groups:
         self._numbers: dict[int, int] = {}
         """Computed group -> the builder's number of a group with that state."""
 
-    def write(self) -> None:
+    @property
+    def replaced(self) -> list[int]:
+        old = {row.state_group for row in self._rows} | {stored_before(row, self._stored) for row in self._rows}
+        return sorted(group for group in old if group is not None)
+
+    def add_to(self, rows: RoomRows, cursor: Any) -> None:
         numbers = {row.event_id: self._after(row.event_id) for row in self._rows}
         new = sorted(self._builder.kept(set(numbers.values())) - self._ids.keys())
-        cursor = self._cursor
         # New IDs, never other rows under old ones: processes cache groups by ID, because these never change.
         ids = {**self._ids, **dict(zip(new, reserve_group_ids(cursor, len(new)), strict=True))}
-        self._write_rows(new, ids)
-        groups = [ids[number] for number in numbers.values()]
-        cursor.execute(_SET_GROUPS, [list(numbers), groups])
-        old = {row.state_group for row in self._rows} | {stored_before(row, self._stored) for row in self._rows}
-        unused = sorted(group for group in old if group is not None)
-        cursor.execute(_DROP_GROUPS, {"room": self._computed.rows.room_id, "groups": unused})
+        rows.add_groups(self._computed.rows.room_id, self._builder, new, ids, ids)
+        for event_id, number in numbers.items():
+            rows.change("events_event", event_id, state_group=ids[number])
 
     def _after(self, event_id: str) -> int:
         # That of a state event is built on the group before the event, because the group below is read as the state
@@ -394,15 +291,3 @@ class _Groups:
         number = self._builder.adopt(StoredGroup(self._stored.state(stored), hops, rows_to_read, is_tip=False))
         self._numbers[group], self._ids[number] = number, stored
         return True
-
-    def _write_rows(self, new: Sequence[int], ids: Mapping[int, int]) -> None:
-        groups = [
-            (ids[number], None if prev is None else ids[prev], ids[chain], hops, keys, to_read)
-            for number, prev, chain, hops, keys, to_read in self._builder.group_rows(new)
-        ]
-        deltas = [
-            (ids[chain], ids[group], kind, key, event_id)
-            for chain, group, kind, key, event_id in self._builder.delta_rows(new)
-        ]
-        self._cursor.execute(_PUT_GROUPS, [self._computed.rows.room_id, *_columns(groups, 6)])
-        self._cursor.execute(_PUT_DELTAS, _columns(deltas, 5))

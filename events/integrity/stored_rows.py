@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from events.errors import EventRefused
 from events.format.parsing import ParsedEvent, Verdict, parse_stored
-from events.integrity.expected_rows import Columns, RoomRows, StoredEvent
+from events.integrity.expected_rows import Columns, StoredEvent, StoredRows
 from events.visibility.ranges import VisibilityRow, in_order
 from state.rules.room_versions import RoomVersion, room_version
 
@@ -62,7 +62,7 @@ _EVENTS_PER_QUERY = 5_000
 _BEFORE_ALL = -(2**63)
 
 
-def read_room(cursor: Any, room_id: str) -> RoomRows | None:
+def read_room(cursor: Any, room_id: str) -> StoredRows | None:
     """Returns the rows of a room, or None if there is no such room. Raises ``UnknownRoomVersion``."""
     cursor.execute(_ROOM, {"room": room_id})
     room = cursor.fetchone()
@@ -75,7 +75,7 @@ def read_room(cursor: Any, room_id: str) -> RoomRows | None:
         cursor.execute(query, {"room": room_id})
         found[name] = cursor.fetchall()
     columns: dict[str, Any] = dict(zip(_ROOM_COLUMNS, room, strict=True))
-    return RoomRows(
+    return StoredRows(
         **columns,
         events=events,
         forward={event_id for (event_id,) in found["forward"]},

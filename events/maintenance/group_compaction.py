@@ -20,12 +20,12 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from events.columns import INSERT_INTO
 from events.errors import CompressionWentWrong
 from events.maintenance.group_gc import GroupPurge, plan_groups
 from events.maintenance.group_plan import GroupPlan, PlannedRoom, live_groups, needed_groups, plan_room
 from events.room_lock import room_transaction
 from events.room_lock_sql import LOCK_ROOM
+from events.rows import RoomRows, write
 from state.errors import StateError
 from state.groups.compaction import WrittenRows
 from state.store import full_states, reserve_group_ids
@@ -43,16 +43,6 @@ _MOST_PASSES = 3
 _COUNT = """
 SELECT count(DISTINCT g.id), count(d.chain) FROM state_stategroup g
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id WHERE g.room_id = %s
-"""
-_WRITE_GROUPS = f"""
-{INSERT_INTO["state_stategroup"]}
-SELECT id, %s, prev_group, chain, hops, keys, rows_to_read
-FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::integer[], %s::integer[])
-    AS new (id, prev_group, chain, hops, keys, rows_to_read)
-"""
-_WRITE_DELTAS = f"""
-{INSERT_INTO["state_stategroupdelta"]}
-SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
 _STORED = "SELECT id FROM state_stategroup WHERE id = ANY(%s) ORDER BY id"
 _PREVS = "SELECT id, prev_group FROM state_stategroup WHERE id = ANY(%s)"
@@ -208,18 +198,10 @@ class RoomCompaction:
             yield
 
     def _write_part(self, numbers: Sequence[int]) -> None:
-        builder, ids = self._plan.new.builder, self._ids
-        groups = [
-            (ids[number], None if prev is None else ids[prev], ids[chain], hops, keys, to_read)
-            for number, prev, chain, hops, keys, to_read in builder.group_rows(numbers)
-        ]
-        deltas = [
-            (ids[chain], ids[group], kind, key, event_id)
-            for chain, group, kind, key, event_id in builder.delta_rows(numbers)
-        ]
+        rows = RoomRows()
+        rows.add_groups(self.room_id, self._plan.new.builder, numbers, self._ids, self._ids)
         with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
-            cursor.execute(_WRITE_GROUPS, [self.room_id, *_columns(groups, 6)])
-            cursor.execute(_WRITE_DELTAS, _columns(deltas, 5))
+            write(cursor, rows)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -303,7 +285,3 @@ def _parts(items: Sequence[int], sizes: Mapping[int, int], most: int, most_items
         size += sizes[item]
     if part:
         yield part
-
-
-def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]

@@ -27,6 +27,7 @@ from events.format.parsing import parse_event
 from events.format.redaction import prune
 from events.format.strict_json import decode_event
 from events.room_lock_sql import CHANGE_ROOM
+from events.rows import RoomRows, write
 from state.rules.room_versions import room_version
 from streams.caches import invalidate
 from streams.conf import stream_settings
@@ -52,12 +53,6 @@ _TEXTS = """
 SELECT event_id, j.room_version, j.json FROM events_event e JOIN events_eventjson j USING (event_id)
 WHERE event_id = ANY(%s) AND e.redacted_by IS NOT NULL AND e.censored_at IS NULL FOR UPDATE OF e, j
 """
-_REWRITE = """
-UPDATE events_eventjson j SET json = pruned.json
-FROM unnest(%s::text[], %s::bytea[]) AS pruned (event_id, json) WHERE j.event_id = pruned.event_id
-"""
-#: Columns that hold redacted content are emptied, too. The target of a redaction stays, because it still takes effect.
-_MARK = "UPDATE events_event SET censored_at = clock_timestamp(), relates_to = NULL WHERE event_id = ANY(%s)"
 
 
 @operation
@@ -174,8 +169,9 @@ def _censor_room(room_id: str, event_ids: Sequence[str], using: str) -> tuple[in
         cursor.execute(_TEXTS, [list(event_ids)])
         pruned, failed = _pruned(cursor.fetchall())
         if pruned:
-            cursor.execute(_REWRITE, [list(pruned), list(pruned.values())])
-            cursor.execute(_MARK, [list(pruned)])
+            rows = RoomRows()
+            rows.censor(pruned)
+            write(cursor, rows)
             invalidate(CACHE_NAME, *([event_id] for event_id in pruned))
     return len(pruned), failed
 

@@ -31,6 +31,7 @@ from events.operations.archiving import archive_words, archiver
 from events.operations.purge_history import deleted_words, room_figures, table_lines
 from events.operations.room_arguments import ROOM
 from events.room_lock_sql import LOCK_ROOM
+from events.rows import RoomRows, write
 from streams.caches import invalidate, invalidate_room_state
 from streams.conf import stream_settings
 from streams.db.consistent_read import read_only_snapshot
@@ -65,13 +66,9 @@ SELECT coalesce(min(stream_ordering), 0), coalesce(max(stream_ordering), 0),
 FROM events_event WHERE room_id = %(room)s
 """
 _AT_ONCE = (
-    "DELETE FROM events_forwardextremity WHERE room_id = %s",
-    "DELETE FROM events_backwardextremity WHERE room_id = %s",
-    "DELETE FROM events_timelinegap WHERE room_id = %s",
-    "DELETE FROM events_currentstate WHERE room_id = %s",
-    "DELETE FROM events_eventvisibility WHERE room_id = %s",
-    "DELETE FROM events_room WHERE room_id = %s",
-)
+    "events_forwardextremity", "events_backwardextremity", "events_timelinegap", "events_currentstate",
+    "events_eventvisibility", "events_room",
+)  # fmt: skip
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
 _EVENTS = """
 WITH next AS MATERIALIZED (
@@ -275,8 +272,9 @@ class RoomPurge:
             PurgedRoom.objects.using(self._using).update_or_create(pk=self.room_id, defaults=new)
             cursor.execute(_MEMBERS, [self.room_id])
             users = [user for (user,) in cursor.fetchall()]
-            for statement in _AT_ONCE:
-                cursor.execute(statement, [self.room_id])
+            rows = RoomRows()
+            rows.clear(self.room_id, *_AT_ONCE)
+            write(cursor, rows)
             invalidate(CACHE_NAME)
             invalidate_room_state(self.room_id, users)
 

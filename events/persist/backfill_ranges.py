@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from django.db import connections
 from msgspec.structs import replace
 
-from events.columns import INSERT_INTO
 from events.errors import EventUnreadable
 from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
-from events.visibility.ranges import OF_CURRENT_STATE, Step, VisibilityRanges, VisibilityRow
+from events.rows import RoomRows, write
+from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow
 
 _RANGES = frozenset({"joined", "invited", "shared", "world"})
 """The kinds of rows that cover several events. Rows of other kinds are for single events."""
@@ -47,15 +47,6 @@ ORDER BY e.stream_ordering
 _STORED = """
 SELECT id, user_id, kind, first, last FROM events_eventvisibility
 WHERE room_id = %(room)s AND first <= %(last)s AND last >= %(first)s
-"""
-_DELETE = "DELETE FROM events_eventvisibility WHERE id = ANY(%s)"
-_MOVE = """
-UPDATE events_eventvisibility v SET first = moved.first, last = moved.last
-FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS moved (id, first, last) WHERE v.id = moved.id
-"""
-_PUT = f"""
-{INSERT_INTO["events_eventvisibility"]}
-SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[])
 """
 
 
@@ -123,10 +114,20 @@ class _Part:
         room.adopt_after([event.event_id for event in self._events])
         # Each event is computed with the one before it, so the order of positions counts here and not that of arrival. This is
         # why the result is the same in whatever batches the events came.
-        computed = self._computed(self._events)
-        for row in computed.rows:
-            self._put(row)
-        self._put_open(computed.still_open())
+        below, above = self._stored_at(self._below, above=False), self._stored_at(self._above, above=True)
+        for row in self._computed(self._events).ended():
+            lower, upper = below.get((row.user_id, row.kind)), above.get((row.user_id, row.kind))
+            # Rows for the lower neighbour alone are stored already, and so are ranges that begin at the upper one.
+            first, last = row.first, row.last
+            if last == self._below or (upper is not None and first == self._above):
+                continue
+            if upper is not None and last == self._above:
+                self._outdated.add(upper)
+                last = upper.last
+            if lower is not None and first == self._below:
+                self._outdated.add(lower)
+                first = lower.first
+            self._new.add(replace(row, first=first, last=last))
         # If a stored event was the first of its run, some of its rows were computed without an event before it. These
         # are deleted. A stored event between the two ends was a run of its own, so its ranges are deleted as well.
         for event in self._kept:
@@ -150,38 +151,6 @@ class _Part:
                 before[event.event_id] = group
         return before.get(event.event_id)
 
-    # --- ranges that end, continue or join --------------------------------------------------------------------------------
-    def _put(self, row: VisibilityRow) -> None:
-        # Rows that begin at the last event of a stored run extend a stored range. Those for this event alone are stored
-        # already.
-        if row.kind in OF_CURRENT_STATE:
-            return
-        if row.first != self._below:
-            self._new.add(row)
-        elif row.last != self._below:
-            self._extend(row)
-
-    def _put_open(self, still_open: Iterable[VisibilityRow]) -> None:
-        # Ranges that are open after the last event end there, or join the stored range of the same user and kind above.
-        above = self._stored_at(self._above, above=True)
-        for row in still_open:
-            if row.kind in OF_CURRENT_STATE:
-                continue
-            neighbour = above.get((row.user_id, row.kind))
-            whole = replace(row, last=self._events[-1].place if neighbour is None else neighbour.last)
-            if neighbour is not None and row.first != self._above:
-                self._outdated.add(neighbour)
-            if row.first == self._below:
-                self._extend(whole)
-            elif neighbour is None or row.first != self._above:
-                self._new.add(whole)
-
-    def _extend(self, row: VisibilityRow) -> None:
-        neighbour = self._stored_at(self._below, above=False).get((row.user_id, row.kind))
-        if neighbour is not None:
-            self._outdated.add(neighbour)
-        self._new.add(row if neighbour is None else replace(row, first=neighbour.first))
-
     def _stored_at(self, place: int | None, *, above: bool) -> dict[tuple[str | None, str], VisibilityRow]:
         # Stored ranges that cover the event at ``place``, but not its neighbour in the part. If events were purged, a
         # range may begin or end between two events that are still stored.
@@ -203,20 +172,15 @@ class _Part:
         waiting = {
             (row.user_id, row.kind, end): row for row in outdated for end in (("first", row.first), ("last", row.last))
         }
-        moved: list[tuple[int, int, int | None]] = []
+        rows = RoomRows()
         for row in sorted(new, key=lambda row: (row.user_id or "", row.kind, row.first)):
             for end in (("first", row.first), ("last", row.last)):
                 old = waiting.get((row.user_id, row.kind, end))
                 if old in outdated:
                     outdated.discard(old)
-                    new.discard(row)
-                    moved.append((self._stored[old], row.first, row.last))
+                    rows.change("events_eventvisibility", self._stored[old], first=row.first, last=row.last)
                     break
-        cursor = self._cursor
-        if outdated:
-            cursor.execute(_DELETE, [[self._stored[row] for row in outdated]])
-        if moved:
-            cursor.execute(_MOVE, [list(column) for column in zip(*moved, strict=True)])
-        if new:
-            columns = zip(*((row.user_id, row.kind, row.first, row.last) for row in new), strict=True)
-            cursor.execute(_PUT, [self._room.room_id, *(list(column) for column in columns)])
+            else:
+                rows.add("events_eventvisibility", self._room.room_id, row.user_id, row.kind, row.first, row.last)
+        rows.remove("events_eventvisibility", *((self._stored[row],) for row in outdated))
+        write(self._cursor, rows)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Exists, OuterRef
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from events.errors import EventRefused, EventUnreadable, Reason, SignaturesUnche
 from events.format import hashes
 from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, storable
 from events.format.strict_json import decode_event
-from events.models import Event, EventJson, Room
+from events.models import Event, Room
 from events.persist.counters import count_stored
 from events.persist.lock_and_read import RoomReading, lock_and_read
 from events.persist.room_batch import RoomBatch, RoomChanges
@@ -34,6 +34,7 @@ from events.persist.write_rows import write_rooms
 from events.room.event_auth import as_seen_by
 from events.room.verification import KeysOf, check_signatures, proves_version
 from events.room_lock import begins_transaction, room_transaction
+from events.rows import RoomRows, write
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams.caches import invalidate, invalidate_room_states
@@ -485,9 +486,11 @@ def _with_better_content(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
 
 
 def _rewrite_json(events: Sequence[ParsedEvent], using: str) -> None:
+    rows = RoomRows()
     for event in events:
-        kept = EventJson.objects.using(using).filter(pk=event.event_id)
-        kept.update(json=event.json, room_version=event.room_version)
+        rows.change("events_eventjson", event.event_id, json=event.json, room_version=event.room_version)
+    with connections[using].cursor() as cursor:
+        write(cursor, rows)
     invalidate(CACHE_NAME, *([event.event_id] for event in events))
     states = [event for event in events if event.state_key is not None]
     if states:  # they may be entries of the current state

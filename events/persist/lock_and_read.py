@@ -16,25 +16,9 @@ from events.models import Room
 from events.room.state_assignment import is_create
 from events.room.verification import proves_version
 from events.room_lock_sql import BY_INDEX, READ_COMMITTED
+from events.rows import CORRECT_VERSIONS, MAKE_ROOMS
 from streams.db.driver import Statement, send_together
 
-#: Two transactions may create the same room: A inserts the row, and B waits here for the end of A. The first content generation
-#: is the present time. So a room that was deleted and is created again has another generation, and no process uses cached
-#: values of the old room.
-_MAKE_ROOM = """
-INSERT INTO events_room (room_id, room_version, content_generation)
-SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
-FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
-ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
-"""
-#: As long as only outliers of a room are stored, its version is what any server has stated. The room's own create event
-#: corrects it.
-_CORRECT_VERSIONS = """
-UPDATE events_room r SET room_version = own.version, content_generation = content_generation + 1
-FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, version)
-WHERE r.room_id = own.room_id AND r.room_version <> own.version AND r.create_event_id IS NULL
-  AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND NOT e.outlier)
-"""
 #: In the order of the IDs. Otherwise A could hold room 1 and wait for room 2, while B holds room 2 and waits for room 1.
 _LOCK_ROOMS = "SELECT FROM events_room WHERE room_id = ANY(%(rooms)s::text[]) ORDER BY room_id FOR UPDATE"
 _ROOM_COLUMNS = (
@@ -163,8 +147,8 @@ def lock_and_read(
         "building": needs_groups,
     }
     setup = [Statement(text, values, again=False) for text in (READ_COMMITTED, *([BY_INDEX] if by_index else []))]
-    creation = [Statement(_MAKE_ROOM, values)] if new_rooms else []
-    correction = [Statement(_CORRECT_VERSIONS, values)] if proven else []
+    creation = [Statement(MAKE_ROOMS, values)] if new_rooms else []
+    correction = [Statement(CORRECT_VERSIONS, values)] if proven else []
     lock = Statement(_LOCK_ROOMS, values)
     # The lock and the reading are two statements, each with its own snapshot (READ COMMITTED). A holds the lock and commits, B
     # gets the lock and takes the snapshot of its reading after that. In one statement B would miss what A committed.

@@ -6,35 +6,26 @@ additional round trips.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 from django.db import connections
 from django.db.models import Model
 
-from events.columns import EVENT_COLUMNS, INSERT_INTO, event_row
+from events.columns import EVENT_COLUMNS, event_row
 from events.declarations import BACKFILL, EVENTS
 from events.errors import EventUnreadable
-from events.models import (
-    CurrentState,
-    CurrentStateDelta,
-    Event,
-    EventAuth,
-    EventEdge,
-    EventJson,
-    EventVisibility,
-    ForwardExtremity,
-    Room,
-)
+from events.models import CurrentState, CurrentStateDelta, Event, Room
 from events.persist.backfill_ranges import write_backfill_ranges
 from events.persist.room_batch import RoomChanges
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
 from events.room.graph import is_accepted
+from events.rows import RoomRows, open_gaps, write
 from events.visibility.rebuild import rebuild_visibility
-from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
 from streams.caches import invalidate_room_states
@@ -45,98 +36,28 @@ from streams.writing.insert import insert_statements
 from streams.writing.name import writer_name
 from streams.writing.reservation import reserve_ids
 
-_FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
-#: Replaces forward extremities by others. An updated row takes the place of a deleted row and an inserted row.
-_MOVE_EXTREMITIES = """
-UPDATE events_forwardextremity leaf SET event_id = moved.new
-FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = moved.old
-"""
-_DROP_EXTREMITIES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
-_CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
-#: Inserts backward extremities. Runs after the events of the batch are inserted, so that none of them becomes one.
-_OPEN_GAPS = f"""
-{INSERT_INTO["events_backwardextremity"]}
-SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
-WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
-ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
-"""
-_MARK_GAPS = f"""
-{INSERT_INTO["events_timelinegap"]}
-SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
-"""
-_WRITE_FILLED = """
-UPDATE events_event e SET state_group = filled.state_group, state_unresolved = false, rejected_reason = filled.reason
-FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS filled (event_id, state_group, reason)
-WHERE e.event_id = filled.event_id
-"""
-_DROP_ALL_STATE = "DELETE FROM events_currentstate WHERE room_id = %s"
-_DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
-_DROP_STATE = """
-DELETE FROM events_currentstate c USING unnest(%s::text[], %s::text[]) AS gone (type, state_key)
-WHERE c.room_id = %s::text AND c.type = gone.type AND c.state_key = gone.state_key
-"""
-_PUT_STATE = f"""
-{INSERT_INTO["events_currentstate"]}
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
-ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
-"""
-#: Ends ranges. ``greatest`` is needed because, after a purge, a range may begin above the last event that is left.
-_CLOSE_RANGES = """
-UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
-FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS ended (user_id, kind, last)
-WHERE v.room_id = %s::text AND v.user_id IS NOT DISTINCT FROM ended.user_id AND v.kind = ended.kind AND v.last IS NULL
-"""
-_UNCUT = "DELETE FROM events_eventvisibility WHERE room_id = %s AND user_id = ANY(%s::text[]) AND kind = 'cut' AND last IS NULL"
-_SHOW = """
-DELETE FROM events_eventvisibility v USING events_event e
-WHERE e.event_id = ANY(%s::text[]) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld'
-  AND v.first = e.stream_ordering
-"""
-#: Removes the effect of redactions that turned out to be rejected.
-_UNFLAG = """
-UPDATE events_event e SET redacted_by = NULL FROM events_event redaction
-WHERE redaction.event_id = ANY(%s::text[]) AND e.event_id = redaction.redacts AND e.redacted_by = redaction.event_id
-"""
-_FLAG_REDACTED = """
-UPDATE events_event SET redacted_by = applied.redaction
-FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
-WHERE event_id = applied.target AND redacted_by IS NULL
-"""
-_MOST_ROWS = 1_000
-
 
 @dataclass(slots=True)
-class _Statements:
-    # Sent in this order: ``before``, inserts of facts, ``rows``, ``after``.
-    before: list[Statement] = field(default_factory=list)
+class _Writing:
+    rows: RoomRows = field(default_factory=RoomRows)
     facts: list[Event | CurrentStateDelta] = field(default_factory=list)
-    rows: dict[type[Model], list[tuple[Any, ...]]] = field(default_factory=dict)
-    after: list[Statement] = field(default_factory=list)
-
-    def add(self, model: type[Model], *values: Any) -> None:
-        self.rows.setdefault(model, []).append(values)
 
     def send(self, writer: str, using: str) -> None:
         by_model: dict[type[Model], list[Fact]] = {}
         for fact in self.facts:
             fact.instance_name = writer
             by_model.setdefault(type(fact), []).append(fact)
-        for model, facts in by_model.items():
-            self.before += insert_statements(connections[using], model, facts)
-        if statements := self.statements():
+        facts = [
+            statement
+            for model, some in by_model.items()
+            for statement in insert_statements(connections[using], model, some)
+        ]
+        if statements := self.statements(facts):
             send_together(connections[using], statements)
 
-    def statements(self) -> list[Statement]:
-        return [*self.before, *self._inserts(), *self.after]
-
-    def _inserts(self) -> Iterator[Statement]:
-        for model, rows in self.rows.items():
-            place = f"({', '.join(['%s'] * len(rows[0]))})"
-            head = f"{INSERT_INTO[model._meta.db_table]} VALUES "
-            for first in range(0, len(rows), _MOST_ROWS):
-                part = rows[first : first + _MOST_ROWS]
-                values = [value for row in part for value in row]
-                yield Statement(head + ", ".join([place] * len(part)), values, again=len(part) == 1)
+    def statements(self, facts: Sequence[Statement] = ()) -> list[Statement]:
+        before, after = self.rows.before_facts(), self.rows.after_facts()
+        return [*starmap(Statement, before), *facts, *starmap(Statement, after)]
 
 
 def write_rooms(
@@ -156,7 +77,7 @@ def write_rooms(
         return {}
     groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
     writer, positions = _reserve_positions([(room, changes) for room, _, changes in rooms], using)
-    writing = _Statements()
+    writing = _Writing()
     writers = [_RoomWriter(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
     for room_writer in writers:
         room_writer.collect(stored_outliers)
@@ -194,7 +115,7 @@ def _write_lone(
 ) -> dict[str, int]:
     # The message that sends the rows also reserves the position.
     positions: dict[str, int] = {}
-    writing = _Statements()
+    writing = _Writing()
     writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
     writer.collect(stored_outliers)
     users = writer.changed_members()  # of a redaction, as other state changes need more positions
@@ -257,39 +178,30 @@ class _Groups:
     def of_events(self) -> dict[str, int]:
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
-    def add_rows(self, writing: _Statements, room_id: str) -> list[tuple[bool, int]]:
+    def add_rows(self, rows: RoomRows, room_id: str) -> list[tuple[bool, int]]:
         # Returns (is it stored in full, its hops) for each group. The next batch is likely to need the state of the
         # last.
-        if self._stored.resolved:
-            self._stored.cache_resolved(self._ids)
-        if not self._new:
+        stored, new, ids = self._stored, self._new, self._ids
+        if stored.resolved:
+            stored.cache_resolved(ids)
+        if not new:
             return []
-        builder, ids = self._stored.builder, self._ids
-        written: list[tuple[bool, int]] = []
-        for number, prev, chain, hops, keys, to_read in builder.group_rows(self._new):
-            below = None if prev is None else ids[prev]
-            written.append((prev is None, hops))
-            writing.add(StateGroup, ids[number], room_id, below, self._chain(chain), hops, keys, to_read)
-        for chain, group, event_type, state_key, event_id in builder.delta_rows(self._new):
-            writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
-        self._stored.cache_state(ids[self._new[-1]], self._new[-1])
-        return written
-
-    def _chain(self, number: int) -> int:
-        return self._stored.chains.get(number, self._ids[number])
+        rows.add_groups(room_id, stored.builder, new, ids, {**ids, **stored.chains})
+        stored.cache_state(ids[new[-1]], new[-1])
+        return [(prev is None, hops) for _, prev, _, hops, *_ in stored.builder.group_rows(new)]
 
 
 class _RoomWriter:
     def __init__(
         self,
-        writing: _Statements,
+        writing: _Writing,
         room: Room,
         stored: StoredRoom,
         changes: RoomChanges,
         positions: dict[str, int],
         groups: _Groups,
     ) -> None:
-        self._writing = writing
+        self._rows, self._facts = writing.rows, writing.facts
         self._room = room
         self._stored = stored
         self._changes = changes
@@ -298,27 +210,21 @@ class _RoomWriter:
         self._graph = [event for event in changes.events if not event.outlier]
 
     def collect(self, stored_outliers: Collection[str]) -> None:
-        self._delete_and_move(stored_outliers)
+        changes, rows = self._changes, self._rows
+        self._extremities()
         self._events(stored_outliers)
-        self._changes.new_groups = self._groups.add_rows(self._writing, self._room.room_id)
+        changes.new_groups = self._groups.add_rows(rows, self.room_id)
         self._state_changes()
         self._ranges()
         gaps = self._stored.reading.gaps
         if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
-            self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
+            rows.remove("events_backwardextremity", *((self.room_id, event_id) for event_id in closed))
         self._current_state()
-        if self._changes.filled.rejected:
-            self._run_after(_UNFLAG, self._changes.filled.rejected)
-        if self._changes.redacted:
-            pairs = self._changes.redacted
-            self._run_after(_FLAG_REDACTED, list(pairs), list(pairs.values()))
+        if changes.filled.rejected:
+            rows.unflag_redacted(changes.filled.rejected)
+        if changes.redacted:
+            rows.flag_redacted(changes.redacted)
         self._room_row()
-
-    def _run_before(self, text: str, *values: Any) -> None:
-        self._writing.before.append(Statement(text, values))
-
-    def _run_after(self, text: str, *values: Any) -> None:
-        self._writing.after.append(Statement(text, values))
 
     @property
     def room_id(self) -> str:
@@ -344,42 +250,41 @@ class _RoomWriter:
         return sorted(users) if changes.state_changes or states else None
 
     # --- removed and added rows ----------------------------------------------------------------------
-    def _delete_and_move(self, stored_outliers: Collection[str]) -> None:
-        moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
-        if moved:  # first: the outlier's row and the new row of the event have the same event ID, which is unique
-            self._run_before(_FORGET_OUTLIERS, moved)
-        removed, new = self._changes.removed_extremities, self._changes.new_extremities
+    def _extremities(self) -> None:
+        removed, new, rows = self._changes.removed_extremities, self._changes.new_extremities, self._rows
+        # An updated row takes the place of a removed row and an added row.
         both = min(len(removed), len(new))
-        if both:
-            self._run_before(_MOVE_EXTREMITIES, removed[:both], new[:both])
-        if removed[both:]:
-            self._run_before(_DROP_EXTREMITIES, removed[both:])
-        for extremity in new[both:]:
-            self._writing.add(ForwardExtremity, extremity, self._room.room_id)
-        self._close_ranges()
+        for old, event_id in zip(removed[:both], new[:both], strict=True):
+            rows.change("events_forwardextremity", old, event_id=event_id)
+        rows.remove("events_forwardextremity", *((old,) for old in removed[both:]))
+        for event_id in new[both:]:
+            rows.add("events_forwardextremity", event_id, self.room_id)
 
     def _events(self, stored_outliers: Collection[str]) -> None:
-        writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
-        if filled := self._changes.filled.events:
-            rows = [(event.event_id, groups[event.event_id], event.rejected_reason) for event in filled]
-            with connections[self._stored.using].cursor() as cursor:
-                cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
+        rows, groups, redacted = self._rows, self._groups.of_events(), self._changes.redacted
+        for event in self._changes.filled.events:
+            group, reason = groups[event.event_id], event.rejected_reason
+            rows.change(
+                "events_event", event.event_id, state_group=group, state_unresolved=False, rejected_reason=reason
+            )
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
             place = self._positions.get(event.event_id)  # None: assigned when it is inserted (``_write_lone``)
-            writing.facts.append(_fact(place, row))
-            if event.event_id not in stored_outliers:
-                writing.add(EventJson, event.event_id, event.room_version, event.json)
-                if event.state_key is not None:
-                    writing.add(EventAuth, event.event_id, list(event.auth_event_ids))
+            self._facts.append(_fact(place, row))
+            if event.event_id in stored_outliers:  # before its new row: the event ID is unique
+                rows.remove("events_event", (event.event_id,))
+                continue
+            rows.add("events_eventjson", event.event_id, event.room_version, event.json)
+            if event.state_key is not None:
+                rows.add("events_eventauth", event.event_id, list(event.auth_event_ids))
         for event in self._graph:
             for prev in event.prev_event_ids:
-                writing.add(EventEdge, event.event_id, prev)
+                rows.add("events_eventedge", event.event_id, prev)
 
     def _state_changes(self) -> None:
         events = self._changes.events
         # A number behind the events stands for a state change without a live event.
-        self._writing.facts += [
+        self._facts += [
             CurrentStateDelta(
                 stream_ordering=self._positions[events[number].event_id if number < len(events) else self.room_id],
                 room_id=self._room.room_id,
@@ -409,59 +314,47 @@ class _RoomWriter:
 
     def _open_gaps(self, using: str) -> None:
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._stored.in_graph(prev)}
-        if missing:
-            with connections[using].cursor() as cursor:
-                cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
-                new = {event_id for (event_id,) in cursor.fetchall()}
-                # At the first live event above each new backward extremity. A sync with a token below it reports the gap.
-                above: set[int] = set()
-                for event in self._graph[self._changes.backfilled :]:
-                    if below := new.intersection(event.prev_event_ids):
-                        above.add(self._positions[event.event_id])
-                        new -= below
-                if above:
-                    cursor.execute(_MARK_GAPS, [self._room.room_id, writer_name(), sorted(above)])
+        if not missing:
+            return
+        with connections[using].cursor() as cursor:
+            new, above, rows = open_gaps(cursor, self.room_id, missing), set[int](), RoomRows()
+            # At the first live event above each new backward extremity. A sync with a token below it reports the gap.
+            for event in self._graph[self._changes.backfilled :]:
+                if below := new.intersection(event.prev_event_ids):
+                    above.add(self._positions[event.event_id])
+                    new -= below
+            for position in sorted(above):
+                rows.add("events_timelinegap", self.room_id, position, writer_name())
+            write(cursor, rows)
 
     def _current_state(self) -> None:
-        if self._changes.current_unresolved:
+        changes, rows = self._changes, self._rows
+        if changes.current_unresolved:
             if not self._room.current_state_unresolved:
-                self._run_after(_DROP_ALL_STATE, self._room.room_id)
+                rows.clear(self.room_id, "events_currentstate")
             return
-        if not self._changes.state_changes:
-            return
-        final = {(kind, key): event_id for _, kind, key, event_id, _ in self._changes.state_changes}
-        removed = [key for key, event_id in final.items() if event_id is None]
-        put = [(*key, event_id) for key, event_id in final.items() if event_id is not None]
-        if removed:
-            self._run_after(_DROP_STATE, [k[0] for k in removed], [k[1] for k in removed], self._room.room_id)
-        if put:
-            events = self._stored.events
-            memberships = [found.membership if (found := events.get(row[2])) else None for row in put]
-            columns = [list(column) for column in zip(*put, strict=True)]
-            self._run_after(_PUT_STATE, [self._room.room_id] * len(put), *columns, memberships)
-
-    def _close_ranges(self) -> None:
-        # before new ranges of the same users are inserted
-        changes, room_id = self._changes, self._room.room_id
-        if changes.visibility_unresolved:
-            if not self._room.visibility_unresolved:
-                self._run_before(_DROP_RANGES, room_id)
-            return
-        if changes.closed:
-            users, kinds, lasts = zip(*changes.closed, strict=True)
-            self._run_before(_CLOSE_RANGES, list(users), list(kinds), [self._place(n) for n in lasts], room_id)
-        if changes.uncut:
-            self._run_before(_UNCUT, room_id, changes.uncut)
-        if changes.now_shown:
-            self._run_before(_SHOW, changes.now_shown)
+        for key, event_id in {(kind, key): new for _, kind, key, new, _ in changes.state_changes}.items():
+            if event_id is None:
+                rows.remove("events_currentstate", (self.room_id, *key))
+            else:
+                found = self._stored.events.get(event_id)
+                rows.add("events_currentstate", self.room_id, *key, event_id, found.membership if found else None)
 
     def _ranges(self) -> None:
-        changes, room_id = self._changes, self._room.room_id
+        changes, rows, room_id = self._changes, self._rows, self.room_id
         if changes.visibility_unresolved:
+            if not self._room.visibility_unresolved:
+                rows.clear(room_id, "events_eventvisibility")
             return
+        if changes.closed:
+            rows.end_ranges(room_id, ((user, kind, self._place(last)) for user, kind, last in changes.closed))
+        if changes.uncut:
+            rows.uncut(room_id, changes.uncut)
+        if changes.now_shown:
+            rows.show(changes.now_shown)
         for row in changes.ranges:
             last = None if row.last is None else self._place(row.last)
-            self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
+            rows.add("events_eventvisibility", room_id, row.user_id, row.kind, self._place(row.first), last)
 
     def _place(self, number: int) -> int:
         # -1: the last accepted event before the batch
@@ -484,4 +377,4 @@ class _RoomWriter:
             new["content_generation"] = room.content_generation + 1
         new = {name: value for name, value in new.items() if getattr(room, name) != value}
         if new:
-            Room.objects.using(self._stored.using).filter(pk=room.pk).update(**new)
+            self._rows.change("events_room", room.room_id, **new)

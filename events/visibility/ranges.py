@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.room.state_assignment import GroupState
+from events.rows import RoomRows
 from events.visibility.rule import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admitting_rule, for_client, known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, SeenEvent, Viewer, history_visibility, rule_input
 from state.groups.deltas import GroupBuilder
@@ -114,17 +115,21 @@ def wide_ranges(setting: str, current_setting: str, first: int) -> OpenRanges:
 
 
 def visibility_rows(
-    steps: Iterable[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
+    steps: Iterable[Step | None], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
 ) -> Iterator[VisibilityRow]:
     """Returns the ranges of a room, computed from its accepted events in stream order.
 
     The rows are not sorted.
 
     Backfilled events, which come first, have ranges of their own, with the state after each of them as the current
-    state.
+    state. None stands for one without a state. No range continues over it, because it may get ranges later.
     """
     old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
     for step in steps:
+        if step is None:
+            yield from old.ended()
+            old = VisibilityRanges(builder, events)
+            continue
         (old if step.event.backfilled else live).add(step)
         if len(live.rows) >= _ROWS_AT_A_TIME:
             yield from live.rows
@@ -136,6 +141,15 @@ def visibility_rows(
 
 def in_order(rows: Iterable[VisibilityRow]) -> list[VisibilityRow]:
     return sorted(rows, key=lambda row: (row.user_id or "", row.first, row.kind))
+
+
+def replaced_ranges(room_id: str, ranges: Iterable[VisibilityRow]) -> RoomRows:
+    """Returns the changes that replace all ranges of a room by ``ranges``."""
+    rows = RoomRows()
+    rows.clear(room_id, "events_eventvisibility")
+    for row in ranges:
+        rows.add("events_eventvisibility", room_id, row.user_id, row.kind, row.first, row.last)
+    return rows
 
 
 class VisibilityRanges:

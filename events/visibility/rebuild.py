@@ -7,31 +7,33 @@ events and state changes. Assumes the caller's transaction with the room's row l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from django.db import connections
 from msgspec.structs import replace
 
-from events.format.parsing import ParsedEvent
-from events.models import EventVisibility, Room
+from events.format.parsing import ParsedEvent, Verdict, event_of_columns
+from events.models import Room
 from events.room.graph import is_accepted
 from events.room.state_assignment import RoomStates, Stored
+from events.rows import write
 from events.stored_states import parsed_events
 from events.visibility.open_ranges import check_open_ranges
-from events.visibility.ranges import VisibilityRow
+from events.visibility.ranges import VisibilityRow, replaced_ranges
 from events.visibility.recompute import GraphRanges
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import room_version
 
-#: Selects a room's events with a place in the graph, in stream order.
+#: Selects a room's events with a place in the graph, in stream order: the fields of ``ParsedEvent`` but their JSON and
+#: content, which ranges do not depend on, and their state groups.
 _EVENTS = """
-SELECT e.event_id, e.room_id, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts,
-  e.soft_failed, e.rejected_reason, e.stream_ordering, e.state_group,
-  ARRAY(SELECT edge.prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id)
+SELECT e.event_id, e.room_id, %(version)s, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts,
+  ARRAY(SELECT edge.prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id), ARRAY[]::text[], e.membership,
+  e.redacts, NULL, e.outlier, e.rejected_reason, e.soft_failed, e.stream_ordering, e.state_group
 FROM events_event e WHERE e.room_id = %(room)s AND NOT e.outlier ORDER BY e.stream_ordering
 """
+_FIELDS = 13
 _STATE_EVENTS = """
-SELECT event_id, outlier, soft_failed, rejected_reason, stream_ordering FROM events_event
+SELECT event_id, outlier, rejected_reason, soft_failed, stream_ordering FROM events_event
 WHERE room_id = %(room)s AND state_key IS NOT NULL
 """
 _TARGETS = """
@@ -43,7 +45,6 @@ SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
 WHERE g.room_id = %(room)s ORDER BY g.id
 """
-_DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
 
 def rebuild_visibility(room_id: str, using: str = "default") -> bool:
@@ -54,17 +55,14 @@ def rebuild_visibility(room_id: str, using: str = "default") -> bool:
     ``Room.visibility_unresolved`` becomes true or false accordingly. Raises ``RangesDisagree``, and writes nothing, if
     the new ranges contradict the room's current state.
     """
-    rows = recomputed_ranges(room_id, using)
+    ranges = recomputed_ranges(room_id, using)
     with connections[using].cursor() as cursor:
-        if rows is not None:  # before the first write, so that an error leaves the stored ranges as they are
-            check_open_ranges(cursor, room_id, rows)
-        cursor.execute(_DELETE, [room_id])
-    EventVisibility.objects.using(using).bulk_create(
-        EventVisibility(room_id=room_id, user_id=row.user_id, kind=row.kind, first=row.first, last=row.last)
-        for row in rows or ()
-    )
-    Room.objects.using(using).filter(pk=room_id).update(visibility_unresolved=rows is None)
-    return rows is not None
+        if ranges is not None:  # before the first write, so that an error leaves the stored ranges as they are
+            check_open_ranges(cursor, room_id, ranges)
+        rows = replaced_ranges(room_id, ranges or ())
+        rows.change("events_room", room_id, visibility_unresolved=ranges is None)
+        write(cursor, rows)
+    return ranges is not None
 
 
 def recomputed_ranges(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
@@ -75,16 +73,20 @@ def recomputed_ranges(room_id: str, using: str = "default") -> list[VisibilityRo
     # room's lock. Without it: A reads the groups, B stores an event with a new group, A reads this event without its group.
     with connections[using].cursor() as cursor:
         for query in (_GROUPS, _STATE_EVENTS, _TARGETS, _EVENTS):
-            cursor.execute(query, {"room": room_id})
+            cursor.execute(query, {"room": room_id, "version": room.room_version})
             found.append(cursor.fetchall())
     group_rows, verdict_rows, target_rows, event_rows = found
     builder, numbers, below = _builder(group_rows)
-    verdicts = {event_id: verdict for event_id, *verdict in verdict_rows}
+    verdicts = {event_id: Verdict._make((*verdict, True, True)) for event_id, *verdict in verdict_rows}
     parsed = parsed_events(list(verdicts), using)
-    state_events = {event_id: _with_verdict(event, *verdicts[event_id]) for event_id, event in parsed.items()}
-    columns = [_message_from_columns(row, room.room_version) for row in event_rows]
-    graph = [state_events.get(event.event_id, event) for event in columns]
-    group_of: dict[str, int] = {row[0]: row[-2] for row in event_rows if row[-2] is not None}
+    state_events = {
+        event_id: replace(event, json=b"", **verdicts[event_id]._asdict()) for event_id, event in parsed.items()
+    }
+    graph = [
+        state_events.get(row[0]) or event_of_columns(row[:_FIELDS], (*row[_FIELDS:-1], True, True))
+        for row in event_rows
+    ]
+    group_of: dict[str, int] = {row[0]: row[-1] for row in event_rows if row[-1] is not None}
     after = {event_id: numbers[group] for event_id, group in group_of.items()}
     events: dict[str, ParsedEvent] = {**state_events, **{event.event_id: event for event in graph}}
     create = state_events.get(room.create_event_id or "")
@@ -97,45 +99,6 @@ def recomputed_ranges(room_id: str, using: str = "default") -> list[VisibilityRo
             states.before[event.event_id] = numbers[before]
     targets = {event_id: (event_type, sender) for event_id, event_type, sender in target_rows}
     return GraphRanges(graph, states, targets).ranges()
-
-
-def _with_verdict(
-    event: ParsedEvent, outlier: bool, soft_failed: bool, rejected_reason: str | None, place: int
-) -> ParsedEvent:
-    return replace(
-        event,
-        json=b"",
-        outlier=outlier,
-        soft_failed=soft_failed,
-        rejected_reason=rejected_reason,
-        stream_ordering=place,
-        rejection_given=True,
-        soft_failure_given=True,
-    )
-
-
-def _message_from_columns(row: Sequence[Any], version: str) -> ParsedEvent:
-    """Builds a message without reading its JSON: ranges depend on its place and sender only."""
-    event_id, room_id, kind, key, sender, depth, at, membership, redacts, soft_failed, reason, place, _, prevs = row
-    event = ParsedEvent(
-        event_id=event_id,
-        room_id=room_id,
-        room_version=version,
-        type=kind,
-        state_key=key,
-        sender=sender,
-        depth=depth,
-        origin_server_ts=at,
-        prev_event_ids=tuple(prevs),
-        auth_event_ids=(),
-        membership=membership,
-        redacts=redacts,
-        relates_to=None,
-        content_hash_matches=True,
-        json=b"",
-        content={},
-    )
-    return _with_verdict(event, False, soft_failed, reason, place)
 
 
 def _builder(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -16,8 +15,7 @@ from events.format.redaction import REDACTION, may_redact
 from events.room.extremities import EventExtremityTracker, ForwardExtremities
 from events.room.graph import Node, causal_order, is_accepted
 from events.room.state_assignment import RoomStates
-from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
-from state.groups.deltas import GroupBuilder
+from events.visibility.ranges import Step, VisibilityRow, in_order, visibility_rows
 
 
 def show_the_same(left: Sequence[VisibilityRow], right: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
@@ -85,26 +83,6 @@ def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
             yield start, last
 
 
-@dataclass(slots=True)
-class _Runs:
-    # No range continues over an event without a state, because that event may get ranges later.
-    builder: GroupBuilder
-    events: dict[str, ParsedEvent]
-    rows: list[VisibilityRow] = field(default_factory=list)
-    run: VisibilityRanges | None = None
-
-    def add(self, step: Step | None) -> None:
-        if step is None:
-            self.end()
-            return
-        self.run = self.run or VisibilityRanges(self.builder, self.events)
-        self.run.add(step)
-
-    def end(self) -> None:
-        self.rows += self.run.ended() if self.run is not None else ()
-        self.run = None
-
-
 def _arrived_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
     # of backfilled events the order is not known
     return 0 < (prev.stream_ordering or 0) < (event.stream_ordering or 0)
@@ -128,21 +106,11 @@ class GraphRanges:
 
     def ranges(self) -> list[VisibilityRow] | None:
         """Returns the visibility ranges, or None if the state at a live event is not known."""
-        currents, events = self._current_on_arrival, dict(self._states.events)
-        backfilled = _Runs(self._states.builder, events)
-        live = VisibilityRanges(self._states.builder, events)
-        for event in self._graph:
-            if not is_accepted(event):
-                continue
-            step = self._step(event, currents.get(event.event_id))
-            if event.backfilled:
-                backfilled.add(step)
-            elif step is None:
-                return None
-            else:
-                live.add(step)
-        backfilled.end()
-        return in_order([*backfilled.rows, *live.rows, *live.still_open(), *self._withheld()])
+        accepted = [event for event in self._graph if is_accepted(event)]
+        steps = [self._step(event, self._current_on_arrival.get(event.event_id)) for event in accepted]
+        if any(step is None and not event.backfilled for event, step in zip(accepted, steps, strict=True)):
+            return None
+        return in_order([*visibility_rows(steps, self._states.builder, dict(self._states.events)), *self._withheld()])
 
     def _current_states(self) -> dict[str, int | None]:
         """For each live event the group of the current state right after its arrival.

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from events.arguments import can_be_stored
 from events.format.parsing import ParsedEvent
-from events.integrity.expected_rows import Columns, StoredEvent, event_of_columns
+from events.integrity.expected_rows import Columns, StoredEvent, event_of_row
 from events.integrity.stored_rows import EventParser
 from pipeline.frames.damage import DAMAGE, damage_of_rooms
 from pipeline.frames.event_columns import event_arrays
@@ -348,7 +348,7 @@ class _StoredEvents:
             elif row.columns is not None:
                 edges, auth = links[row.event_id]
                 about = row._replace(columns=row.columns._replace(edges=edges, auth=auth))
-                yield event_of_columns(about, *room)
+                yield event_of_row(about, *room)
 
     def _row(self, row: Sequence[Any]) -> tuple[tuple[str, str], StoredEvent, bytes]:
         room = row[0], row[1]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from events.columns import EVENT_COLUMNS
+from events.columns import COLUMNS
 from events.declarations import BACKFILL, EVENTS
 from pipeline.errors import PackIncomplete
 from pipeline.frames.schemas import ROOM_FRAMES
@@ -288,45 +288,20 @@ class _Kind(StrEnum):
     INTEGER = "integer"
 
 
-def _own(*names: str) -> dict[str, tuple[_Kind, str]]:
-    return {name: (_Kind.OWN, name) for name in names}
-
-
-_AT_NUMBER = {"stream_ordering": (_Kind.POSITION, "number"), "instance_name": (_Kind.WRITER, "")}
-#: Frame -> for each column of its table, how it is made, and from which column of the frame.
-_COLUMNS: Mapping[str, Mapping[str, tuple[_Kind, str]]] = {
-    "event_json": _own("event_id", "room_version", "json"),
-    "edges": _own("event_id", "prev_event_id"),
-    "auth_edges": {**_own("event_id"), "auth_event_ids": (_Kind.TEXTS, "auth_event_ids")},
-    "forward_extremities": _own("event_id", "room_id"),
-    "backward_extremities": _own("event_id", "room_id"),
-    "current_state": _own("room_id", "type", "state_key", "event_id", "membership"),
-    "state_groups": {
-        "id": (_Kind.GROUP, "number"),
-        **_own("room_id"),
-        "prev_group": (_Kind.GROUP, "prev_number"),
-        "chain": (_Kind.GROUP, "chain_number"),
-        "hops": (_Kind.SMALLINT, "hops"),
-        "keys": (_Kind.INTEGER, "keys"),
-        "rows_to_read": (_Kind.INTEGER, "rows_to_read"),
-    },
-    "state_group_deltas": {
-        "chain": (_Kind.GROUP, "chain_number"),
-        "state_group": (_Kind.GROUP, "group_number"),
-        **_own("type", "state_key", "event_id"),
-    },
-    "events": {
-        **_AT_NUMBER,
-        **_own(*(name for name in EVENT_COLUMNS if name != "state_group")),
-        "state_group": (_Kind.GROUP, "group_number"),
-    },
-    "current_state_deltas": {**_AT_NUMBER, **_own("room_id", "type", "state_key", "event_id", "prev_event_id")},
-    "visibility": {
-        **_own("room_id", "user_id", "kind"),
-        "first": (_Kind.POSITION, "first_number"),
-        "last": (_Kind.POSITION, "last_number"),
-    },
-    "timeline_gaps": {**_own("room_id"), **_AT_NUMBER},
+#: Column of a table -> how it is made, and from which column of the frame. All others are columns of the frame.
+_MADE = {
+    "id": (_Kind.GROUP, "number"),
+    "prev_group": (_Kind.GROUP, "prev_number"),
+    "chain": (_Kind.GROUP, "chain_number"),
+    "state_group": (_Kind.GROUP, "group_number"),
+    "stream_ordering": (_Kind.POSITION, "number"),
+    "first": (_Kind.POSITION, "first_number"),
+    "last": (_Kind.POSITION, "last_number"),
+    "instance_name": (_Kind.WRITER, ""),
+    "auth_event_ids": (_Kind.TEXTS, "auth_event_ids"),
+    "hops": (_Kind.SMALLINT, "hops"),
+    "keys": (_Kind.INTEGER, "keys"),
+    "rows_to_read": (_Kind.INTEGER, "rows_to_read"),
 }
 
 
@@ -349,4 +324,5 @@ def table_rows(frame: str, batch: pa.RecordBatch, writer: str, positions: Number
                 return batch.column(name).cast(pa.int32())
         return batch.column(name)
 
-    return pa.RecordBatch.from_pydict({name: column(*how) for name, how in _COLUMNS[frame].items()})
+    names = COLUMNS[str(ROOM_FRAMES[frame].table)]
+    return pa.RecordBatch.from_pydict({name: column(*_MADE.get(name, (_Kind.OWN, name))) for name in names})

@@ -169,7 +169,7 @@ def test_readers_are_given_the_same_before_and_after():
 def test_followers_are_told_in_the_same_transaction(monkeypatch):
     _, messages = room_with(2)
     before = Room.objects.get().content_generation
-    monkeypatch.setattr(censoring, "_MARK", "SELECT 1 / 0, %s")
+    monkeypatch.setattr("events.rows._MARK_CENSORED", "SELECT 1 / 0, %s")
     with pytest.raises(Exception, match="division by zero"):
         list(censor(NOW, "default"))
     assert not CacheInvalidation.objects.filter(cache_name=CACHE_NAME).exists()

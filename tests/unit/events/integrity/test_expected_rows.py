@@ -2,7 +2,7 @@
 
 from unittest.mock import patch
 
-from events.integrity.expected_rows import RoomRows, StoredEvent, compute
+from events.integrity.expected_rows import StoredEvent, StoredRows, compute
 from events.room import state_assignment
 from tests.support.made_rooms import MadeRoom
 
@@ -23,7 +23,7 @@ def told_room():
 
 def rows_of(made, told, state):
     """The rows of a room; ``state`` is that of the event ``told``, and of no other."""
-    rows = RoomRows(made.room_id, made.version, made.create.sender, made.create.event_id, False, False)
+    rows = StoredRows(made.room_id, made.version, made.create.sender, made.create.event_id, False, False)
     for place, event in enumerate(made.events, 1):
         group = 1 if event is told else None
         verdict = event.outlier, event.rejected_reason, event.soft_failed, None, False, False, group

@@ -1,0 +1,260 @@
+"""The changes of rooms' rows in all their tables: one value, and the only SQL that writes it (pure, except ``write``).
+
+A message on top of the only extremity, for example, is a change of a row of ``events_forwardextremity``, and added rows of
+``events_eventjson`` and ``events_eventedge``. A repair of a room's ranges clears them and adds the right ones. Facts of
+streams are not part of it, because they need positions: ``events.persist.write_rows`` sends them between ``before_facts``
+and ``after_facts``.
+
+Assumes the caller's transaction with the rooms' rows locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from events.columns import COLUMNS, INSERT_INTO
+from state.groups.deltas import GroupBuilder
+
+SqlStatement = tuple[str, Sequence[Any], bool]
+"""(text, values, true if the same text is executed many times)."""
+_MOST_ROWS = 1_000
+_KEYS = {
+    "events_backwardextremity": ("room_id", "event_id"),
+    "events_currentstate": ("room_id", "type", "state_key"),
+    "events_eventedge": ("event_id", "prev_event_id"),
+    "events_eventvisibility": ("id",),
+    "events_room": ("room_id",),
+}
+_TYPES = {
+    **dict.fromkeys(
+        (
+            "id",
+            "state_group",
+            "topological_ordering",
+            "origin_server_ts",
+            "first",
+            "last",
+            "stream_ordering",
+            "content_generation",
+        ),
+        "bigint",
+    ),
+    **dict.fromkeys(
+        ("outlier", "soft_failed", "state_unresolved", "current_state_unresolved", "visibility_unresolved"), "boolean"
+    ),
+    "json": "bytea",
+}
+"""Columns by which rows are found, or that change. All others have the type text."""
+#: Two transactions may create the same room: A inserts the row, and B waits here for the end of A. The first content generation
+#: is the present time. So a room that was deleted and is created again has another generation, and no process uses cached
+#: values of the old room.
+MAKE_ROOMS = """
+INSERT INTO events_room (room_id, room_version, content_generation)
+SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
+ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
+"""
+#: As long as only outliers of a room are stored, its version is what any server has stated. The room's own create event
+#: corrects it.
+CORRECT_VERSIONS = """
+UPDATE events_room r SET room_version = own.version, content_generation = content_generation + 1
+FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, version)
+WHERE r.room_id = own.room_id AND r.room_version <> own.version AND r.create_event_id IS NULL
+  AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND NOT e.outlier)
+"""
+_OPEN_GAPS = f"""
+{INSERT_INTO["events_backwardextremity"]}
+SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
+WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
+ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
+"""
+#: A row of this table takes the place of the stored row with the same key. It is added last, because a trigger reads the events.
+_STATE = "events_currentstate"
+_REPLACE = " ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership"
+#: Ends ranges. ``greatest`` is needed because, after a purge, a range may begin above the last event that is left.
+_END_RANGES = """
+UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
+FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS ended (user_id, kind, last)
+WHERE v.room_id = %s::text AND v.user_id IS NOT DISTINCT FROM ended.user_id AND v.kind = ended.kind AND v.last IS NULL
+"""
+_UNCUT = "DELETE FROM events_eventvisibility WHERE room_id = %s AND user_id = ANY(%s::text[]) AND kind = 'cut' AND last IS NULL"
+_SHOW = """
+DELETE FROM events_eventvisibility v USING events_event e
+WHERE e.event_id = ANY(%s::text[]) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld'
+  AND v.first = e.stream_ordering
+"""
+_UNFLAG_REDACTED = """
+UPDATE events_event e SET redacted_by = NULL FROM events_event redaction
+WHERE redaction.event_id = ANY(%s::text[]) AND e.event_id = redaction.redacts AND e.redacted_by = redaction.event_id
+"""
+_FLAG_REDACTED = """
+UPDATE events_event SET redacted_by = applied.redaction
+FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
+WHERE event_id = applied.target AND redacted_by IS NULL
+"""
+#: Columns that hold redacted content are emptied, too. The target of a redaction stays, because it still takes effect.
+_MARK_CENSORED = (
+    "UPDATE events_event SET censored_at = clock_timestamp(), relates_to = NULL WHERE event_id = ANY(%s::text[])"
+)
+#: Deletes those of the given groups that no event has, and that no group of an event is built on.
+_DROP_UNUSED_GROUPS = """
+WITH RECURSIVE used AS (
+    SELECT g.chain, g.id FROM state_stategroup g JOIN events_event e ON e.state_group = g.id WHERE e.room_id = %(room)s
+    UNION
+    SELECT below.chain, below.id FROM used
+    JOIN state_stategroup own ON own.id IN (used.id, used.chain)
+    JOIN state_stategroup below ON below.id = own.prev_group
+), gone AS (
+    DELETE FROM state_stategroup g WHERE g.id = ANY(%(groups)s) AND g.room_id = %(room)s
+      AND NOT EXISTS (SELECT FROM used WHERE used.chain = g.chain AND used.id >= g.id)
+    RETURNING g.chain, g.id
+) DELETE FROM state_stategroupdelta d USING gone WHERE d.chain = gone.chain AND d.state_group = gone.id
+"""
+
+
+@dataclass(slots=True)
+class RoomRows:
+    """Changes of rows, in the order in which they are made: cleared, removed, changed, added."""
+
+    cleared: dict[tuple[str, str], None] = field(default_factory=dict)
+    """(table, room) whose rows are all removed."""
+    removed: dict[str, list[Sequence[Any]]] = field(default_factory=dict)
+    """Table -> keys."""
+    changed: dict[tuple[str, tuple[str, ...]], list[Sequence[Any]]] = field(default_factory=dict)
+    """(table, columns) -> rows of a key and the values of the columns."""
+    added: dict[str, list[Sequence[Any]]] = field(default_factory=dict)
+    """Table -> rows."""
+    others: list[tuple[str, Sequence[Any]]] = field(default_factory=list)
+
+    def clear(self, room_id: str, *tables: str) -> None:
+        self.cleared.update(((table, room_id), None) for table in tables)
+
+    def remove(self, table: str, *keys: Sequence[Any]) -> None:
+        if keys:
+            self.removed.setdefault(table, []).extend(keys)
+
+    def change(self, table: str, *key: Any, **values: Any) -> None:
+        self.changed.setdefault((table, tuple(values)), []).append((*key, *values.values()))
+
+    def add(self, table: str, *values: Any) -> None:
+        self.added.setdefault(table, []).append(values)
+
+    def add_groups(
+        self,
+        room_id: str,
+        builder: GroupBuilder,
+        new: Collection[int],
+        ids: Mapping[int, int],
+        chains: Mapping[int, int],
+    ) -> None:
+        """Adds the groups ``new`` of a builder. ``ids`` and ``chains`` map its numbers to IDs."""
+        for number, prev, chain, *sizes in builder.group_rows(new):
+            below = None if prev is None else ids[prev]
+            self.add("state_stategroup", ids[number], room_id, below, chains[chain], *sizes)
+        for chain, group, *entry in builder.delta_rows(new):
+            self.add("state_stategroupdelta", chains[chain], ids[group], *entry)
+
+    def end_ranges(self, room_id: str, ended: Iterable[tuple[str | None, str, int]]) -> None:
+        """Ends open ranges, given as (user, kind, last place)."""
+        self.others.append((_END_RANGES, [*map(list, zip(*ended, strict=True)), room_id]))
+
+    def uncut(self, room_id: str, users: Sequence[str]) -> None:
+        self.others.append((_UNCUT, [room_id, users]))
+
+    def show(self, redactions: Sequence[str]) -> None:
+        """Removes the ranges that withhold these redactions."""
+        self.others.append((_SHOW, [redactions]))
+
+    def flag_redacted(self, redactions: dict[str, str]) -> None:
+        """Records target -> redaction, except for targets that are redacted already."""
+        self.others.append((_FLAG_REDACTED, [list(redactions), list(redactions.values())]))
+
+    def unflag_redacted(self, redactions: Sequence[str]) -> None:
+        """Removes the effect of redactions that turned out to be rejected."""
+        self.others.append((_UNFLAG_REDACTED, [redactions]))
+
+    def censor(self, pruned: Mapping[str, bytes]) -> None:
+        """Replaces the JSON of events by their pruned form, event ID -> JSON."""
+        for event_id, json in pruned.items():
+            self.change("events_eventjson", event_id, json=json)
+        self.others.append((_MARK_CENSORED, [list(pruned)]))
+
+    def before_facts(self) -> Iterator[SqlStatement]:
+        for table, room_id in self.cleared:
+            yield f"DELETE FROM {table} WHERE room_id = %s", [room_id], True
+        for table, keys in self.removed.items():
+            yield _remove_sql(table), _columns(keys), True
+        for (table, columns), rows in self.changed.items():
+            yield _change_sql(table, columns), _columns(rows), True
+        for text, values in self.others:
+            yield text, values, True
+
+    def after_facts(self) -> Iterator[SqlStatement]:
+        for table in sorted(self.added, key=_STATE.__eq__):
+            rows, conflict = self.added[table], _REPLACE if table == _STATE else ""
+            place = f"({', '.join(['%s'] * len(rows[0]))})"
+            for first in range(0, len(rows), _MOST_ROWS):
+                part = rows[first : first + _MOST_ROWS]
+                values = [value for row in part for value in row]
+                text = f"{INSERT_INTO[table]} VALUES {', '.join([place] * len(part))}{conflict}"
+                yield text, values, len(part) == 1
+
+
+def write(cursor: Any, rows: RoomRows) -> None:
+    for text, values, _ in (*rows.before_facts(), *rows.after_facts()):
+        cursor.execute(text, values)
+
+
+def open_gaps(cursor: Any, room_id: str, prevs: Iterable[str]) -> set[str]:
+    """Inserts those of the prev events that are not in the graph as backward extremities. Returns the new ones.
+
+    Call it after the events of a batch are inserted, so that none of them becomes one.
+    """
+    cursor.execute(_OPEN_GAPS, {"room": room_id, "prevs": sorted(prevs)})
+    return {event_id for (event_id,) in cursor.fetchall()}
+
+
+def drop_unused_groups(cursor: Any, room_id: str, groups: Sequence[int]) -> None:
+    """Deletes those of the groups that no event needs any more."""
+    cursor.execute(_DROP_UNUSED_GROUPS, {"room": room_id, "groups": groups})
+
+
+def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def key_of(table: str) -> Sequence[str]:
+    return _KEYS.get(table, ("event_id",))
+
+
+@cache
+def _remove_sql(table: str) -> str:
+    key = key_of(table)
+    if len(key) == 1:
+        return f"DELETE FROM {table} WHERE {key[0]} = ANY(%s::{_type(key[0])}[])"
+    return f"DELETE FROM {table} stored USING {_given(key, key)} WHERE {_same_key(key)}"
+
+
+@cache
+def _change_sql(table: str, columns: tuple[str, ...]) -> str:
+    key = key_of(table)
+    if not {*columns} <= {*COLUMNS[table], "content_generation"}:  # names become part of the text
+        raise AssertionError(f"{table} has no columns {columns!r} that change")
+    new = [f"new_{name}" for name in columns]
+    values = ", ".join(f"{name} = given.{value}" for name, value in zip(columns, new, strict=True))
+    return f"UPDATE {table} stored SET {values} FROM {_given((*key, *columns), (*key, *new))} WHERE {_same_key(key)}"
+
+
+def _given(columns: Sequence[str], names: Sequence[str]) -> str:
+    return f"unnest({', '.join(f'%s::{_type(name)}[]' for name in columns)}) AS given ({', '.join(names)})"
+
+
+def _same_key(key: Sequence[str]) -> str:
+    return " AND ".join(f"stored.{name} = given.{name}" for name in key)
+
+
+def _type(column: str) -> str:
+    return _TYPES.get(column, "text")
