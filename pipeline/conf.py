@@ -12,7 +12,7 @@ from pathlib import Path
 from django.conf import settings
 
 from events.format.parsing import LINE_LIMIT_BYTES
-from streams.setting import from_django, setting
+from streams.declared_settings import from_django, setting
 
 __all__ = ["PipelineSettings", "pipeline_settings"]
 

@@ -19,9 +19,9 @@ from replsite.conf import site_settings
 from replsite.status.expected_writers import wrong_expectations
 from streams import registry
 from streams.conf import stream_settings
+from streams.declared_settings import out_of_bounds
 from streams.replication.errors import BadAddress
 from streams.replication.protocol.access import networks_of
-from streams.setting import out_of_bounds
 
 
 def check_databases(**_: Any) -> list[CheckMessage]:

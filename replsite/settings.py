@@ -19,8 +19,8 @@ from django.core.management.utils import get_random_secret_key
 
 from pipeline.conf import PipelineSettings
 from replsite.site_settings import SiteSettings, StartSettings
+from streams.declared_settings import BadSetting, as_django, from_texts, secrets_of
 from streams.runtime.log_format import logging_config
-from streams.setting import BadSetting, as_django, from_texts, secrets_of
 from streams.stream_settings import StreamSettings
 
 # These commands show no page and serve no metrics. Loading the apps for pages and metrics would take a tenth of their start.

@@ -32,7 +32,7 @@ def tables() -> dict[str, str]:
 
 
 def _table(kind: type, *, is_django: bool) -> str:
-    from streams.setting import declared  # noqa: PLC0415
+    from streams.declared_settings import declared  # noqa: PLC0415
 
     about = _docstrings(kind)
     lines = ["| variable | default | unit | allowed | meaning |", "|---|---|---|---|---|"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streams.setting import setting
+from streams.declared_settings import setting
 
 _MEGABYTE = 1024 * 1024
 
