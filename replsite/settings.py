@@ -17,7 +17,7 @@ import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
 
-from pipeline.conf import PipelineSettings
+from pipeline.pipeline_settings import PipelineSettings
 from replsite.site_settings import SiteSettings, StartSettings
 from streams.declared_settings import BadSetting, as_django, from_texts, secrets_of
 from streams.runtime.log_format import logging_config

@@ -23,7 +23,7 @@ _UNITS = {"seconds": "s", "bytes": "bytes", "days": "days", "dir": "folder", "fo
 
 def tables() -> dict[str, str]:
     """Returns the text of each table by the name of its mark."""
-    from pipeline.conf import PipelineSettings  # noqa: PLC0415 - after the environment is set
+    from pipeline.pipeline_settings import PipelineSettings  # noqa: PLC0415 - after the environment is set
     from replsite.site_settings import SiteSettings, StartSettings  # noqa: PLC0415
     from streams.stream_settings import StreamSettings  # noqa: PLC0415
 
