@@ -1,4 +1,4 @@
-"""Lists the links of the live page to operations (``replsite.operations``) and to jobs: address, permission and text."""
+"""Lists the links of the live page to operations (``replsite.operator_actions``) and to jobs: address, permission and text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.urls import reverse
 
 from replsite import rooms
-from replsite.operations import ACTIONS
+from replsite.operator_actions import ACTIONS
 
 #: A number in place of a job's ID, because the URL pattern takes only numbers. In the address it is replaced by ``~``.
 _NO_JOB = 987_654_321

@@ -154,7 +154,7 @@ class Command(SiteCommand):
 
     def _act(self, options: dict[str, Any]) -> None:
         # Imported only here: it imports followers, which takes a tenth of the time that a command needs to start.
-        from replsite.operations import Asked  # noqa: PLC0415
+        from replsite.operator_actions import Asked  # noqa: PLC0415
         from replsite.terminal.confirm import act  # noqa: PLC0415
 
         stream, name = options["stream"], options.get("reader")
