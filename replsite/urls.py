@@ -9,7 +9,7 @@ from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
 from replsite import rooms
-from replsite.dashboard.actions import action_urls
+from replsite.dashboard.action_pages import action_urls
 from replsite.dashboard.facts_page import facts_events, facts_page
 from replsite.dashboard.views import live_csv, live_data, live_page
 from replsite.dashboard.words_page import words_page
