@@ -18,7 +18,7 @@ _WHOLE = Argument("whole", Type.FLAG, "the room whole, from every table", stored
 
 
 @command_line
-class RoomPurge(CommandLine):
+class RoomPurgeCommand(CommandLine):
     """Purges a room's history, or the room."""
 
     words = "room purge"
