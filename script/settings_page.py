@@ -35,7 +35,9 @@ def _table(kind: type, *, is_django: bool) -> str:
     from streams.declared_settings import declared  # noqa: PLC0415
 
     about = _docstrings(kind)
-    lines = ["| variable | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
+    declared_in = Path(inspect.getfile(kind)).relative_to(PROJECT)
+    lines = [f"`{kind.__name__}` in `{declared_in}` declares them.", ""]
+    lines += ["| variable | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
     for name, one, how in declared(kind):
         default = one.default_factory() if one.default is MISSING else one.default
         variable = f"`{how.variable or name}`"
