@@ -1,4 +1,4 @@
-"""``room purge``: ``purge history`` of a room, or with ``--whole`` ``purge room``."""
+"""``room purge``: ``purge history`` of a room, or with ``--whole`` ``purge room``. No operation: it chooses between two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows positions, open appends, readers and their lag: the live page for terminals and scripts.
+"""Shows positions, open appends, readers and their lag: the live page for terminals and scripts; and ends appends (`abort`).
 
 Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Something is
 wrong if a status has the severity ``wrong``. Examples are a stream that is blocked by an open append, a reader that is stuck,
