@@ -1,4 +1,7 @@
-"""Errors of rooms and events (pure). Messages say what is wrong, where, and what would be right."""
+"""Errors of rooms and events (pure). Messages say what is wrong, where, and what would be right.
+
+Each sentence is written where it is raised, unless its class makes it of parts.
+"""
 
 from __future__ import annotations
 

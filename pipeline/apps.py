@@ -29,7 +29,7 @@ class PipelineConfig(AppConfig):
                 "The app pipeline needs psycopg2, with which Spark's tasks connect, also where Django uses psycopg 3: "
                 "pip install psycopg2-binary, or remove pipeline from INSTALLED_APPS."
             )
-        from events.operations.archiving import archive_with  # noqa: PLC0415 - models are loaded now
+        from events.maintenance.archiving import archive_with  # noqa: PLC0415 - models are loaded now
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
         from pipeline.live.statistics_table import READER  # noqa: PLC0415
         from streams.reading.reader_commands import run_by  # noqa: PLC0415

@@ -15,9 +15,9 @@ from django.core.checks import CheckMessage, Error, register
 
 from pipeline.conf import pipeline_settings
 from pipeline.spark.masters import check_master
+from streams.declared_settings import out_of_bounds
 from streams.jobs.errors import UnusableArguments
 from streams.runtime.command_line import SITE_CHECKS
-from streams.setting import out_of_bounds
 
 __all__ = ["check_spark_settings"]
 

@@ -1,4 +1,7 @@
-"""Errors of the pipeline. Every message says what is wrong, where, and what to do."""
+"""Errors of the pipeline. Every message says what is wrong, where, and what to do.
+
+Each sentence is written where it is raised, unless its class makes it of parts.
+"""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 from django.db import connections
 
-from replsite import rooms
+from replsite import installed_apps
 from replsite.conf import site_settings
 from replsite.status.expected_writers import wrong_expectations
 from streams import registry
 from streams.conf import stream_settings
+from streams.declared_settings import out_of_bounds
 from streams.replication.errors import BadAddress
 from streams.replication.protocol.access import networks_of
-from streams.setting import out_of_bounds
 
 
 def check_databases(**_: Any) -> list[CheckMessage]:
@@ -78,7 +78,7 @@ def _are_periods(periods: Any) -> bool:
 def _wrong_periods(periods: Any) -> Iterator[str]:
     if not _are_periods(periods):
         yield 'REPLSITE_JOB_PERIODS must give kinds of job their seconds, above 0: {"censor": 86400}.'
-    elif periods and rooms.has("pipeline"):
+    elif periods and installed_apps.has("pipeline"):
         from streams.jobs.operation import operations  # noqa: PLC0415 - a site may have no pipeline
 
         if unknown := sorted(periods.keys() - operations().keys()):

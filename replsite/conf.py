@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 
 from replsite.site_settings import SiteSettings
-from streams.setting import from_django
+from streams.declared_settings import from_django
 
 __all__ = ["site_settings"]
 

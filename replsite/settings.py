@@ -1,5 +1,8 @@
 """Django settings of the site: the one place that reads the environment.
 
+Its own settings are declared elsewhere, each with its default, bounds and meaning: ``replsite/site_settings.py`` (the site),
+``streams/stream_settings.py`` (streams, rooms and HTTP) and ``pipeline/pipeline_settings.py``. Code asks ``conf.py`` beside them.
+
 Importing this module opens no connection and starts no process. Without ``DATABASE_URL``, the database backend starts
 the embedded PostgreSQL at the first connection. ``docs/reference/settings.md`` describes every variable.
 """
@@ -17,10 +20,10 @@ import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
 
-from pipeline.conf import PipelineSettings
+from pipeline.pipeline_settings import PipelineSettings
 from replsite.site_settings import SiteSettings, StartSettings
+from streams.declared_settings import BadSetting, as_django, from_texts, secrets_of
 from streams.runtime.log_format import logging_config
-from streams.setting import BadSetting, as_django, from_texts, secrets_of
 from streams.stream_settings import StreamSettings
 
 # These commands show no page and serve no metrics. Loading the apps for pages and metrics would take a tenth of their start.

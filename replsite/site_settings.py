@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streams.setting import setting
+from streams.declared_settings import setting
 
 
 def _ports(text: str) -> range:

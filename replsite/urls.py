@@ -8,8 +8,8 @@ from django.urls import include, path, re_path
 from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
-from replsite import rooms
-from replsite.dashboard.actions import action_urls
+from replsite import installed_apps
+from replsite.dashboard.action_pages import action_urls
 from replsite.dashboard.facts_page import facts_events, facts_page
 from replsite.dashboard.views import live_csv, live_data, live_page
 from replsite.dashboard.words_page import words_page
@@ -36,7 +36,7 @@ pages: list[URLPattern | URLResolver] = [
     path("facts/events/", facts_events, name="facts-events"),
     *action_urls(),
 ]
-if rooms.has("events") and rooms.has("pipeline"):
+if installed_apps.has("events") and installed_apps.has("pipeline"):
     from replsite.dashboard.archives_page import archives_page
 
     pages.append(path("archives/", archives_page, name="archives"))
@@ -52,7 +52,7 @@ served_to_machines: list[URLPattern | URLResolver] = [
     ),
     re_path(f"^{_REPLICATION}/", stream_updates_view),
 ]
-if rooms.has("replsite.api"):
+if installed_apps.has("replsite.api"):
     served_to_machines.append(path("api/", include("replsite.api.urls")))
 
 process.start_counting()  # the metrics page is one way to read what this process counts

@@ -23,7 +23,7 @@ _UNITS = {"seconds": "s", "bytes": "bytes", "days": "days", "dir": "folder", "fo
 
 def tables() -> dict[str, str]:
     """Returns the text of each table by the name of its mark."""
-    from pipeline.conf import PipelineSettings  # noqa: PLC0415 - after the environment is set
+    from pipeline.pipeline_settings import PipelineSettings  # noqa: PLC0415 - after the environment is set
     from replsite.site_settings import SiteSettings, StartSettings  # noqa: PLC0415
     from streams.stream_settings import StreamSettings  # noqa: PLC0415
 
@@ -32,10 +32,12 @@ def tables() -> dict[str, str]:
 
 
 def _table(kind: type, *, is_django: bool) -> str:
-    from streams.setting import declared  # noqa: PLC0415
+    from streams.declared_settings import declared  # noqa: PLC0415
 
     about = _docstrings(kind)
-    lines = ["| variable | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
+    declared_in = Path(inspect.getfile(kind)).relative_to(PROJECT)
+    lines = [f"`{kind.__name__}` in `{declared_in}` declares them.", ""]
+    lines += ["| variable | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
     for name, one, how in declared(kind):
         default = one.default_factory() if one.default is MISSING else one.default
         variable = f"`{how.variable or name}`"

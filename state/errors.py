@@ -1,4 +1,7 @@
-"""Errors of state groups and room versions (pure). Every message names the problem, the place and the remedy."""
+"""Errors of state groups and room versions (pure). Every message names the problem, the place and the remedy.
+
+Each sentence is written where it is raised.
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from streams.core.declaration import quoted
 from streams.core.names import check_name
 from streams.db import driver
 from streams.db.session_settings import RELIED_ON
+from streams.declared_settings import out_of_bounds
 from streams.facts import Fact, FactQuerySet, keys_that_cascade
 from streams.models import StreamPosition
 from streams.models.read_only import ReadOnlyQuerySet
@@ -30,7 +31,6 @@ from streams.replication.protocol.access import networks_of
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 from streams.replication.protocol.rights import RightsTable
 from streams.runtime.command_line import SITE_CHECKS
-from streams.setting import out_of_bounds
 from streams.stream_object import Stream
 
 #: What a name of a table or column has not, and what a sequence has.

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.db import router
 
-from streams.setting import from_django
+from streams.declared_settings import from_django
 from streams.stream_settings import StreamSettings
 
 __all__ = ["StreamSettings", "on_database", "on_this_host", "redis_password", "stream_settings"]

@@ -1,4 +1,7 @@
-"""Errors of the stream engine (pure). Every message names the problem, the place (stream, writer, position) and the remedy."""
+"""Errors of the stream engine (pure). Every message names the problem, the place (stream, writer, position) and the remedy.
+
+Each sentence is written where it is raised.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streams.setting import setting
+from streams.declared_settings import setting
 
 _MEGABYTE = 1024 * 1024
 
@@ -59,8 +59,6 @@ class StreamSettings:
     """Most replication connections from one address (IPv6: one /64; this machine counts as one). 0: no such limit."""
     close_limit_seconds: float = setting(25.0, above=0)
     """A replication connection that is still open this long after its close was requested is aborted."""
-    http_body_limit_bytes: int = setting(4 * _MEGABYTE, above=0)
-    """Longest body of an HTTP request; a longer one gets 413. A piece counts 64 bytes at least. A proxy may allow less."""
     handshake_limit_seconds: float = setting(10.0, above=0)
     """Longest time for a client to finish its TLS handshake."""
     tls_certificate: str = setting("", unit="PEM file")
@@ -97,6 +95,8 @@ class StreamSettings:
     """Rows of foreign servers (``follow --record``) are removed when they are older."""
     recorded_facts_kept: int = setting(1_000_000, above=0, unit="rows")
     """Most recorded rows that are kept, of all foreign servers together. The oldest are removed first."""
+
+    # --- rooms (``events``, which declares no settings of its own) ---
     retention_default_seconds: float = setting(0.0, least=0)
     """How long rooms without an ``m.room.retention`` of their own keep messages; 0: for ever. Older ones are not shown."""
     retention_shortest_seconds: float = setting(0.0, least=0)
@@ -111,6 +111,10 @@ class StreamSettings:
     most users whose rooms it keeps."""
     hot_waiter_limit: int = setting(10_000, above=0, unit="callers")
     """Most callers that wait for changes in one process; more are refused with ``TooManyWaiters``."""
+
+    # --- HTTP ---
+    http_body_limit_bytes: int = setting(4 * _MEGABYTE, above=0)
+    """Longest body of an HTTP request; a longer one gets 413. A piece counts 64 bytes at least. A proxy may allow less."""
     browser_limit: int = setting(2_000, above=0, unit="browsers")
     """Most browsers that one process sends facts to ([push to browsers](../how-to/push-to-browsers.md)). Further ones get 503
     with ``Retry-After``."""
@@ -119,6 +123,8 @@ class StreamSettings:
     from its last token."""
     browser_answer_seconds: float = setting(300.0, above=0)
     """A connection of a browser ends after this time. The browser connects again, and ``allow`` is called again."""
+
+    # --- the machine: service manager, proxies, networks ---
     notify_socket: str = setting("", variable="NOTIFY_SOCKET")
     """Socket of the service manager for messages such as ``READY=1``; systemd sets the variable."""
     watchdog_seconds: float = setting(

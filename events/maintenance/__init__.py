@@ -1,1 +1,1 @@
-"""What operations on rooms are made of: batches of purges, their lock, state groups, and restores."""
+"""What operations on rooms are made of: arguments, cuts, archives before purges, batches, locks, state groups, restores."""

@@ -22,6 +22,8 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from events.maintenance.archiving import archive_words, archiver
+from events.maintenance.cut import check_cut, cut_arguments, depth_of_cut
 from events.maintenance.group_gc import GroupPurge, GroupsPurged, plan_groups
 from events.maintenance.purge_batch import (
     GOES,
@@ -33,9 +35,7 @@ from events.maintenance.purge_batch import (
     purge_batch,
 )
 from events.maintenance.purge_lock import purge_lock
-from events.operations.archiving import archive_words, archiver
-from events.operations.cut import check_cut, cut_arguments, depth_of_cut
-from events.operations.room_arguments import ROOM
+from events.maintenance.room_arguments import ROOM
 from events.room_lock import room_transaction
 from streams.db.consistent_read import read_only_snapshot
 from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run

@@ -8,8 +8,8 @@ from typing import Any
 from events.errors import PurgeRefused
 from events.maintenance.group_gc import GroupPurge, GroupsPurged, plan_groups, rooms_with_groups
 from events.maintenance.purge_lock import purge_lock
+from events.maintenance.room_arguments import SEARCHED
 from events.operations.purge_history import deleted_words, left_lines, purge_groups
-from events.operations.room_arguments import SEARCHED
 from streams.db.consistent_read import read_only_snapshot
 from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run
 from streams.jobs.job_run import JobRun

@@ -15,10 +15,10 @@ from django.db import connections
 
 from events.errors import EventUnreadable, PurgeRefused
 from events.format.strict_json import decode_stored
+from events.maintenance.archiving import archiver
+from events.maintenance.cut import count_left_behind, deepest_extremity, find_time_cut
 from events.maintenance.purge_batch import PurgeRequest
 from events.maintenance.purge_lock import purge_lock
-from events.operations.archiving import archiver
-from events.operations.cut import count_left_behind, deepest_extremity, find_time_cut
 from events.operations.purge_history import Purge, carry_out, deleted_words, foresee
 from events.visibility.access import max_lifetime_ms
 from streams.conf import stream_settings

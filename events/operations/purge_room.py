@@ -25,11 +25,11 @@ from django.db.models.functions import Now
 from events.arguments import can_be_stored
 from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused, UnknownRoom
+from events.maintenance.archiving import archive_words, archiver
 from events.maintenance.purge_lock import purge_lock
+from events.maintenance.room_arguments import ROOM
 from events.models.purged_rooms import PurgedRoom
-from events.operations.archiving import archive_words, archiver
 from events.operations.purge_history import deleted_words, room_figures, table_lines
-from events.operations.room_arguments import ROOM
 from events.room_lock_sql import LOCK_ROOM
 from events.rows import RoomRows, write
 from streams.caches import invalidate, invalidate_room_state

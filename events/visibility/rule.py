@@ -8,7 +8,8 @@ room's history visibility. Three kinds of events are visible to more users:
 * The viewer's own leave after a join or an invite is always visible.
 
 A viewer without any membership event is *peeking*. Two things are decided elsewhere: whether the viewer may read the room at
-all, and which later events are hidden from a user who has left.
+all (``events.visibility.access``), and which later events are hidden from a user who has left (the rows ``cut``
+of ``events.visibility.ranges``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the archive of what a purge is going to delete, before it does (``events.operations.archiving``)."""
+"""Writes the archive of what a purge is going to delete, before it does (``events.maintenance.archiving``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from events.operations.archiving import Archived, Archiver
+from events.maintenance.archiving import Archived, Archiver
 from pipeline.archive.folders import folder_of_archives
 from pipeline.archive.write import ArchiveRequest, archive_room
 from pipeline.spark.arguments import master

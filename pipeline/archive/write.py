@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from events.errors import UnknownRoom
+from events.maintenance.archiving import Archived
 from events.maintenance.purge_batch import PURGED, PurgeRequest
-from events.operations.archiving import Archived
 from pipeline.archive.format import (
     MOST_FILES,
     ONE_FILE,

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from events.maintenance.cut import check_cut, cut_arguments, depth_of_cut
 from events.maintenance.purge_lock import purge_lock
-from events.operations.cut import check_cut, cut_arguments, depth_of_cut
-from events.operations.room_arguments import ROOM
+from events.maintenance.room_arguments import ROOM
 from pipeline.archive.before_purge import SPARK, archive_folder
 from pipeline.archive.write import ArchiveRequest, archive_room
 from streams.jobs.arguments import JSON, Argument, Type

@@ -18,7 +18,7 @@ from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
 from events.maintenance.group_compaction import RoomCompaction, group_rows, plan_here
 from events.maintenance.group_plan import PlannedRoom
 from events.maintenance.purge_lock import purge_lock
-from events.operations.room_arguments import ALL_ROOMS, ROOMS
+from events.maintenance.room_arguments import ALL_ROOMS, ROOMS
 from pipeline.errors import PipelineError
 from pipeline.maintenance.compress_executor import plan_rooms
 from pipeline.maintenance.room_tasks import MASTER, SizedRoom, ask_rooms, session_if_worth_it

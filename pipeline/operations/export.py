@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from events.arguments import can_be_stored
-from events.operations.room_arguments import ROOMS, SEARCHED
+from events.maintenance.room_arguments import ROOMS, SEARCHED
 from pipeline.export.folder import exports_folder
 from pipeline.export.tables import MOST_BUCKETS, TABLES
 from pipeline.spark.arguments import master as spark_master

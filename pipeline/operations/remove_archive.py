@@ -1,4 +1,4 @@
-"""``purge archive``: removes an archive or an export from the site's folders.
+"""``remove archive``, the words ``purge archive``: removes an archive or an export from the site's folders.
 
 The job deletes files, but no rows. The folder must be below the site's folder of archives or of exports. This also
 holds for the command: files elsewhere belong to the account that made them.

@@ -21,8 +21,8 @@ from django.db.models import F
 from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, SUBJECTS, RoomReport, includes_subject
 from events.integrity.repair import all_rooms
+from events.maintenance.room_arguments import ALL_ROOMS, ROOMS
 from events.models import CurrentState, Room
-from events.operations.room_arguments import ALL_ROOMS, ROOMS
 from events.persist.room_cache import clear_caches
 from events.room_lock_sql import LOCK_ROOM
 from pipeline.errors import PipelineError

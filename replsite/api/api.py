@@ -15,7 +15,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 from ninja.openapi.schema import OpenAPISchema
 from ninja.renderers import JSONRenderer
 
-from replsite import rooms
+from replsite import installed_apps
 from replsite.api import streams
 from replsite.api.access import Forbidden, RatePerToken, TokenAuth
 from replsite.api.streams import Conflict
@@ -140,7 +140,7 @@ _on(Conflict, 409, "M_UNKNOWN")
 _on(StreamError, 409, "M_UNKNOWN")
 _on(TokenError, 400, "M_INVALID_PARAM")
 
-if rooms.has("events"):
+if installed_apps.has("events"):
     from events.errors import (
         BadToken,
         EventsError,
@@ -161,7 +161,7 @@ if rooms.has("events"):
     _on(InvalidQuery, 400, "M_INVALID_PARAM")
     _on(TooManyWaiters, 503, "M_LIMIT_EXCEEDED")
     api.add_router("", client_sync.router)
-    if rooms.has("pipeline"):
+    if installed_apps.has("pipeline"):
         from pipeline.errors import PipelineError
         from replsite.api import jobs
         from streams.jobs.errors import JobError, QueueFull, UnknownJob, UnknownKind, UnusableArguments

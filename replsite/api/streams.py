@@ -12,7 +12,7 @@ from ninja import Query, Router
 from replsite.api import schemas
 from replsite.api.access import needs
 from replsite.api.schemas import answers
-from replsite.operations import ACTIONS, Asked, perform
+from replsite.operator_actions import ACTIONS, Asked, perform
 from replsite.snapshot.readers import ReaderRow
 from replsite.snapshot.shared import SHARED
 from replsite.snapshot.streams import StreamRow, WriterRow

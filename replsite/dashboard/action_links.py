@@ -1,4 +1,4 @@
-"""Lists the links of the live page to operations (``replsite.operations``) and to jobs: address, permission and text."""
+"""Lists the links of the live page to operations (``replsite.operator_actions``) and to jobs: address, permission and text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from django.urls import reverse
 
-from replsite import rooms
-from replsite.operations import ACTIONS
+from replsite import installed_apps
+from replsite.operator_actions import ACTIONS
 
 #: A number in place of a job's ID, because the URL pattern takes only numbers. In the address it is replaced by ``~``.
 _NO_JOB = 987_654_321
@@ -62,5 +62,5 @@ def action_addresses(permissions: Container[str]) -> dict[str, str]:
     return {
         word: action.address()
         for word, action in LINKS.items()
-        if action.permission in permissions and rooms.has(action.permission.partition(".")[0])
+        if action.permission in permissions and installed_apps.has(action.permission.partition(".")[0])
     }

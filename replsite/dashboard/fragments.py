@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from django.urls import reverse
 
-from replsite import rooms
+from replsite import installed_apps
 from replsite.dashboard.action_links import LINKS, action_addresses
 from replsite.dashboard.page import TABLES, Page
 from replsite.dashboard.words_page import word_addresses
@@ -54,12 +54,12 @@ _TABLES_OF = {"jobs": "pipeline", "rooms": "events", "workers": "streams.catalog
 
 def rights_of(user: Any) -> frozenset[str]:
     """Returns the permissions of a user that decide what the page shows. Queries the database."""
-    return frozenset(right for right in _RIGHTS if rooms.has(right.partition(".")[0]) and user.has_perm(right))
+    return frozenset(right for right in _RIGHTS if installed_apps.has(right.partition(".")[0]) and user.has_perm(right))
 
 
 def tables_of_site() -> list[str]:
     """Returns the names of the tables on this site's page. Tables of apps that are not installed are left out."""
-    return [name for name in TABLES if name not in _TABLES_OF or rooms.has(_TABLES_OF[name])]
+    return [name for name in TABLES if name not in _TABLES_OF or installed_apps.has(_TABLES_OF[name])]
 
 
 @dataclass(frozen=True, slots=True)

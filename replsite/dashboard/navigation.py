@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 
-from replsite import rooms
+from replsite import installed_apps
 
 #: Lists of tables that belong to a task: the table, its title there, and its icon.
 _TASKS = {
@@ -32,7 +32,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     facts = {"title": "Facts", "icon": "receipt_long", "link": reverse_lazy("facts")}
     happened = {"title": "What happened", "icon": "fact_check", "link": reverse_lazy("happened")}
     items = [watch, history, happened, facts]
-    if rooms.has("replsite.api"):
+    if installed_apps.has("replsite.api"):
         items.append({"title": "HTTP API", "icon": "api", "link": reverse_lazy("api-page")})
     words = {"title": "Status words", "icon": "help", "link": reverse_lazy("status-words")}
     apps = admin.site.get_app_list(request)
@@ -45,10 +45,10 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [{"title": "Watch", "items": [*items, words]}]
     for title, of_task in _TASKS.items():
         items = [{"title": name, "icon": icon, "link": lists[table]} for table, name, icon in of_task if table in lists]
-        if title == "Act" and rooms.has("pipeline") and request.user.has_perm("pipeline.queue_job"):
+        if title == "Act" and installed_apps.has("pipeline") and request.user.has_perm("pipeline.queue_job"):
             queue = reverse_lazy("admin:pipeline_job_queue")
             items.append({"title": "New job", "icon": "playlist_add", "link": queue})
-        if title == "Act" and rooms.has("pipeline") and request.user.has_perm("pipeline.view_job"):
+        if title == "Act" and installed_apps.has("pipeline") and request.user.has_perm("pipeline.view_job"):
             items.append({"title": "Archives", "icon": "inventory_2", "link": reverse_lazy("archives")})
         if items:
             groups.append({"title": title, "items": items})

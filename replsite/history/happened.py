@@ -23,14 +23,14 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
-from replsite import rooms
+from replsite import installed_apps
 from replsite.history.logins import LOGGED_IN
 from streams.conf import stream_settings
 from streams.db.readable import instances
 from streams.models import ReaderResync
 from streams.runtime.text import safe_text
 
-if rooms.has("pipeline"):
+if installed_apps.has("pipeline"):
     from pipeline.models import Job
 
 SEARCHED = 10_000
@@ -145,7 +145,7 @@ SOURCES: dict[str, Source] = {
         lambda: ReaderResync.objects.using(stream_settings().database), "resynced_by", "resynced_at", _resync_line,
     ),
 }  # fmt: skip
-if rooms.has("pipeline"):
+if installed_apps.has("pipeline"):
     SOURCES["job"] = Source("Jobs", "pipeline.view_job", _jobs, "asked_by", "begun_at", _job_line)
 
 

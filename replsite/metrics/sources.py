@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replsite import rooms
+from replsite import installed_apps
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
 from replsite.http.request_places import POOLS
@@ -24,7 +24,7 @@ from streams.reading.reader_table import NAMED
 from streams.runtime.text import OTHER, plain_label
 from streams.waiting import wait
 
-if rooms.has("events"):
+if installed_apps.has("events"):
     from events.notifier import notifier
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class ProcessScrape:
     """The counters of this process at one moment."""
 
     def __init__(self) -> None:
-        figures = notifier.figures() if rooms.has("events") else None
+        figures = notifier.figures() if installed_apps.has("events") else None
         #: Empty while the notifier has not been used in this process, else one element.
         self.hot: list[NotifierFigures] = [] if figures is None else [figures]
         self.timed_out = sorted(wait.timed_out.items())

@@ -10,7 +10,7 @@ import platform
 
 import django
 
-from replsite import rooms
+from replsite import installed_apps
 from replsite.metrics import sources
 from replsite.metrics.measure import Alias, Measure, counted_by_library, metric
 from replsite.metrics.sources import ProcessScrape, Scrape, lag_seconds
@@ -217,7 +217,7 @@ PLAIN: tuple[Measure[ProcessScrape], ...] = (
            lambda p: ((pool.at_work, pool.name) for pool in p.pools)),
 )
 _OF_ROOMS: tuple[Measure[ProcessScrape], ...] = ()
-if rooms.has("events"):
+if installed_apps.has("events"):
     from events.persist import counters
 
     _OF_ROOMS = (

@@ -1,4 +1,7 @@
-"""Errors of the embedded PostgreSQL. Every message says what happened, where, and what to do."""
+"""Errors of the embedded PostgreSQL. Every message says what happened, where, and what to do.
+
+Each sentence is written where it is raised.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Reads jobs for the snapshot: those that are queued or running, and those that ended within a day.
+"""The table of jobs: a row for each job that is queued or running, or ended within a day (pure).
 
-Three queries on a Django cursor read the jobs, each with a limit. A site that has not installed ``pipeline`` has no jobs.
+Here are the classes of these rows, the queries that fill them, each with a limit, and the columns that show them. A site that
+has not installed ``pipeline`` has no jobs.
 """
 
 from __future__ import annotations

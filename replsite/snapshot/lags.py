@@ -15,7 +15,7 @@ import orjson
 
 from replsite.snapshot.readers import ReaderRow
 from replsite.snapshot.streams import WriterRow
-from replsite.status.lag import EMPTY, Unread, Window, unread
+from replsite.status.unread import EMPTY, Unread, Window, unread
 from streams.core.declaration import FactTable, StreamDeclaration, quoted
 from streams.core.positions import RETIRED, lowest_unread
 from streams.core.queries import bounds_sql, order_sql, token_sql
@@ -121,7 +121,7 @@ def _positions(
 
 @dataclass(frozen=True, slots=True)
 class _FarBehind:
-    """A reader's positions on a stream, if its oldest unread fact may lie below the stream's window (``replsite.status.lag``).
+    """A reader's positions on a stream, if its oldest unread fact may lie below the stream's window (``replsite.status.unread``).
 
     ``low`` and ``high`` bound the IDs of the facts to search.
     """

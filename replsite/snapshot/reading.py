@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from replsite import rooms
+from replsite import installed_apps
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
 from replsite.snapshot.jobs import JobsView, read_jobs
@@ -105,7 +105,7 @@ def read_snapshot(history: History | None = None, using: str | None = None) -> S
 
 def read_jobs_with_status(cursor: Any, as_of: datetime) -> JobsView:
     """Returns the jobs, worst first, the newest of equal ones first. A site without ``pipeline`` has none."""
-    if not rooms.has("pipeline"):
+    if not installed_apps.has("pipeline"):
         return JobsView()
     found = read_jobs(cursor)
     for job in found.jobs:

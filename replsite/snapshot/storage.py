@@ -1,8 +1,8 @@
-"""Reads figures of the database's storage: sizes and growth of tables, state groups, and big rooms.
+"""The tables of storage: a row for the database with its largest tables, one for state groups, one for each big room (pure).
 
-A few bounded queries on a Django cursor read the figures, inside the snapshot's transaction. Row counts are PostgreSQL's
-own estimates; no table is counted. Unreferenced state groups are found by index. If there are very many groups, only a
-sample is checked.
+Here are the classes of these rows, the bounded queries that fill them, and the columns that show them. Row counts are
+PostgreSQL's own estimates; no table is counted. Unreferenced state groups are found by index. If there are very many groups,
+only a sample is checked.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from replsite.snapshot.table import (
 from replsite.status.series import Series
 from replsite.status.words import Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
-from streams.holds.functions_sql import ANY_WRITER, class_of
+from streams.holds.installed_sql import ANY_WRITER, class_of
 from streams.holds.look import YOUNG_SECONDS
 from streams.runtime.amounts import count, counted
 from streams.runtime.gc_pause import collector_paused

@@ -1,6 +1,7 @@
-"""Reads the reports of workers and the counters of connections for the snapshot, in one query.
+"""The table of workers: a row for each kind of report or counter, and below it one for each worker or reason (pure).
 
-The query runs on a Django cursor. It limits the number of rows, because clients choose the names.
+Here are the classes of these rows, the query that fills them, and the columns that show them. The query limits the number of
+rows, because clients choose the names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asks an operator in a terminal, and carries out an action of ``replsite.operations``."""
+"""Asks an operator in a terminal, and carries out an action of ``replsite.operator_actions``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError as DjangoDatabaseError
 from django.http import Http404
 
-from replsite.operations import ACTIONS, Asked
+from replsite.operator_actions import ACTIONS, Asked
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.text import safe_text

@@ -60,7 +60,7 @@ class Ear(NotifyListener[str]):
     def parse(self, heard: Any) -> list[str]:
         """Called with what was received."""
         if self._candidate is not None:
-            self._candidate.heard(heard)
+            self._candidate.received(heard)
         hinted = self._way.startswith("hinted")
         if any((hinted_word(payload) is not None) is hinted for _, payload in heard):
             for reader in self._readers:
@@ -89,7 +89,7 @@ class Reader:
                 began = time.perf_counter()
                 found = self._step(cursor)
                 if self._way.startswith("hinted"):
-                    pause = pace.after_look(time.perf_counter() - began, hinted=hinted, news=found)
+                    pause = pace.next_pause(time.perf_counter() - began, hinted=hinted, news=found)
 
     def _upto(self, cursor: Any) -> int:
         if self._way == "row":

@@ -11,7 +11,7 @@ from typing import Any
 from django.db.backends.ddl_references import Statement
 from django.db.migrations.operations import RunSQL
 
-from streams.holds.functions_sql import DROP, FUNCTIONS, INSTALL
+from streams.holds.installed_sql import DROP, FUNCTIONS, INSTALL
 from streams.sequence import CREATE_SEQUENCE, MadeAfterTable, sequence_of, sequence_parts
 
 __all__ = ["InstallHolds", "StreamHolds"]

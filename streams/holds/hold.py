@@ -7,7 +7,7 @@ An INSERT holds its stream by itself. A statement that takes IDs earlier, in the
 from __future__ import annotations
 
 from streams.core.declaration import StreamDeclaration, quoted
-from streams.holds.functions_sql import MAINTENANCE, WRITER
+from streams.holds.installed_sql import MAINTENANCE, WRITER
 
 __all__ = [
     "CHANGE_FACTS",

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from streams.core.tokens import VectorToken
-from streams.holds.functions_sql import ANY_WRITER, class_of
+from streams.holds.installed_sql import ANY_WRITER, class_of
 
 __all__ = ["YOUNG_SECONDS", "Holder", "Seen", "each_once", "holders", "keepers", "look", "look_where_possible"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from django.db import transaction
 
-from streams.holds.functions_sql import MAINTENANCE
+from streams.holds.installed_sql import MAINTENANCE
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from streams.holds.functions_sql import bodies
+from streams.holds.installed_sql import bodies
 
 __all__ = ["Weakness", "imitation", "probe", "weaknesses"]
 

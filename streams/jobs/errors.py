@@ -1,4 +1,4 @@
-"""Errors of jobs: of their arguments, their queue and their end (pure)."""
+"""Errors of jobs: of their arguments, their queue and their end (pure). Each sentence is written where it is raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trims a stream: deletes old facts in small batches, but no fact that a registered reader has not handled yet.
+"""Trims a stream (``manage.py purge stream``): deletes old facts in small batches, but none that a reader has still to handle.
 
 Facts are deleted up to the lowest of three positions: the linear position, the position up to which every registered
 reader has handled all facts, and the position up to which the rule (``Keep``) allows deletion.

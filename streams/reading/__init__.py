@@ -1,1 +1,1 @@
-"""Reads rows and stored positions, and receives notifications of new positions, each applied before it shows."""
+"""Reads rows and positions. Writers send ``hints``, the ``looker`` stores positions, and readers apply each before it shows."""

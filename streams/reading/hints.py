@@ -34,7 +34,7 @@ __all__ = [
     "hint",
     "hint_after_commit",
     "hinted_word",
-    "tell",
+    "send_payloads",
 ]
 
 log = get_logger(__name__)
@@ -49,7 +49,7 @@ _HINT, _ANSWER = "?", " "
 _WORD_BYTES = 4
 
 #: Waits for no disk, as ``_SEND_HINT``. What it names was confirmed before.
-_TELL = """
+_SEND_PAYLOADS = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s::text, payload)
   FROM unnest(%(payloads)s::text[]) AS told (payload)
 """
@@ -128,9 +128,9 @@ class _Hint:
             log.debug("hint.not_sent", error=str(error).strip())
 
 
-def tell(cursor: Any, payloads: Iterable[str]) -> None:
+def send_payloads(cursor: Any, payloads: Iterable[str]) -> None:
     """Sends these payloads, in one statement."""
-    cursor.execute(_TELL, {"channel": driver.channel(cursor, CHANNEL), "payloads": list(payloads)})
+    cursor.execute(_SEND_PAYLOADS, {"channel": driver.channel(cursor, CHANNEL), "payloads": list(payloads)})
 
 
 def _after_fork() -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from streams import epochs
 from streams.db import driver
-from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, tell
+from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, send_payloads
 from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
 from streams.reading.trust import MAY_WRITE
 from streams.runtime.logs import Condition, get_logger
@@ -40,11 +40,11 @@ __all__ = [
     "Looker",
     "Pace",
     "end_looks",
-    "heard",
     "join",
     "leave",
     "look_now",
     "looker_of",
+    "received",
 ]
 
 log = get_logger(__name__)
@@ -63,12 +63,12 @@ DOUBT_SECONDS = 1.5
 #: Pause after an error, such as a lost connection.
 RETRY_SECONDS = 0.2
 #: Pause before notifications are sent that the server did not take.
-TELL_AGAIN_SECONDS = 1.0
+SEND_AGAIN_SECONDS = 1.0
 #: Most hints of which a candidate knows that they are not answered.
 _MOST_HINTS = 1_000
 
 _LEADER = f"SELECT a.pid {driver.LOCK_HOLDERS} AND {MAY_WRITE}"
-_CAN_LOOK = """
+_MAY_STORE = """
 SELECT NOT pg_is_in_recovery() AND EXISTS (SELECT FROM streams_held)
    AND has_table_privilege('streams_streamposition', 'UPDATE') AND has_table_privilege('streams_streamposition', 'INSERT')
 """
@@ -90,14 +90,14 @@ class Pace:
     def __init__(self) -> None:
         self._quiet = len(self._AFTER)
 
-    def after_look(self, took: float, *, hinted: bool, news: bool) -> float:
-        """Returns the seconds from the end of a look, which took ``took`` seconds, to the next look, unless a hint comes."""
+    def next_pause(self, duration: float, *, hinted: bool, news: bool) -> float:
+        """Returns the seconds from the end of a look, which took ``duration`` seconds, to the next look, unless a hint comes."""
         if hinted or news:
             self._quiet = 0
         if self._quiet >= len(self._AFTER):
             return SAFETY_SECONDS
         self._quiet += 1
-        return max(self._AFTER[self._quiet - 1], self._SHARE * took)
+        return max(self._AFTER[self._quiet - 1], self._SHARE * duration)
 
 
 class Looker:
@@ -112,8 +112,8 @@ class Looker:
         self._connection = driver.KeptConnection(using, "replsite looker", reads_in_order=True)
         self._store = PositionStore()
         self._is_prepared = False
-        self._untold: set[str] = set()
-        self._tell_due = self._everything_due = 0.0
+        self._unsent: set[str] = set()
+        self._send_due = self._everything_due = 0.0
         self._is_leading = self._stopping = False
         self._news = threading.Condition()
         self._unanswered: OrderedDict[str, float] = OrderedDict()
@@ -123,7 +123,7 @@ class Looker:
         """When others began to answer hints, while the leader did not."""
         self._thread: threading.Thread | None = None
         self._interrupted = Condition(log, "looker.interrupted", "looker.goes_on", "looker.still_interrupted")
-        self._cannot_tell = Condition(log, "looker.notifications_wait", "looker.notifications_go_on")
+        self._cannot_send = Condition(log, "looker.notifications_wait", "looker.notifications_go_on")
 
     @property
     def is_leading(self) -> bool:
@@ -143,7 +143,7 @@ class Looker:
         if self._thread is not None:
             self._thread.join(timeout=10)
 
-    def heard(self, notifications: Sequence[tuple[int, str]]) -> None:
+    def received(self, notifications: Sequence[tuple[int, str]]) -> None:
         """Takes note of the hints and answers among received notifications, which are pairs (session, payload)."""
         now = time.monotonic()
         with self._news:
@@ -162,18 +162,18 @@ class Looker:
                         if session != self._leader:
                             self._doubts_since = min(self._doubts_since, now)
 
-    def look_once(self, *, even_if_led: bool) -> bool:
+    def store_once(self, *, even_if_led: bool) -> bool:
         """Looks in the caller's thread, for a candidate that was not started. Returns true if it did.
 
         Does nothing if another process leads, unless ``even_if_led``, or if nobody can look at this database.
         """
         try:
-            if not self._can_look():
+            if not self._prepare():
                 self._connection.close()
                 return False
             leads = self._leads()
             try:
-                while (leads or even_if_led) and self._look(None) and self._store.is_behind:
+                while (leads or even_if_led) and self._store_positions(None) and self._store.is_behind:
                     pass
             finally:
                 if leads:
@@ -196,15 +196,15 @@ class Looker:
         is_asked = False
         while not self._stopping:
             try:
-                if self._can_look() and self._leads():
+                if self._prepare() and self._leads():
                     self._lead()
                 elif self._is_prepared and is_asked:
-                    self._look(self._last_hint())
+                    self._store_positions(self._last_hint())
                 else:
                     if self._is_prepared:
                         self._store = PositionStore(writes_all=False)  # others have written what did not rise
                         # A hint that comes from now on is answered by who leads, or makes this candidate look again.
-                        self._look(self._last_hint())
+                        self._store_positions(self._last_hint())
                     else:
                         self.deaf()
                     self._give_up()
@@ -229,12 +229,12 @@ class Looker:
         self._store = PositionStore()
         self._connection.close()
 
-    def _can_look(self) -> bool:
+    def _prepare(self) -> bool:
         """Prepares the session. Returns false if nobody can look at this database, or not with the role of this process."""
         if not self._is_prepared:
             with self._connection.cursor() as cursor:
                 try:
-                    cursor.execute(_CAN_LOOK)
+                    cursor.execute(_MAY_STORE)
                 except driver.missing:  # before `migrate`
                     return False
                 if not cursor.fetchone()[0]:
@@ -259,10 +259,10 @@ class Looker:
         """Looks until this candidate is stopped, or an error is raised."""
         pace, quick_from = Pace(), 0.0
         while not self._stopping:
-            began, word = time.monotonic(), self._last_hint()
-            found = self._look(word)
+            started, word = time.monotonic(), self._last_hint()
+            found = self._store_positions(word)
             ended = time.monotonic()
-            pause = pace.after_look(ended - began, hinted=word is not None, news=found)
+            pause = pace.next_pause(ended - started, hinted=word is not None, news=found)
             with self._news:
                 self._news.wait_for(lambda: self._stopping or bool(self._unanswered), pause)
             # Hints that come close to each other are answered by one look. A look that nobody asked for, and that found nothing,
@@ -293,7 +293,7 @@ class Looker:
             self._unanswered.clear()
         return word
 
-    def _look(self, word: str | None) -> bool:
+    def _store_positions(self, word: str | None) -> bool:
         """Looks, stores positions that rose, and tells everybody. Answers the hint ``word``. Returns true if positions rose."""
         now = time.monotonic()
         everything = now >= self._everything_due
@@ -302,24 +302,24 @@ class Looker:
             if everything:
                 self._everything_due = now + SAFETY_SECONDS
             # Only now, as the COMMIT of the rows is confirmed.
-            self._untold.update(found)
-            self._tell(cursor, now, [] if word is None else [answer_to(word)])
+            self._unsent.update(found)
+            self._send(cursor, now, [] if word is None else [answer_to(word)])
         return bool(found)
 
-    def _tell(self, cursor: Any, now: float, answers: list[str]) -> None:
+    def _send(self, cursor: Any, now: float, answers: list[str]) -> None:
         """Names the streams whose positions were stored, unless the server takes no notification at present."""
-        if now < self._tell_due or not (self._untold or answers):
+        if now < self._send_due or not (self._unsent or answers):
             return
         try:
-            tell(cursor, [*sorted(self._untold), *answers])
+            send_payloads(cursor, [*sorted(self._unsent), *answers])
         except (driver.notify_queue_full, driver.lock_timed_out) as error:
-            self._cannot_tell.begins(error)
-            self._tell_due = now + TELL_AGAIN_SECONDS
+            self._cannot_send.begins(error)
+            self._send_due = now + SEND_AGAIN_SECONDS
             if isinstance(error, driver.notify_queue_full):
                 driver.notify_queue_usage(cursor)
         else:
-            self._untold.clear()
-            self._cannot_tell.ends()
+            self._unsent.clear()
+            self._cannot_send.ends()
 
 
 # --- a look of the caller -----------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def look_now(using: str, *, even_if_led: bool) -> bool:
     with _guard:
         looker, busy = _callers.setdefault(using, (Looker(using), threading.Lock()))
     with busy:
-        return looker.look_once(even_if_led=even_if_led)
+        return looker.store_once(even_if_led=even_if_led)
 
 
 def end_looks() -> None:
@@ -377,11 +377,11 @@ def leave(using: str, listener: object) -> None:
         found.stop()
 
 
-def heard(using: str, listener: object, notifications: Sequence[tuple[int, str]] | None) -> None:
+def received(using: str, listener: object, notifications: Sequence[tuple[int, str]] | None) -> None:
     """Passes what a listener received to the candidate. None: its connection is new, so what was sent before may be lost."""
     # With two ears, the second might hear a hint after the first has heard its answer.
     if (ears := _ears.get(using)) and ears[0] is listener and (found := _lookers.get(using)) is not None:
-        found.deaf() if notifications is None else found.heard(notifications)
+        found.deaf() if notifications is None else found.received(notifications)
 
 
 def looker_of(using: str) -> Looker | None:

@@ -48,7 +48,7 @@ class PositionListener(NotifyListener[str]):
     def received(self, notifications: Sequence[tuple[int, str]]) -> None:
         """Passes the notifications to the looker, which knows hints among them."""
         if notifications:
-            looker.heard(self._alias, self, notifications)
+            looker.received(self._alias, self, notifications)
 
     def parse(self, notifications: Sequence[tuple[int, str]]) -> list[str]:
         """Returns the known streams among the notifications, in turns that are ``READ_GAP_SECONDS`` apart."""
@@ -71,4 +71,4 @@ class PositionListener(NotifyListener[str]):
 
     def connected(self) -> None:
         self._waiting = set()  # all positions are about to be read from the table
-        looker.heard(self._alias, self, None)
+        looker.received(self._alias, self, None)

@@ -1,4 +1,7 @@
-"""Errors of the replication protocol (pure). Every message says what is wrong, where, and what to do."""
+"""Errors of the replication protocol (pure). Every message says what is wrong, where, and what to do.
+
+Each sentence is written where it is raised.
+"""
 
 from __future__ import annotations
 

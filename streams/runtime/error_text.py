@@ -8,10 +8,10 @@ from __future__ import annotations
 from django.conf import settings
 
 from streams.conf import stream_settings
+from streams.declared_settings import secrets_of
 from streams.errors import StreamError
 from streams.runtime.masking import masked
 from streams.runtime.text import storable
-from streams.setting import secrets_of
 
 LONGEST = 500
 

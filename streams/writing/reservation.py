@@ -16,8 +16,8 @@ from streams.conf import stream_settings
 from streams.db import driver, testcase
 from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen
 from streams.facts import copy_related_keys
-from streams.holds.functions_sql import class_of
 from streams.holds.hold import WRITE_AS, hold_sql, remembered_sql
+from streams.holds.installed_sql import class_of
 from streams.reading.hints import hint_after_commit
 from streams.writing.given_out import given_out, not_above, record_given_out
 from streams.writing.insert import insert_facts

@@ -17,6 +17,30 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def names_code(dotted: str) -> bool:
+    """Whether a dotted name is a module of ours, or a module's name followed by a word of the module."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        place = PROJECT.joinpath(*parts[:cut])
+        for module in (place.with_suffix(".py"), place / "__init__.py"):
+            if module.exists():
+                code = module.read_text().split('"""', 2)[-1]  # without the docstring
+                return parts[cut:] == [] or re.search(rf"\b{parts[cut]}\b", code) is not None
+    return False
+
+
+@pytest.mark.parametrize("page", [*PAGES, PROJECT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_code_that_a_page_names_exists(page: Path) -> None:
+    """Two words with a dot may be a permission, a check or a file, too. Replaced decisions and upgrades say what was."""
+    text = page.read_text()
+    if "**Replaced by [" in text or page.stem == "upgrade":
+        return
+    files = re.findall(r"`((?:replsite|pipeline|events|state|streams|script|tests)/[\w/]+\.py)`", text)
+    assert [name for name in files if not (PROJECT / name).exists()] == []
+    dotted = re.findall(r"`(?!replsite\.example)((?:replsite|pipeline|events|state|streams)(?:\.\w+){2,})`", text)
+    assert [name for name in dotted if not names_code(name)] == []
+
+
 def test_the_index_names_every_page() -> None:
     docs = PROJECT / "docs"
     named = re.findall(r"\]\(([^)#:]+\.md)", (docs / "index.md").read_text())

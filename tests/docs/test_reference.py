@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django.core.management import get_commands
 
-from pipeline.conf import PipelineSettings
+from pipeline.pipeline_settings import PipelineSettings
 from replsite.site_settings import SiteSettings, StartSettings
 from streams.stream_settings import StreamSettings
 

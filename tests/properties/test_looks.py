@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from streams.holds.functions_sql import class_of
+from streams.holds.installed_sql import class_of
 from streams.holds.look import Seen
 from tests.support.effort import examples
 

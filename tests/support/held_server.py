@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg2
 
-from streams.holds.functions_sql import FUNCTIONS
+from streams.holds.installed_sql import FUNCTIONS
 from tests.support.held_tables import Session
 from tests.support.waiting import wait_until
 from tests.torture.own_postgres import OwnPostgres

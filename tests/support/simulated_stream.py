@@ -17,7 +17,7 @@ from typing import Any
 
 from streams.core.positions import ACTIVE, RETIRED, linear_position, position_of, positions_to_show
 from streams.core.tokens import VectorToken
-from streams.holds.functions_sql import ANY_WRITER, class_of
+from streams.holds.installed_sql import ANY_WRITER, class_of
 from streams.holds.look import Seen
 from streams.reading import position_store
 from streams.reading.position_store import PositionStore

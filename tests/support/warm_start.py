@@ -109,7 +109,7 @@ def _late(environment: Mapping[str, str]) -> tuple[str, ...]:
 @cache
 def _late_settings() -> tuple[str, ...]:
     """Names of the settings that only ``stream_settings`` reads, each from the variable of its name."""
-    from streams.setting import declared
+    from streams.declared_settings import declared
     from streams.stream_settings import StreamSettings
 
     # The others of these are part of what is made when the file is read: secrets are masked in logs.

@@ -17,11 +17,7 @@ from tests.support.session import PROJECT
 
 HELD = ("state", "events", "streams", "replsite")
 #: What is still to be renamed.
-NOT_YET = (
-    "streams/holds/",
-    "streams/reading/hints.py",  # `tell`, which the looker calls
-    "streams/reading/looker.py",
-)
+NOT_YET = ("streams/holds/",)
 #: Refused anywhere in an identifier, with what to write instead.
 WORDS = {
     "admit": "the rule or condition that lets in",
@@ -73,9 +69,11 @@ CONTRACT = {
     "ReaderNameTaken": "an error (docs/reference/errors.md)",
     "began_at": "a column of events_purgedroom",
     "begin": "the option of a handler, as `Begin`",
+    "end_looks": "of a look (docs/explanation/proof.md)",
     "gone": "what a sync answer removes (docs/reference/sync.md)",
     "here": "a key of the summary of a restore",
     "look": "events.notifier.notifier.look (docs/explanation/notifier.md)",
+    "look_now": "a look (docs/explanation/proof.md)",
     "retry_began_at": "a column of streams_storedcursor",
 }
 

@@ -1,4 +1,7 @@
-"""``manage.py room WHAT …``: what is done to rooms."""
+"""``manage.py room WHAT …``: what is done to rooms.
+
+Which words there are is declared by the modules of the packages ``operations`` of ``events``, ``pipeline`` and ``streams``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows positions, open appends, readers and their lag: the live page for terminals and scripts.
+"""Shows positions, open appends, readers and their lag: the live page for terminals and scripts; and ends appends (`abort`).
 
 Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Something is
 wrong if a status has the severity ``wrong``. Examples are a stream that is blocked by an open append, a reader that is stuck,
@@ -154,7 +154,7 @@ class Command(SiteCommand):
 
     def _act(self, options: dict[str, Any]) -> None:
         # Imported only here: it imports followers, which takes a tenth of the time that a command needs to start.
-        from replsite.operations import Asked  # noqa: PLC0415
+        from replsite.operator_actions import Asked  # noqa: PLC0415
         from replsite.terminal.confirm import act  # noqa: PLC0415
 
         stream, name = options["stream"], options.get("reader")

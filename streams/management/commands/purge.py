@@ -1,4 +1,7 @@
-"""``manage.py purge WHAT …``: deletes old data."""
+"""``manage.py purge WHAT …``: deletes old data.
+
+Which words there are is declared by the modules of the packages ``operations`` of ``events``, ``pipeline`` and ``streams``.
+"""
 
 from __future__ import annotations
 

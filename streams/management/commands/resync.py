@@ -1,4 +1,7 @@
-"""``manage.py resync WHAT …``: repairs stored data."""
+"""``manage.py resync WHAT …``: repairs stored data.
+
+Which words there are is declared by the modules of the packages ``operations`` of ``events``, ``pipeline`` and ``streams``.
+"""
 
 from __future__ import annotations
 

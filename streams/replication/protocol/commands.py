@@ -6,6 +6,9 @@ not send a later command to a client of version 1.43.
 A line is the command word, one blank and the arguments. Fields are separated by exactly one blank, so two blanks mean an
 empty field. Integers follow Python's ``int()``; tokens have at most 64 bits. The table `COMMANDS` holds the grammar of
 every command: a new command is one more entry. Assumes that a line comes without its line feed and is valid UTF-8.
+
+Of RDATA, a server does not format the lines here: ``announcer.py`` does for rows that were read, and ``rdata_sql.py`` in the
+database, for many rows at once.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from django.db import connection
 from events.persist.naming_sql import EVENTS_NAMING
 from events.reading.page_sql import PAGE_AFTER, PAGE_BEFORE
 from events.visibility.predicate_sql import ACCESS, MEMBERSHIP_AT, ROOM_ACCESS, VISIBLE_EVENT
-from streams.holds import functions_sql
+from streams.holds import installed_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -45,5 +45,5 @@ def test_migrations_install_what_the_program_has(statement):
 
 def test_the_functions_of_holds_are_those_of_the_program():
     """They make a table, too, so their text is compared and not run again."""
-    assert import_module("migrations.streams.0027_guards").FUNCTIONS == functions_sql.FUNCTIONS
-    assert import_module("migrations.streams.0025_holds_installed").DROP == functions_sql.DROP
+    assert import_module("migrations.streams.0027_guards").FUNCTIONS == installed_sql.FUNCTIONS
+    assert import_module("migrations.streams.0025_holds_installed").DROP == installed_sql.DROP

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from events.errors import EventsError, PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
 from events.integrity.repair import check_room
 from events.maintenance import group_gc, purge_batch
+from events.maintenance.cut import cut_at_event, cut_at_time
 from events.maintenance.group_gc import GroupPurge, plan_groups
 from events.maintenance.purge_batch import PurgeRequest
 from events.maintenance.purge_lock import purge_lock
@@ -31,7 +32,6 @@ from events.models import (
     VisibleEvent,
 )
 from events.operations import purge_history
-from events.operations.cut import cut_at_event, cut_at_time
 from events.operations.purge_history import purge_events, room_figures
 from events.persist.batch import with_state
 from events.persist.room_cache import clear_caches

@@ -612,7 +612,7 @@ def test_while_an_action_cannot_connect_the_answer_is_503(caller, monkeypatch):
         raise driver.connection_lost[0]("too many clients already")
 
     mine = caller("end_holder")
-    monkeypatch.setattr("replsite.operations.driver.direct_connection", away)
+    monkeypatch.setattr("replsite.operator_actions.driver.direct_connection", away)
     mine.post("/streams/caches/abort", status=503)
 
 

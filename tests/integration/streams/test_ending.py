@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from django.core.management.base import CommandError
 
-from replsite.operations import Asked
+from replsite.operator_actions import Asked
 from replsite.terminal.confirm import act
 from streams.holds import end
 from tests.support.waiting import wait_until
@@ -139,7 +139,7 @@ def test_a_prepared_transaction_is_named_and_left_to_sql(monkeypatch):
     with held_open():
         (holder,) = found()
     prepared = replace(holder, pid=None, prepared="odd one")
-    monkeypatch.setattr("replsite.operations.old_holders", lambda *_: [prepared])
+    monkeypatch.setattr("replsite.operator_actions.old_holders", lambda *_: [prepared])
     with pytest.raises(CommandError, match="ROLLBACK PREPARED ends"):
         aborted(None)
 

@@ -14,7 +14,7 @@ from django.db import DatabaseError, IntegrityError, connection, connections, mo
 from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.holds.constraint import StreamHolds
-from streams.holds.functions_sql import FUNCTIONS, class_of
+from streams.holds.installed_sql import FUNCTIONS, class_of
 from streams.holds.look import Seen, holders, look
 from streams.holds.weaknesses import weaknesses
 from streams.reading.rows import existing_rows

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 
-from streams.holds.functions_sql import DROP, FUNCTIONS
+from streams.holds.installed_sql import DROP, FUNCTIONS
 from streams.holds.weaknesses import Weakness, probe, weaknesses
 from tests.support.held_tables import Session, Sessions, drop, held_orders, sessions
 

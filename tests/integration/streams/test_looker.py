@@ -33,7 +33,7 @@ class Ear(NotifyListener[tuple[int, str]]):
         self.candidate, self.payloads = candidate, list[str]()
 
     def parse(self, heard: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-        self.candidate.heard(heard)
+        self.candidate.received(heard)
         self.payloads += [payload for _, payload in heard]
         return []
 
@@ -183,13 +183,13 @@ def test_the_positions_are_told_after_they_were_stored(
     wait_until(lambda: one.is_leading)
     told: list[int] = []
     reader = session()
-    tell = looker.tell
+    send = looker.send_payloads
 
     def noting(cursor: Any, payloads: Any) -> None:
         told.append(reader.one("SELECT coalesce(max(position), 0) FROM streams_streamposition WHERE stream = 'orders'"))
-        tell(cursor, payloads)
+        send(cursor, payloads)
 
-    monkeypatch.setattr(looker, "tell", noting)
+    monkeypatch.setattr(looker, "send_payloads", noting)
     for _ in range(10):
         last = append(writer, "x")
         wait_until(lambda last=last: told and told[-1] == last)
@@ -239,7 +239,7 @@ def test_a_process_that_listens_for_positions_is_a_candidate(hints_only: None, w
 STEPS = {
     "look": (position_store, "look"),
     "write": (position_store, "_execute"),
-    "tell": (looker, "tell"),
+    "tell": (looker, "send_payloads"),
 }
 
 
@@ -287,8 +287,8 @@ def test_others_look_while_the_leader_stands_still(
     one, other = process(), process()
     wait_until(lambda: one.is_leading or other.is_leading)
     leader, second = (one, other) if one.is_leading else (other, one)
-    frozen, look = threading.Event(), leader.candidate._look
-    monkeypatch.setattr(leader.candidate, "_look", lambda word: frozen.wait() and look(word))
+    frozen, look = threading.Event(), leader.candidate._store_positions
+    monkeypatch.setattr(leader.candidate, "_store_positions", lambda word: frozen.wait() and look(word))
     try:
         for text in "abc":
             last = append(writer, text)
@@ -312,7 +312,7 @@ class Forger(NotifyListener[str]):
         for _, payload in heard:
             if (word := hints.hinted_word(payload)) is not None:
                 with self.asking() as cursor:
-                    hints.tell(cursor, [hints.answer_to(word)])
+                    hints.send_payloads(cursor, [hints.answer_to(word)])
                 self.answered += 1
         return []
 
@@ -327,8 +327,8 @@ def test_forged_answers_do_not_keep_others_from_looking_while_the_leader_stands_
     other, forger = process(), Forger()
     pid = leader_pid(writer)
     wait_until(lambda: other.candidate._leader == pid and not other.candidate._is_prepared)
-    look = leader.candidate._look
-    monkeypatch.setattr(leader.candidate, "_look", lambda word: frozen.wait() and look(word))
+    look = leader.candidate._store_positions
+    monkeypatch.setattr(leader.candidate, "_store_positions", lambda word: frozen.wait() and look(word))
     forger.start()
     try:
         for text in "abc":
@@ -351,7 +351,7 @@ def test_a_candidate_that_hears_the_leader_answer_does_not_look(
     other, pid = process(), leader_pid(writer)
     wait_until(lambda: other.candidate._leader == pid and not other.candidate._is_prepared)
     looks: list[str | None] = []
-    monkeypatch.setattr(other.candidate, "_look", looks.append)
+    monkeypatch.setattr(other.candidate, "_store_positions", looks.append)
     for text in "abc":
         last = append(writer, text)
         wait_until(lambda last=last: position() == last)
@@ -365,8 +365,10 @@ def test_a_hint_during_the_first_look_of_a_candidate_is_not_lost(
     """The leader stands still, so nobody else answers it."""
     leader, frozen, told = process(), threading.Event(), list[int]()
     wait_until(lambda: leader.is_leading)
-    real = Looker._look
-    monkeypatch.setattr(leader.candidate, "_look", lambda word: frozen.wait() and real(leader.candidate, word))
+    real = Looker._store_positions
+    monkeypatch.setattr(
+        leader.candidate, "_store_positions", lambda word: frozen.wait() and real(leader.candidate, word)
+    )
 
     def looking(self: Looker, word: str | None) -> bool:
         found = real(self, word)
@@ -375,7 +377,7 @@ def test_a_hint_during_the_first_look_of_a_candidate_is_not_lost(
             wait_until(lambda: self._unanswered, what="the hint is heard")
         return found
 
-    monkeypatch.setattr(Looker, "_look", looking)
+    monkeypatch.setattr(Looker, "_store_positions", looking)
     try:
         process()
         wait_until(lambda: told and position() == told[0])
@@ -450,10 +452,10 @@ def test_a_role_that_may_not_store_does_not_lead(session: Sessions):
     try:
         own(f"GRANT SELECT ON streams_held, streams_streamposition TO {role}")
         own(f"SET ROLE {role}")
-        assert own.one(looker._CAN_LOOK) is False
+        assert own.one(looker._MAY_STORE) is False
     finally:
         own(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
-    assert own.one(looker._CAN_LOOK) is True
+    assert own.one(looker._MAY_STORE) is True
 
 
 def test_an_idle_leader_asks_once_in_a_while(
@@ -462,8 +464,8 @@ def test_an_idle_leader_asks_once_in_a_while(
     one = process()
     wait_until(lambda: one.is_leading)
     looks: list[float] = []
-    look = one.candidate._look
-    monkeypatch.setattr(one.candidate, "_look", lambda word: looks.append(time.monotonic()) or look(word))
+    look = one.candidate._store_positions
+    monkeypatch.setattr(one.candidate, "_store_positions", lambda word: looks.append(time.monotonic()) or look(word))
     last = append(writer, "a")
     wait_until(lambda: position() == last)
     wait_until(lambda: not one.candidate._unanswered)
@@ -487,7 +489,7 @@ def full_queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         raise driver.notify_queue_full("queue is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(looker, "tell", refuse)
+        patch.setattr(looker, "send_payloads", refuse)
         yield refused
 
 
@@ -496,7 +498,7 @@ def test_what_could_not_be_told_is_told_later(
 ):
     one = process()
     wait_until(lambda: one.is_leading)
-    wait_until(lambda: not one.candidate._untold)
+    wait_until(lambda: not one.candidate._unsent)
     one.ear.payloads.clear()
     with full_queue(monkeypatch) as refused:
         last = writer.append("a")[-1]

@@ -12,7 +12,7 @@ import pytest
 
 from streams.core.positions import linear_position
 from streams.db import driver
-from streams.holds.functions_sql import class_of
+from streams.holds.installed_sql import class_of
 from streams.reading import position_store
 from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
 from streams.reading.rows import StoredPosition, stored_positions

@@ -18,8 +18,8 @@ from streams.core.sequence_repair import sequence_repair
 from streams.core.tokens import VectorToken
 from streams.db.sequences import move_forward
 from streams.errors import SequenceBehind
-from streams.holds.functions_sql import MAINTENANCE
 from streams.holds.hold import WRITE_AS
+from streams.holds.installed_sql import MAINTENANCE
 from streams.reading.position_store import SESSION, PositionStore
 from streams.reading.rows import StoredPosition, stored_positions
 from streams.replication.protocol.commands import Position, RData

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streams.holds.functions_sql import FUNCTIONS
+from streams.holds.installed_sql import FUNCTIONS
 from tests.support.positions_table import POSITIONS
 
 __all__ = ["INSERTED", "PLANTS", "STREAMS", "WRITERS", "Plant", "Stream", "install"]

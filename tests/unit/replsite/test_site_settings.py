@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replsite.site_settings import SiteSettings
-from streams.setting import BadSetting, from_texts
+from streams.declared_settings import BadSetting, from_texts
 
 
 @pytest.mark.parametrize(("text", "ports"), [("", []), ("9101", [9101]), ("9101-9103", [9101, 9102, 9103])])

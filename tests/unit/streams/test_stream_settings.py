@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.setting import BadSetting, from_texts
+from streams.declared_settings import BadSetting, from_texts
 from streams.stream_settings import StreamSettings
 
 

@@ -148,4 +148,4 @@ def test_the_row_of_a_sequence_is_read_in_one_statement_and_one_function():
         if "pg_sequences" not in text
         and path != PROJECT / "tests" / "torture" / "holds" / "tables.py"  # a planted fault
     }
-    assert sorted(place for place, _ in reads) == ["streams/core/sequences.py", "streams/holds/functions_sql.py"], reads
+    assert sorted(place for place, _ in reads) == ["streams/core/sequences.py", "streams/holds/installed_sql.py"], reads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streams.core.tokens import VectorToken
-from streams.holds.functions_sql import ANY_WRITER, class_of
+from streams.holds.installed_sql import ANY_WRITER, class_of
 from streams.holds.look import Seen
 
 NORTH, SOUTH = class_of("north"), class_of("south")

@@ -1,4 +1,4 @@
-"""Serves the actions of operators (``replsite.operations``) in the admin, and the list of a reader's dead letters.
+"""Serves the actions of operators (``replsite.operator_actions``) in the admin, and the list of a reader's dead letters.
 
 Each action has a page that describes its effects. A POST carries the action out, for staff with the permission, and
 records it in the admin's log.
@@ -17,7 +17,7 @@ from django.urls import URLPattern, path, reverse
 from django.views.decorators.http import require_safe
 
 from replsite.http.database_down import away_response
-from replsite.operations import ACTIONS, FACTS_SHOWN, Action, Asked, cursors_of, perform, retries
+from replsite.operator_actions import ACTIONS, FACTS_SHOWN, Action, Asked, cursors_of, perform, retries
 from streams.db import driver
 from streams.follow import parked_facts
 from streams.follow.handlers import load_handlers

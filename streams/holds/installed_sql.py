@@ -1,4 +1,7 @@
-"""Builds the SQL of holds (pure): the table of held streams, and the functions that hold, guard, refuse, look and install.
+"""What ``migrate`` installs in PostgreSQL for appends: functions, triggers, a table (pure).
+
+The functions hold a stream, guard its IDs, refuse changes, look, and install the rest. The table has the held streams. A
+migration has a copy of this text, and ``tests/integration/events/test_installed_sql.py`` compares both.
 
 A *hold* is a shared advisory lock of the appending transaction. Its key names the stream, the class of the writer, and a
 *bound*: every ID that the transaction takes after it lies above the bound. A *look* reads what each sequence gave out, and

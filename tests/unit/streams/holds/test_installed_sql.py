@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.core.declaration import MAIN_PROCESS
-from streams.holds.functions_sql import ANY_WRITER, CLASSES, DEFAULT_WRITER, bodies, class_of
+from streams.holds.installed_sql import ANY_WRITER, CLASSES, DEFAULT_WRITER, bodies, class_of
 
 
 def test_the_class_of_a_writer_never_changes():

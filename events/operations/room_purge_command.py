@@ -1,4 +1,4 @@
-"""``room purge``: ``purge history`` of a room, or with ``--whole`` ``purge room``."""
+"""``room purge``: ``purge history`` of a room, or with ``--whole`` ``purge room``. No operation: it chooses between two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHOLE = Argument("whole", Type.FLAG, "the room whole, from every table", stored
 
 
 @command_line
-class RoomPurge(CommandLine):
+class RoomPurgeCommand(CommandLine):
     """Purges a room's history, or the room."""
 
     words = "room purge"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streams.setting import BadSetting, as_django, from_django, from_texts, out_of_bounds, secrets_of, setting
+from streams.declared_settings import BadSetting, as_django, from_django, from_texts, out_of_bounds, secrets_of, setting
 
 
 @dataclass(frozen=True, slots=True)

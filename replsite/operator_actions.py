@@ -2,7 +2,7 @@
 
 Open appends that hold a stream back are ended, or the sessions for whose locks they wait. Readers are disconnected,
 forgotten, or set to the present positions. The dead letters of readers are retried and dropped. The admin's pages
-(``replsite.dashboard.actions``), the HTTP API and ``manage.py streams abort`` and ``forget`` are all made of these.
+(``replsite.dashboard.action_pages``), the HTTP API and ``manage.py streams abort`` and ``forget`` are all made of these.
 
 To disconnect a reader, the action marks the reader's row, and the server of the reader ends the connection. To retry dead
 letters, the action stores the request on the reader's cursors. The process that runs the reader then carries the request

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replsite.status.lag import EMPTY, Window, unread
+from replsite.status.unread import EMPTY, Window, unread
 from streams.core.positions import lowest_unread, position_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
