@@ -19,6 +19,7 @@ from streams.core.bound import BoundStream
 from streams.core.declaration import quoted
 from streams.core.named_rows import upcasts_of
 from streams.db.advice import MIGRATE, about_missing_relation
+from streams.holds.weaknesses import weaknesses
 from streams.runtime.command_line import SITE_CHECKS
 from streams.sequence import StreamSequence
 
@@ -166,3 +167,25 @@ def _missing_sequences(alias: str) -> Iterator[CheckMessage]:
             kind, number = (Warning, "streams.W016") if hint == MIGRATE else (Error, "streams.E021")
             text = f"Stream {stream.name!r}: database {alias!r} has its table, but not its sequence {sequence}."
             yield kind(text, hint=hint, obj=stream.models[0], id=number)
+
+
+@register(Tags.database)
+def check_holds(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Finds streams whose triggers or sequence let facts go around their holds. Runs when ``check_sequences`` does."""
+    found: list[CheckMessage] = []
+    hint = "Readers can miss facts: manage.py check_streams says what to do, and mends most of it with --repair."
+    for alias in databases or ():
+        if connections[alias].vendor != "postgresql":
+            continue
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT has_table_privilege(to_regclass('streams_held'), 'SELECT')")
+            may_read = cursor.fetchone()[0]  # None before ``migrate``
+            found += [
+                # A warning: ``migrate`` may be about to mend it.
+                Warning(f"Stream {one.stream!r}: {one.what}, in database {alias!r}.", hint=hint, id="streams.W021")
+                for one in (weaknesses(cursor) if may_read else ())
+                if one.stream and one.loses
+            ]
+    return found

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[[Any], Any])
 DEFAULT_CHUNK_ROWS = 10_000
+#: What enqueues a task of Django, of procrastinate, of Celery.
+_ENQUEUES = ("enqueue", "defer", "delay")
 
 
 class OnFailure(enum.StrEnum):
@@ -72,6 +74,9 @@ class Handler:
     ``attempts`` is the number of attempts for a fact (None: no limit). ``retry_seconds`` is the first pause between two
     attempts. The pause doubles each time, up to half a minute. After the last attempt ``on_failure`` decides. ``using`` is
     the alias of the database that holds the effects and the cursor. None stands for the streams' database.
+
+    ``task`` is a task of Django, procrastinate or Celery, or a function that enqueues one. What ``function`` returns for a
+    fact are its arguments, by name. For None nothing is enqueued.
     """
 
     stream: str
@@ -86,6 +91,7 @@ class Handler:
     begin: Begin = Begin.NOW
     chunk_rows: int = DEFAULT_CHUNK_ROWS
     using: str | None = None
+    task: Any = None
 
     @property
     def streams_database(self) -> str:
@@ -110,6 +116,8 @@ class Handler:
             )
         if (self.attempts is not None and self.attempts < 1) or self.retry_seconds <= 0 or self.chunk_rows < 1:
             raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
+        if self.task is not None and not self.each:
+            raise BadHandler(f"{where}: task= enqueues a task for each fact, so it needs each=True.")
 
     def call(self, chunk: Chunk) -> None:
         if not self.each:
@@ -117,7 +125,14 @@ class Handler:
             return
         for fact in chunk.facts:
             for instance in fact.made_instances():
-                self.function(instance)
+                arguments = self.function(instance)
+                if self.task is not None and arguments is not None:
+                    self._enqueue(**arguments)
+
+    @property
+    def _enqueue(self) -> Callable[..., Any]:
+        # A task of procrastinate or Celery can be called itself, and then runs here.
+        return next((getattr(self.task, name) for name in _ENQUEUES if hasattr(self.task, name)), self.task)
 
     def check_stream(self) -> None:
         """Raises ``UnknownStream`` if the stream does not exist, and ``BadHandler`` if it is a stream in memory.

@@ -107,17 +107,25 @@ class SiteCommand(BaseCommand):
         systemd.notify(systemd.READY, f"STATUS={line}")
 
     def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Prints a table on standard output. Text in brackets is not treated as markup. On a terminal, long words are folded."""
-        # Most commands print no table, and rich is a twentieth of their start.
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
+        """Prints a table on standard output. Text in brackets is not treated as markup.
 
+        With rich, on a terminal, long words are folded. Without rich, the columns are aligned.
+        """
+        lines = [[safe_text(_cell(value), None) for value in row] for row in rows]
+        try:  # Most commands print no table, and rich is a twentieth of their start.
+            from rich.console import Console  # noqa: PLC0415
+            from rich.table import Table  # noqa: PLC0415
+            from rich.text import Text  # noqa: PLC0415
+        except ModuleNotFoundError:  # the engine alone: rich comes with the extras ``site`` and ``spark``
+            widths = [max(map(len, cells)) for cells in zip(columns, *lines, strict=True)]
+            for line in (columns, *lines):
+                self.stdout.write("  ".join(map(str.ljust, line, widths)).rstrip())
+            return
         table = Table()
         for name in columns:
             table.add_column(name, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(safe_text(_cell(value), None)) for value in row))
+        for line in lines:
+            table.add_row(*map(Text, line))
         width = None if self.stdout.isatty() else _WIDE
         Console(file=cast("IO[str]", self.stdout), width=width).print(table)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.docs.test_tutorial import Newcomer, follow_the_page
+from tests.support.scripts import load_script
 from tests.support.session import PROJECT
 
 #: What a project has beside us. Of django-unfold, the tests run with 0.91.
@@ -27,8 +30,7 @@ IMPORT = """
 import importlib, sys
 from importlib.metadata import packages_distributions
 
-ALLOWED = {"django", "asgiref", "sqlparse", "psycopg2", "msgspec", "orjson", "rich", "structlog"}
-ALLOWED |= {"pygments", "markdown_it", "mdurl"}  # of rich
+ALLOWED = {"django", "asgiref", "sqlparse", "psycopg2", "msgspec", "orjson", "structlog"}
 OTHERS = {name for name in packages_distributions() if name not in ALLOWED and name not in sys.stdlib_module_names}
 
 class Blocker:
@@ -64,6 +66,14 @@ def test_the_engine_imports_what_the_wheel_names_and_no_more():
     )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) - {"streams.db.driver_psycopg3", "streams.pytest_plugin"} == NEED_AN_EXTRA
+
+
+def test_the_engine_brings_at_most_four_packages_besides_django():
+    check = load_script("check_requirements")
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    direct = [Requirement(line) for line in project["dependencies"]]
+    brought = check.closure(direct) - check.closure([one for one in direct if one.name == "django"])
+    assert brought == {"psycopg2-binary", "msgspec", "orjson", "structlog"}
 
 
 def run(*command: str, **more: object) -> subprocess.CompletedProcess[str]:

@@ -53,6 +53,53 @@ def test_model_without_a_stream_is_refused():
         handles(CacheInvalidation, reader="mailer", colour="red")(print)
 
 
+@pytest.fixture
+def jobs():
+    """A queue in the handler's database: enqueues a number, and tells all that were."""
+
+    class Queue:
+        def enqueue(self, *, number: int) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("INSERT INTO jobs VALUES (%s)", [number])
+
+        def numbers(self) -> list[int]:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT number FROM jobs ORDER BY number")
+                return [number for (number,) in cursor.fetchall()]
+
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE jobs (number bigint)")
+    yield Queue()
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE jobs")
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_task_is_enqueued_in_the_transaction_of_the_cursor(jobs, by_function):
+    first, second, third = append(3)
+    wait_for_linear(third)
+    failed = []
+
+    def enqueue_and_fail_once(*, number: int) -> None:
+        jobs.enqueue(number=number)
+        if not failed:
+            failed.append(number)
+            raise OSError("after the job was enqueued")
+
+    def arguments(one):
+        return None if one.stream_id == second else {"number": one.stream_id}
+
+    task = enqueue_and_fail_once if by_function else jobs
+    assert Reader("mailer", [handler(arguments, task=task, retry_seconds=0.01)]).catch_up() == 3
+    assert jobs.numbers() == [first, third]
+    assert failed == ([first] if by_function else [])
+
+
+def test_a_task_is_for_each_fact():
+    with pytest.raises(BadHandler, match="each=True"):
+        handles(CacheInvalidation, reader="mailer", task=print)(print)
+
+
 @pytest.mark.parametrize("chunk_rows", [1, 3, 1000])
 def test_each_fact_comes_once_in_order_in_a_transaction_of_its_own(chunk_rows):
     expected = [*append(4), *append(3)]

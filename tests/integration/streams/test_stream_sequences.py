@@ -308,6 +308,17 @@ def test_a_sequence_that_is_not_there_is_found(shop: Shop) -> None:
     assert "CREATE SEQUENCE orders_stream_seq START WITH 2" in said
 
 
+def test_a_trigger_that_is_not_there_is_found(shop: Shop) -> None:
+    shop.models(ORDER)
+    check = ["check", "--database", "default", "--fail-level", "WARNING"]
+    shop.run(MAKE, MIGRATE, check)
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP TRIGGER streams_refuse ON {SCHEMA}.shop_order")
+    said = shop.run(check, status=1)
+    assert "streams.W021" in said
+    assert "Stream 'orders': table shop_order has no trigger streams_refuse" in said
+
+
 def test_two_streams_of_one_name_are_found(shop: Shop) -> None:
     shop.models(ORDER + ORDER.replace("class Order", "class Purchase"))
     said = shop.run(["check"], status=1)

@@ -238,6 +238,11 @@ def test_cells_say_yes_no_and_nothing() -> None:
     assert [line.strip("│").replace(" ", "").split("│") for line in row] == [["yes", "no"], ["", "7"]]
 
 
+def test_without_rich_a_table_has_aligned_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert printed([["[a]\x1b", True], ["longer", None]]).splitlines() == ["event    is", r"[a]\x1b  yes", "longer"]
+
+
 # --- services -------------------------------------------------------------------------------------------------------------
 
 
