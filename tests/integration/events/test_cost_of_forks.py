@@ -38,7 +38,7 @@ def fork(made: MadeRoom) -> list:
 
 def is_asked(sql: str, *_: object) -> bool:
     """False for what a connection sends once, before a statement that it repeats, and for hints, which the clock bounds."""
-    return not sql.startswith(("PREPARE ", "SET plan_cache_mode", "SELECT set_config('lock_timeout'"))
+    return "pg_notify(" not in sql and not sql.startswith(("PREPARE ", "SET plan_cache_mode"))
 
 
 def costs(made: MadeRoom, monkeypatch, cold: bool) -> dict[str, int]:
