@@ -14,7 +14,7 @@ from events.notifier import notifier
 from events.notifier.feed import NotifierFeed
 from streams import caches, epochs, registry
 from streams.reading import looker, watcher
-from streams.reading.hints import tell
+from streams.reading.hints import send_payloads
 from streams.reading.rows import stored_positions
 from streams.reading.watcher import Found, Rank, Subscriber, Subscriptions
 from streams.waiting import wait
@@ -39,7 +39,7 @@ def north(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         def announce(position: int) -> None:
             cursor.execute("UPDATE streams_streamposition SET position = %s WHERE instance_name = 'north'", [position])
-            tell(cursor, ["caches"])
+            send_payloads(cursor, ["caches"])
 
         yield announce
 
@@ -238,7 +238,7 @@ def test_a_position_that_fell_is_taken_for_a_restore(north, recorders):
     wait_until(lambda: ("Last", "shown", 9) in recorders)
     with session() as cursor:
         cursor.execute("UPDATE streams_streamposition SET position = 5 WHERE instance_name = 'north'")
-        tell(cursor, ["caches"])
+        send_payloads(cursor, ["caches"])
     wait_until(lambda: ("Last", "shown", 5) in recorders)
     told = [name for name, what, _ in recorders if what == "restored"]
     assert told == ["First", "Second", "Last"]
