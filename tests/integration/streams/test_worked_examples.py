@@ -25,6 +25,7 @@ from streams.reading.rows import StoredPosition, stored_positions
 from streams.replication.protocol.commands import Position, RData
 from streams.replication.protocol.cursors import Cursors
 from tests.support.held_tables import Session, Sessions, drop, sessions
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 EXAMPLES = json.loads((Path(__file__).parents[2] / "data/streams/worked_examples.json").read_text())
@@ -87,8 +88,11 @@ class Stage:
 
         ``writers`` is whom the site expects. A stored writer that is not among them is retired.
         """
+        pids = [own.connection.info.backend_pid for own in self._dead]
         for own in self._dead:
             own.close()
+        # The server ends a session, and its locks, a moment after the client has left.
+        wait_until(lambda: not self._looking.one("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)", pids))
         self._names[step["process"]] = step["name"]
         if step["name"] in step["writers"]:
             if step.get("refused"):
