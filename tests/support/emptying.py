@@ -53,7 +53,7 @@ BEGIN
         EXECUTE deletes;
     END IF;
     PERFORM setval(quote_ident(schemaname) || '.' || quote_ident(sequencename), 1) FROM pg_sequences
-    WHERE last_value > 100000000 AND sequencename LIKE '%seq';
+    WHERE last_value > 500000 AND sequencename LIKE '%seq';
 END $$
 """
 _LEAVE_ALONE = """

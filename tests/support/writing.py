@@ -120,6 +120,12 @@ def give_out(upto: int, name: str = "caches") -> None:
         move_forward(cursor, registry.get(name).declaration.sequence, upto)
 
 
+def far_above() -> int:
+    """A position of ``caches`` up to which IDs are still to be given out. Tests before may have taken a million of them."""
+    with session() as cursor:
+        return stream().sequence_value(cursor) + 1_000_000
+
+
 def store_position(position: int) -> None:
     """Store a position of the writer ``north`` of ``caches``, and notify nobody."""
     with session() as cursor:

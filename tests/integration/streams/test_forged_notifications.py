@@ -21,7 +21,7 @@ from streams.writing.given_out import forget_given_out
 from tests.support.forging import forge, forger
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned
-from tests.support.writing import append, ids, session, stream, wait_for_linear
+from tests.support.writing import append, far_above, ids, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,12 +76,12 @@ def test_a_stored_position_above_the_sequence_moves_nobody(port):
     wait_for_linear(append(3)[-1])
     with positioned(port) as client:
         with session() as cursor:
-            cursor.execute("UPDATE streams_streamposition SET position = 1000000")
+            cursor.execute("UPDATE streams_streamposition SET position = %s", [far := far_above()])
             forge(cursor, "caches")
         with pytest.raises(SequenceBehind):
             forget_given_out()
             append()
-        assert not [line for line in client.lines if line.endswith(" 1000000")]
+        assert not [line for line in client.lines if line.endswith(f" {far}")]
         with session() as cursor:
             assert not next(one for one in inspect_streams(cursor) if one.stream == "caches").well
 

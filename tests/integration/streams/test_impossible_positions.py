@@ -13,10 +13,9 @@ from streams.replication.protocol.ordering import View
 from streams.replication.server.catch_up_view import RangeQuery, stream_updates
 from streams.waiting import wait
 from tests.integration.streams.cached_words import word
-from tests.support.writing import fact_of_north, session, store_position, stream
+from tests.support.writing import fact_of_north, far_above, session, store_position, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
-FAR = 1_000_000
 
 
 @pytest.mark.parametrize("view", list(View))
@@ -31,7 +30,7 @@ def test_a_named_reader_misses_nothing(view, begin):
     first = fact_of_north()
     store_position(first)
     Reader("r", reader).catch_up()
-    store_position(FAR)
+    store_position(far_above())
     Reader("r", reader).catch_up()
     second = fact_of_north()
     store_position(second)
@@ -42,7 +41,7 @@ def test_a_named_reader_misses_nothing(view, begin):
 def test_a_new_reader_begins_where_facts_can_be():
     seen: list[int] = []
     first = fact_of_north()
-    store_position(FAR)
+    store_position(far_above())
     handler = Handler("caches", "r", lambda chunk: seen.extend(fact.token for fact in chunk), begin=Begin.NOW)
     Reader("r", [handler]).catch_up()
     second = fact_of_north()
@@ -53,7 +52,7 @@ def test_a_new_reader_begins_where_facts_can_be():
 
 def test_current_and_waiting():
     first = fact_of_north()
-    store_position(FAR)
+    store_position(far_above())
     assert stream().current().linear <= first
     assert stream().current().maximum("north") <= first
     with pytest.raises(WaitTimedOut):
@@ -67,14 +66,14 @@ def test_current_and_waiting():
 def test_who_asks_over_http_gets_what_there_is():
     """It asks up to where it was told; a position that is held lower must not hide facts up to there."""
     first = fact_of_north()
-    store_position(FAR)
+    store_position(far_above())
     told = json.loads(stream_updates(RangeQuery("caches", 0, first, "north")))
     assert [update[0] for update in told["updates"]] == [first]
 
 
 def test_a_cache_that_is_filled_meanwhile():
     word.values.clear()
-    store_position(FAR)
+    store_position(far_above())
     assert word.kept.mark() is not None
     word.values["a",] = "old"
     token = fact_of_north()
@@ -91,5 +90,5 @@ def test_a_cache_that_is_filled_meanwhile():
 
 def test_hot():
     first = fact_of_north()
-    store_position(FAR)
+    store_position(far_above())
     assert notifier.positions("default")["caches"].token.base <= first

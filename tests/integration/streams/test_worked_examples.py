@@ -92,7 +92,8 @@ class Stage:
         for own in self._dead:
             own.close()
         # The server ends a session, and its locks, a moment after the client has left.
-        wait_until(lambda: not self._looking.one("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)", pids))
+        ended = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid = ANY(%s)"
+        wait_until(lambda: not self._looking.one(ended, pids))
         self._names[step["process"]] = step["name"]
         if step["name"] in step["writers"]:
             if step.get("refused"):
