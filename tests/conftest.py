@@ -61,6 +61,7 @@ LEFT_BEHIND: list[str] = []
 DRIVER = "psycopg" if is_psycopg3 else "psycopg2"
 if (wanted := os.environ.get("REPLSITE_TEST_DRIVER", DRIVER)) != DRIVER:
     raise pytest.UsageError(f"REPLSITE_TEST_DRIVER={wanted}, but Django uses {DRIVER}: script/test --driver {wanted}")
+SLOWEST_FILES = 60
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (
     "unit", "properties", "protocol", "docs", "integration", "oracle", "deployment", "acceptance", "torture", "pipeline",
@@ -163,7 +164,7 @@ def _folder_of(nodeid: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What was left behind and what could not be had; in CI, what each folder took (of all processes together)."""
+    """What was left behind and what could not be had; in CI, the time of each folder and of the slowest files."""
     if LEFT_BEHIND:
         terminalreporter.section("left behind", red=True)
         terminalreporter.write("".join(f"{line}\n" for line in LEFT_BEHIND))
@@ -180,14 +181,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     seconds: Counter[str] = Counter()
     tests: Counter[str] = Counter()
+    of_files: Counter[str] = Counter()
     for reports in stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[_folder_of(report.nodeid)] += report.duration
                 tests[_folder_of(report.nodeid)] += report.when == "call"
+                of_files[report.nodeid.partition("::")[0]] += report.duration
     terminalreporter.section("time of each folder")
     for folder, taken in seconds.most_common():
         terminalreporter.write_line(f"{taken:7.1f} s  {tests[folder]:5d} tests  {folder}")
+    terminalreporter.section("slowest files")
+    for file, taken in of_files.most_common(SLOWEST_FILES):
+        terminalreporter.write_line(f"{taken:7.1f} s  {file}")
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,6 @@
 """An hour of the live page in moments: as many ticks as an hour has, in the browser, and nothing grows.
 
-The gate takes 64 ticks of a few writers and readers, with limits for as many; the second tier those of a crowd;
+The second tier takes 64 ticks of a few writers and readers, with limits for as many, and those of a crowd;
 ``python -m tests.support.large hour`` takes 3,600.
 """
 
@@ -52,7 +52,7 @@ def pages(steps: int = STEPS) -> list[str]:
 @pytest.fixture(
     params=[
         pytest.param((4, 10), id="some"),
-        pytest.param((crowd.WRITERS, crowd.READERS), id="crowd", marks=pytest.mark.scenario),
+        pytest.param((crowd.WRITERS, crowd.READERS), id="crowd"),
     ]
 )
 def a_crowd(request, transactional_db):
@@ -61,7 +61,7 @@ def a_crowd(request, transactional_db):
 
 
 class TestInTheBrowser:
-    pytestmark = BROWSER
+    pytestmark = [*BROWSER, pytest.mark.scenario]
 
     def test_an_hour_of_ticks_leaves_no_memory_nodes_or_listeners_behind(self, a_crowd, boss, new_page, capsys):
         told = pages()

@@ -69,6 +69,7 @@ def asked(database: Production, *questions: str) -> list[list[tuple]]:
         return answers
 
 
+@pytest.mark.scenario
 def test_a_site_keeps_every_row_sequence_and_permission(database, before):
     with database.session("replsite_owner") as cursor:
         cursor.execute(_WRITE)

@@ -207,7 +207,8 @@ def start(folder, **environment):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("home", ["other", pytest.param("gone", marks=pytest.mark.scenario)])
+@pytest.mark.scenario
+@pytest.mark.parametrize("home", ["other", "gone"])
 def test_another_spark_and_another_python_are_ignored(tmp_path, home):
     other = tmp_path / "other"
     for script in ("bin/spark-submit", "conf/spark-env.sh", "python3"):

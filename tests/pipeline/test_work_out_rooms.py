@@ -129,6 +129,7 @@ def cut_off(rows, marker):
     return replace(rows, read=lambda number, columns: pass_on(read(number, columns)))
 
 
+@pytest.mark.scenario
 def test_workers_that_are_killed_and_files_in_between_change_nothing(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "_GROUP_BYTES", 1)  # so that a task that is killed has written some of its rows
     path = write_lines(tmp_path / "in", *bare_room(1, 300), b"broken", *bare_room(2, 100))

@@ -1,6 +1,6 @@
 """The answers to the live page's questions for as many steps as an hour has: what the server holds does not grow.
 
-The gate takes a minute of steps; ``python -m tests.support.large hour`` takes 3,600.
+The second tier takes a minute of steps; ``python -m tests.support.large hour`` takes 3,600.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from replsite.snapshot.shared import SharedSnapshot
 from replsite.status.trends import History
 from tests.support import crowd
 
+pytestmark = pytest.mark.memory
 STEPS = int(os.environ.get("REPLSITE_TEST_TICKS", "60"))
 WARM = 40
 

@@ -72,7 +72,7 @@ def rows_of_table(after: int = 1) -> list[tuple]:
     return list(facts.values_list("stream_id", "instance_name", "cache_name", "keys", "invalidation_ts"))
 
 
-@pytest.mark.parametrize("view", ["writer", "linear"])
+@pytest.mark.parametrize("view", ["writer", pytest.param("linear", marks=pytest.mark.scenario)])
 def test_a_follower_far_behind_without_the_database_equals_the_table(start_manage, view):
     last = far_ahead(BEHIND)
     ports = serve(start_manage)
