@@ -166,18 +166,18 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         text = "REPLSITE_WRITERS must give each stream a list of names."
         return [Error(text, hint=hint, id="streams.E016")]
     found: list[CheckMessage] = []
-    for name in [conf.instance, *(writer for writers in conf.writers.values() for writer in writers)]:
+    for name in [conf.writer, *(writer for writers in conf.writers.values() for writer in writers)]:
         try:
             check_name(name)
         except ValueError as error:
-            found.append(Error(str(error), hint="See REPLSITE_INSTANCE and REPLSITE_WRITERS.", id="streams.E002"))
+            found.append(Error(str(error), hint="See REPLSITE_WRITER and REPLSITE_WRITERS.", id="streams.E002"))
     for stream in set(conf.writers) - set(registry.names()):
         hint = f"Known streams: {', '.join(registry.names())}."
         found.append(Error(f"REPLSITE_WRITERS names the unknown stream {stream!r}.", hint=hint, id="streams.E003"))
     found += _streams_elsewhere(conf.database)
     found += _writers_of_shared_sequences(conf.writers)
-    if conf.instance == "":
-        found.append(Warning("REPLSITE_INSTANCE is empty.", id="streams.W001"))
+    if conf.writer == "":
+        found.append(Warning("REPLSITE_WRITER is empty.", id="streams.W001"))
     return found
 
 

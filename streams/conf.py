@@ -54,7 +54,7 @@ def stream_settings() -> StreamSettings:
     global _cached  # noqa: PLW0603 - one cache for the process
     if _cached is None:
         found = from_django(StreamSettings, settings)
-        found = replace(found, instance=on_this_host(found.instance), database=_alias(found.database))
+        found = replace(found, writer=on_this_host(found.writer), database=_alias(found.database))
         if not apps.models_ready:  # the router cannot be asked yet
             return found
         _cached = found

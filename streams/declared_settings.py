@@ -39,6 +39,8 @@ class Declared:
     """The default in words, for the page."""
     read: Callable[[str], Any] | None = None
     """Parses the text of the variable, and raises ``ValueError``. Without it the type of the default decides."""
+    former: str = ""
+    """What the setting, and its variable, were called before. It counts where the new name is not set."""
     wanted: str = ""
     """What ``read`` takes, after the word *write*."""
 
@@ -68,7 +70,11 @@ def declared(settings: Any) -> Iterator[tuple[str, Field[Any], Declared]]:
 
 def from_django(kind: type[_Settings], settings: Any) -> _Settings:
     """Returns the values that Django's settings give, and the default of each setting that they do not have."""
-    return kind(**{f.name: getattr(settings, name) for name, f, _ in declared(kind) if hasattr(settings, name)})
+    found = {}
+    for name, spec, how in declared(kind):
+        if given := next((each for each in (name, how.former) if each and hasattr(settings, each)), None):
+            found[spec.name] = getattr(settings, given)
+    return kind(**found)
 
 
 def from_texts(kind: type[_Settings], texts: Mapping[str, str], **defaults: Any) -> _Settings:
@@ -79,6 +85,8 @@ def from_texts(kind: type[_Settings], texts: Mapping[str, str], **defaults: Any)
     found = defaults
     for name, spec, how in declared(kind):
         variable = how.variable or name
+        if how.former in texts and variable not in texts:
+            variable = how.former
         if how.variable is not None and variable in texts:
             found[spec.name] = _parsed(variable, texts[variable], how, spec)
         elif how.site is not None:

@@ -18,15 +18,17 @@ def _days_or_never(text: str) -> float | None:
 class StreamSettings:
     """The settings of the stream engine, as ``docs/reference/settings.md`` lists them."""
 
-    instance: str = setting("{host}", site="master", default_text="`master`; in a project of your own `{host}`")
+    writer: str = setting(
+        "{host}", site="master", former="REPLSITE_INSTANCE", default_text="`master`; in a project of your own `{host}`"
+    )
     """Name of this process as a writer. Several processes may have the same name. ``{host}`` becomes the name of the machine;
-    ``{n}``, which older versions numbered, is left out."""
+    ``{n}``, which older versions numbered, is left out. ``REPLSITE_INSTANCE``, as it was called, still works."""
     server_name: str = "localhost"
     """Name that the replication server sends to its clients. Users of this server name are this server's own."""
     database: str = setting("default", variable=None, unit="alias")
     """Database that holds the streams. If it is not set, the project's router decides."""
     writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Stream → names or patterns that may write it. A stream that is not listed may be written by every instance."""
+    """Stream → names or patterns that may write it. A stream that is not listed may be written by every process."""
     readers: Sequence[str] = setting((), unit="names")
     """Required readers, such as ``search,federation-sender``. One that was never there is ``never seen``; one that no process
     runs is a warning even if it has read everything."""

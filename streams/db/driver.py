@@ -17,7 +17,7 @@ import re
 import select
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
@@ -675,12 +675,13 @@ _marks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 def schema_mark(cursor: Any) -> str:
     """Returns the suffix of channels and locks of this site's schema (``streams.db.schema_mark``).
 
-    The suffix is queried once for each connection.
+    The suffix is queried once for each connection. Errors are Django's, if the cursor is.
     """
     connection = cursor.connection
     mark = _marks.get(connection)
     if mark is None:
-        with connection.cursor() as asking:
+        wrapped = cursor.db.wrap_database_errors if hasattr(cursor, "db") else nullcontext()
+        with wrapped, connection.cursor() as asking:
             asking.execute(f"SELECT {SCHEMA_MARK}")
             mark = _marks[connection] = str(asking.fetchone()[0])
     return mark

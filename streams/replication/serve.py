@@ -109,7 +109,7 @@ def serve(
     )
     server = _Server(
         TcpListener(application, [replication_socket], raise_descriptor_limit(limits), access, certificates),
-        f"{name_without_number(given.instance)} {replication}",
+        f"{name_without_number(given.writer)} {replication}",
         lambda: when_ready(Endpoints(replication, http)),
         when_cancelled,
     )

@@ -14,7 +14,7 @@ _instance: str | None = None
 
 
 def use_instance(name: str) -> None:
-    """Sets the name under which this process appends, instead of ``REPLSITE_INSTANCE``.
+    """Sets the name under which this process appends, instead of ``REPLSITE_WRITER``.
 
     Raises ``BadInstanceName``, a ``ValueError``, for a text that cannot be a name.
     """
@@ -37,7 +37,7 @@ def written_by(name: str) -> Iterator[None]:
 
 def writer_name() -> str:
     """Returns the name under which this process appends. ``{n}`` in a name, which older versions numbered, is left out."""
-    return name_without_number(_instance or stream_settings().instance)
+    return name_without_number(_instance or stream_settings().writer)
 
 
 def name_for(stream: BoundStream) -> str:

@@ -28,7 +28,7 @@ class ProxiedSite:
         self.env = {
             "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_ALLOWED_HOSTS": f"{NAME},127.0.0.1",
             "REPLSITE_HTTPS_ONLY": "true",
-            "REPLSITE_STATIC_ROOT": str(folder / "static"), "REPLSITE_INSTANCE": "serve-{n}",
+            "REPLSITE_STATIC_ROOT": str(folder / "static"), "REPLSITE_WRITER": "serve-{n}",
             "DJANGO_SUPERUSER_PASSWORD": PASSWORD,
         }  # fmt: skip
 

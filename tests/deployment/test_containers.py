@@ -129,7 +129,7 @@ def test_settings_are_ours_and_the_writers_have_names_of_their_own():
         assert [name for name in service["environment"] if f"`{name}`" not in known] == []
     assert SERVICES["writer"]["command"][-2:] == ["--instance", "writer-1"]
     writers = [service["environment"] for name, service in OURS.items() if name not in ("migrate", "writer")]
-    names = [*(environment.get("REPLSITE_INSTANCE") for environment in writers), "writer-1"]
+    names = [*(environment.get("REPLSITE_WRITER") for environment in writers), "writer-1"]
     assert None not in names and len(set(names)) == len(names)
 
 

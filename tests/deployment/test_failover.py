@@ -78,7 +78,7 @@ class Scene:
         self.replication.start()
         self.env = {
             **os.environ, "DATABASE_URL": database_url.replace(f":{where['PORT']}/", f":{self.address.port}/"),
-            "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_INSTANCE": "page-{n}", **env,
+            "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_WRITER": "page-{n}", **env,
         }  # fmt: skip
         self.standby: Copy | None = None
         self.appending: Appending | None = None

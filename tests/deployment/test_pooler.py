@@ -120,7 +120,7 @@ def test_the_whole_work_goes_through_it(site, pooler):
 def test_pages_that_append_through_few_sessions_lose_no_fact(site, pooler):
     env = {
         "DATABASE_URL": pooler, "REPLSITE_DATABASE_DIRECT": f"{site.host}:{site.port}",
-        "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_INSTANCE": "pooled",
+        "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_WRITER": "pooled",
     }  # fmt: skip
     server = site.start("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", **env)
     ports = ready_ports(server)

@@ -50,7 +50,7 @@ class Shop:
     def __init__(self, folder: Path, database_url: str) -> None:
         self.folder = folder
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
+            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_WRITER")},
             "DATABASE_URL": database_url,
             "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",
@@ -136,6 +136,6 @@ def test_check_refuses_writers_of_unknown_streams(shop: Shop) -> None:
 
 def test_instance_that_may_not_write_is_refused(shop: Shop) -> None:
     with (shop.folder / "settings.py").open("a") as file:
-        file.write('REPLSITE_INSTANCE = "cron"\n')
+        file.write('REPLSITE_WRITER = "cron"\n')
     done = shop.run("-c", f"import django; django.setup()\n{blocks()['use']}", status=1)
     assert "WriterNotAllowed" in done and "only web write" in done

@@ -21,7 +21,7 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_until
 PAGE = (PROJECT / "docs" / "how-to" / "evolve-a-stream.md").read_text()
 VERSIONS = dict(re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE, re.S))
 SETTINGS = f"""{SHOP_SETTINGS}
-REPLSITE_INSTANCE = "web-{{n}}"
+REPLSITE_WRITER = "web-{{n}}"
 """
 #: Prints each row. A chunk with the order REFUSED fails, as in a program with a mistake.
 HANDLERS = """
@@ -71,7 +71,7 @@ class Program:
         if before is not None:
             shutil.copytree(before.folder / "shop" / "migrations", shop / "migrations", dirs_exist_ok=True)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
+            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_WRITER")},
             "DATABASE_URL": f"{database_url}?options=-csearch_path%3Devolve",
             "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",

@@ -66,7 +66,7 @@ def shell(transactional_db, start_manage, database_url, tmp_path: Path):
     manage.chmod(0o755)
     environment = {
         **os.environ, "DATABASE_URL": database_url, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "REPLSITE_INSTANCE": "page",
+        "REPLSITE_WRITER": "page",
     }  # fmt: skip
 
     def run(commands: list[str]) -> list[str]:

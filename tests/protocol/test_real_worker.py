@@ -50,7 +50,7 @@ class Worker:
 
     def __init__(self, loop: FastLoop) -> None:
         self.loop = loop
-        self.broadcaster = Broadcaster(StreamSettings(server_name=SERVER_NAME, instance="master"))
+        self.broadcaster = Broadcaster(StreamSettings(server_name=SERVER_NAME, writer="master"))
         self.broadcaster._announcer.start({})
         self.reports = WorkerReports(self.broadcaster)
         self.client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=self.broadcaster, reports=self.reports))

@@ -126,7 +126,7 @@ def run_job(victim: str, at: int, work: Work, env: Mapping[str, str]) -> tuple[i
     words = ("-m", "tests.support.killed_job", victim, str(at), work[1], json.dumps(work[2]))
     environment = {
         **os.environ, "DJANGO_SETTINGS_MODULE": "replsite.settings", "REPLSITE_SERVER_NAME": "nobody.test",
-        "REPLSITE_INSTANCE": "killed", **env,
+        "REPLSITE_WRITER": "killed", **env,
     }  # fmt: skip
     with WARM.popen(words, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         return process.wait(2 * DEADLINE_SECONDS), process.stdout.read()

@@ -57,7 +57,7 @@ class OwnProject:
     def __init__(self, folder: Path, database_url: str, schema: str) -> None:
         self.folder = folder
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
+            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_WRITER")},
             "DATABASE_URL": f"{database_url}?options=-csearch_path%3D{schema}",
             "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",

@@ -119,7 +119,7 @@ class Broadcaster:
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
-        instance = name_without_number(self.settings.instance)
+        instance = name_without_number(self.settings.writer)
         self._announcer = Announcer(
             self.streams,
             stand_in=instance,

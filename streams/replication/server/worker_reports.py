@@ -66,7 +66,7 @@ class WorkerReports:
         self._settings = given
         self._broadcaster = broadcaster
         #: Includes the host's name, because instance names and ports may be the same on several hosts.
-        self._served_by = f"{served_by or name_without_number(given.instance)} on {socket.gethostname()}"
+        self._served_by = f"{served_by or name_without_number(given.writer)} on {socket.gethostname()}"
         self._buffer = ReportBuffer(given.worker_report_limit)
         #: Written only by the thread that writes to the database. ``_room`` is the number of further addresses that may be
         #: stored, as of the last count.

@@ -121,8 +121,8 @@ def test_a_variable_that_is_read_late_needs_no_process_of_its_own(run_manage, mo
 def test_settings_of_streams_are_read_late_and_are_those_of_a_cold_start(run_manage, monkeypatch):
     made = []
     monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: made.append(given[0]) or fork(*given))
-    code = "from django.conf import settings as s; from streams.conf import stream_settings as t; print(t(), s.REPLSITE_INSTANCE)"
-    given = {"REPLSITE_INSTANCE": "here", "REPLSITE_PLAIN_NETWORKS": "10.0.0.0/8", "REPLSITE_WRITERS": '{"caches": ["x"]}',
+    code = "from django.conf import settings as s; from streams.conf import stream_settings as t; print(t(), s.REPLSITE_WRITER)"
+    given = {"REPLSITE_WRITER": "here", "REPLSITE_PLAIN_NETWORKS": "10.0.0.0/8", "REPLSITE_WRITERS": '{"caches": ["x"]}',
              "REPLSITE_CLOSE_LIMIT_SECONDS": "1.5", "REPLSITE_CONNECTION_LIMIT": "7"}  # fmt: skip
     for env in (given, {}, {"REPLSITE_CONNECTION_LIMIT": "8"}):
         warm = run_manage("shell", "-v", "0", "-c", code, env=env)

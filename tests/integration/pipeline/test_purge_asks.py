@@ -22,7 +22,7 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
-OWN_WRITER = {"REPLSITE_INSTANCE": "purge-{n}"}
+OWN_WRITER = {"REPLSITE_WRITER": "purge-{n}"}
 
 
 @pytest.fixture

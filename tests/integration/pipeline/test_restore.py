@@ -430,7 +430,7 @@ def test_kill_nine_while_archiving_and_while_restoring(tmp_path, run_manage, mon
 
 
 def kill(run_manage, kind, room_id, folder):
-    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed"}
+    environment = {"REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_WRITER": "killed"}
     killed = run_manage("-c", _KILLED, kind, room_id, str(folder), env=environment, timeout=2 * DEADLINE_SECONDS)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     wait_until(lambda: killed_jobs("default"))

@@ -51,6 +51,26 @@ def sequence() -> int:
         return int(stream().sequence_value(cursor))
 
 
+# --- a session that ends ------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_ends_right_after_the_commit_is_no_error_of_the_caller():
+    """The fact is stored. What is left to do is a hint, which everybody can do without."""
+    connection.close()  # nothing is known of the next session
+
+    def end_afterwards(execute, statement, *rest):
+        found = execute(statement, *rest)
+        if "INSERT INTO" in statement:
+            with session() as other:
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+        return found
+
+    with connection.execute_wrapper(end_afterwards):
+        (token,) = stream().append(fact())
+    connection.close()
+    assert ids() == [token]
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 

@@ -25,9 +25,7 @@ for number in range({FACTS}):
 
 
 def start_writers(start_manage):
-    return [
-        start_manage("shell", "-c", WRITE, env={"REPLSITE_INSTANCE": f"writer{number}"}) for number in range(WRITERS)
-    ]
+    return [start_manage("shell", "-c", WRITE, env={"REPLSITE_WRITER": f"writer{number}"}) for number in range(WRITERS)]
 
 
 def batches(lines: list[str]) -> list[list[list[str]]]:

@@ -41,7 +41,7 @@ def test_apps_that_are_not_installed_need_no_mapping():
 
 @pytest.mark.parametrize("name", ["two words", "", "x" * 101])
 def test_instance_name_that_cannot_travel(name):
-    with override_settings(REPLSITE_INSTANCE=name):
+    with override_settings(REPLSITE_WRITER=name):
         assert "streams.E002" in ids(check_settings(None))
 
 
@@ -95,10 +95,10 @@ def test_declared_column_that_is_not_there():
 
 
 def test_settings_are_read_again_after_a_change():
-    before = stream_settings().instance
-    with override_settings(REPLSITE_INSTANCE="other"):
-        assert stream_settings().instance == "other"
-    assert stream_settings().instance == before
+    before = stream_settings().writer
+    with override_settings(REPLSITE_WRITER="other"):
+        assert stream_settings().writer == "other"
+    assert stream_settings().writer == before
 
 
 @override_settings(REPLSITE_RETENTION_SHORTEST_SECONDS=60.0, REPLSITE_RETENTION_LONGEST_SECONDS=30.0)

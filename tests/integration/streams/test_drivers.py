@@ -265,7 +265,7 @@ from django.conf import settings
 where = {database}
 settings.configure(
     DATABASES={{"default": where}}, INSTALLED_APPS={apps}, MIGRATION_MODULES={{}}, USE_TZ=True, SECRET_KEY="x",
-    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField", REPLSITE_INSTANCE="of-drivers",
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField", REPLSITE_WRITER="of-drivers",
 )
 try:
     django.setup()

@@ -211,7 +211,7 @@ print(lost)
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
     made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dkeys", {"shop/models.py": MODELS})
     with (tmp_path / "settings.py").open("a") as settings:
-        settings.write('REPLSITE_INSTANCE = "w-{n}"\n')
+        settings.write('REPLSITE_WRITER = "w-{n}"\n')
     made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA keys")

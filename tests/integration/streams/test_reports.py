@@ -37,8 +37,8 @@ def test_what_was_said_while_the_database_was_away_is_written_later(start_manage
 
 
 def test_hints_arrive_again_after_the_listener_was_cut(start_manage):
-    first = start_replication(start_manage, REPLSITE_INSTANCE="one")
-    second = start_replication(start_manage, REPLSITE_INSTANCE="two")
+    first = start_replication(start_manage, REPLSITE_WRITER="one")
+    second = start_replication(start_manage, REPLSITE_WRITER="two")
     with WireClient(first, "NAME a") as a, WireClient(second, "NAME b") as b:
         b.read_until("SERVER")
         cut("replsite relay")

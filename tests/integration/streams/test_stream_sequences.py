@@ -50,7 +50,7 @@ class Shop:
             (folder / package / "__init__.py").touch()
         (folder / "settings.py").write_text(SHOP_SETTINGS)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
+            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_WRITER")},
             "DATABASE_URL": f"{database_url}?options=-csearch_path%3D{SCHEMA}",
             "PYTHONPATH": python_path(folder, PROJECT),
             "DJANGO_SETTINGS_MODULE": "settings",

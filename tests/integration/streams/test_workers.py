@@ -89,7 +89,7 @@ def test_users_of_a_killed_server_are_no_longer_syncing_after_the_silence(start_
 
 
 def test_a_server_forgets_connections_without_news(start_manage):
-    port = start_replication(start_manage, REPLSITE_WORKER_SILENCE_SECONDS="1", REPLSITE_INSTANCE="here")
+    port = start_replication(start_manage, REPLSITE_WORKER_SILENCE_SECONDS="1", REPLSITE_WRITER="here")
     with session() as cursor:
         cursor.execute(
             "INSERT INTO streams_workerconnection (key, name, served_by, last_news_at) "
@@ -203,8 +203,8 @@ def test_odd_text_of_a_worker_stops_nothing(port):
 
 @pytest.fixture
 def two_servers(start_manage):
-    first = start_replication(start_manage, REPLSITE_INSTANCE="one")
-    second = start_replication(start_manage, REPLSITE_INSTANCE="two")
+    first = start_replication(start_manage, REPLSITE_WRITER="one")
+    second = start_replication(start_manage, REPLSITE_WRITER="two")
     with positioned(first, "a") as a, positioned(first, "b") as b, positioned(second, "c") as c:
         yield a, b, c
 

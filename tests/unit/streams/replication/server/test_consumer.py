@@ -27,7 +27,7 @@ from tests.support.tcp_scope import TcpCommunicator
 @pytest.fixture
 async def broadcaster():
     """One that was not started: it knows that no stream has writers, and reads nothing."""
-    made = Broadcaster(StreamSettings(server_name="example.org", instance="master"))
+    made = Broadcaster(StreamSettings(server_name="example.org", writer="master"))
     made._announcer.start({})
     yield made
     for peer in list(made.clients.values()):
@@ -237,7 +237,7 @@ async def test_a_name_that_is_too_long_costs_no_connection(connect, broadcaster)
 
 async def test_input_that_waits_for_its_turn_is_no_silence():
     """A crowd that sent a line each kept a worker's PING waiting, and the worker was closed for it."""
-    broadcaster = Broadcaster(StreamSettings(instance="master", ping_interval_seconds=0.02, ping_timeout_seconds=0.05))
+    broadcaster = Broadcaster(StreamSettings(writer="master", ping_interval_seconds=0.02, ping_timeout_seconds=0.05))
     client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
     await client.connect()
     await client.send(b"PING 1\n")

@@ -44,7 +44,7 @@ class FakePeer:
 
 @pytest.fixture
 def broadcaster():
-    made = Broadcaster(StreamSettings(instance="master"))
+    made = Broadcaster(StreamSettings(writer="master"))
     made.clients = {name: FakePeer() for name in ("sender", "other")}
     return made
 
