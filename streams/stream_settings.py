@@ -22,7 +22,7 @@ class StreamSettings:
         "{host}", site="master", former="REPLSITE_INSTANCE", default_text="`master`; in a project of your own `{host}`"
     )
     """Name of this process as a writer. Several processes may have the same name. ``{host}`` becomes the name of the machine;
-    ``{n}``, which older versions numbered, is left out. ``REPLSITE_INSTANCE``, as it was called, still works."""
+    ``{n}`` is left out. ``REPLSITE_INSTANCE``, as it was called, still works."""
     server_name: str = "localhost"
     """Name that the replication server sends to its clients. Users of this server name are this server's own."""
     database: str = setting("default", variable=None, unit="alias")
