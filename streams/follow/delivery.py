@@ -37,6 +37,38 @@ class Stopped(Exception):
     """The exception that ends a delivery because the reader must stop before the whole chunk is handled."""
 
 
+def commit_once(handler: Handler, using: str, work: Callable[[], None], committed: Callable[[], None]) -> None:
+    """Calls ``work`` in a transaction, and ``committed`` once it is committed.
+
+    Raises ``ConnectionLost`` if the database connection broke, and otherwise the error of ``work`` or of the commit.
+    """
+    connection, is_committed = connections[using], False
+
+    def after_commit() -> None:
+        nonlocal is_committed
+        is_committed = True
+        committed()
+
+    try:
+        with transaction.atomic(using=using, durable=True):
+            # This must be the first commit hook. In another order: the transaction is committed, a hook of the handler fails, and
+            # the facts seem not to be handled. They would be handled again, parked, or end the reader.
+            transaction.on_commit(after_commit, using=using)
+            work()
+    except (ReaderFenced, CursorMoved):
+        raise
+    except Exception as error:
+        is_lost = connection.connection is None or not connection.is_usable()
+        if is_lost:
+            connection.close()
+        if is_committed:
+            log.exception("reader.commit_hook_failed", reader=handler.reader, stream=handler.stream)
+        elif is_lost:
+            raise ConnectionLost(driver.explain(error)) from error
+        else:
+            raise
+
+
 class Delivery:
     """The object that delivers chunks to one handler under one lease. ``stored`` is the token of the stored cursor."""
 
@@ -144,37 +176,19 @@ class Delivery:
 
         Raises ``ConnectionLost`` if the database connection broke.
         """
-        connection, is_committed = connections[self._using], False
 
         def committed() -> None:
-            nonlocal is_committed
-            is_committed = True
             self.stored = token
             self._handled += counts[0]
             self._parked += counts[1]
 
-        try:
-            with transaction.atomic(using=self._using, durable=True):
-                # This must be the first commit hook. In another order: the transaction is committed, a hook of the
-                # handler fails, and the facts seem not to be handled. They would be handled again, parked, or end the
-                # reader.
-                transaction.on_commit(committed, using=self._using)
-                work()
-                # The cursor moves last, to lock its row only briefly.
-                with connection.cursor() as cursor:
-                    move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
-        except (ReaderFenced, CursorMoved):
-            raise
-        except Exception as error:
-            is_lost = connection.connection is None or not connection.is_usable()
-            if is_lost:
-                connection.close()
-            if is_committed:
-                log.exception("reader.commit_hook_failed", reader=self._handler.reader, stream=self._handler.stream)
-            elif is_lost:
-                raise ConnectionLost(driver.explain(error)) from error
-            else:
-                raise
+        def handle_and_move() -> None:
+            work()
+            # The cursor moves last, to lock its row only briefly.
+            with connections[self._using].cursor() as cursor:
+                move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
+
+        commit_once(self._handler, self._using, handle_and_move, committed)
 
     # --- one difficult fact ---------------------------------------------------------------------------------------
 
