@@ -19,6 +19,7 @@ from streams.models import (
     KeyLock,
     LowWaterMark,
     ParkedFact,
+    PartCursor,
     Reader,
     ReaderResync,
     RecordedFact,
@@ -217,11 +218,30 @@ class StoredCursorAdmin(ReadOnlyAdmin):
     search_fields = ("reader",)
 
 
+@admin.register(PartCursor)
+class PartCursorAdmin(ReadOnlyAdmin):
+    """The admin of the cursors of parts, by which processes share a reader's stream by key."""
+
+    list_display = (
+        "reader",
+        "stream",
+        "by_field",
+        "part",
+        "position",
+        "attempts",
+        "retry_at",
+        "facts_handled",
+        "moved_at",
+    )
+    list_filter = ("stream",)
+    search_fields = ("reader",)
+
+
 @admin.register(ParkedFact)
 class ParkedFactAdmin(ReadOnlyAdmin):
     """The admin of the dead letters. ``manage.py parked`` retries and drops dead letters."""
 
-    list_display = ("reader", "stream", "token", "instance_name", "error", "attempts", "parked_at", "tried_at")
+    list_display = ("reader", "stream", "token", "key", "instance_name", "error", "attempts", "parked_at", "tried_at")
     list_filter = ("stream",)
     search_fields = ("reader",)
 

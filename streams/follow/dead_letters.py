@@ -8,17 +8,18 @@ gone from the stream's tables by then, and the chunk then has no model instances
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from streams.core.json_codec import decode_json, encode_json
 from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
-from streams.follow.handlers import Handler, effects_database_of, handlers_of
+from streams.follow.handlers import Handler, OnFailure, effects_database_of, handlers_of
+from streams.follow.part_cursors import lock_part
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.error_text import error_text, without_secrets
 from streams.runtime.logs import get_logger
@@ -46,14 +47,47 @@ def parked_facts(
     return found.filter(**{name: value for name, value in wanted.items() if value is not None})
 
 
-def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) -> None:
-    """Stores a fact as a dead letter. Must be called in the transaction that moves the cursor past the fact."""
+def park(
+    handler: Handler,
+    fact: FollowedFact,
+    error: Exception,
+    attempts: int,
+    part_and_key: tuple[int | None, str] = (None, ""),
+) -> None:
+    """Stores a fact as a dead letter. Must be called in the transaction that moves the cursor past the fact.
+
+    ``part_and_key`` are those of the fact's rows, if processes share the stream by key.
+    """
+    part, key = part_and_key
     parked_facts(handler.reader).using(handler.effects_database).update_or_create(
         reader=handler.reader,
         stream=handler.stream,
         token=fact.token,
-        defaults={"instance_name": fact.writer, "rows": _kept(fact.sent), "attempts": attempts, **_trace(error)},
+        key=key,
+        defaults={
+            "instance_name": fact.writer,
+            "part": part,
+            "rows": _kept(fact.sent),
+            "attempts": attempts,
+            **_trace(error),
+        },
     )
+
+
+def stopped_keys(handler: Handler, keys: Collection[str]) -> set[str]:
+    """Returns those of these keys that have dead letters."""
+    parked = parked_facts(handler.reader, handler.stream).using(handler.effects_database)
+    return set(parked.filter(part__isnull=False, key__in=keys).values_list("key", flat=True))
+
+
+def _must_wait(parked: ParkedFact, handler: Handler) -> bool:
+    """Takes the dead letter's part. Returns true if the dead letter has to wait for an earlier one of its key."""
+    if not handler.by or parked.part is None:
+        return False
+    with connections[handler.effects_database].cursor() as cursor:
+        lock_part(cursor, parked.reader, parked.stream, parked.part)
+    of_key = parked_facts(parked.reader, parked.stream).using(handler.effects_database).filter(key=parked.key)
+    return handler.on_failure is OnFailure.STOP and of_key.filter(part=parked.part, token__lt=parked.token).exists()
 
 
 def retry_parked(reader: str, stream: str | None = None, token: int | None = None) -> tuple[int, int]:
@@ -81,11 +115,15 @@ def retry_parked(reader: str, stream: str | None = None, token: int | None = Non
 def retry_one(handler: Handler, key: int) -> bool | None:
     """Calls the handler with the dead letter whose primary key is ``key``. Returns true if the handler succeeds.
 
-    Returns false if the handler fails. Returns None if another process is retrying the dead letter, or has deleted it.
+    Returns false if the handler fails. Returns None if another process is retrying the dead letter, or has deleted it, or if
+    an earlier dead letter has stopped its key.
     """
     using, facts = handler.effects_database, parked_facts(handler.reader).using(handler.effects_database)
     try:
         with transaction.atomic(using=using):
+            found = facts.filter(pk=key).first()
+            if found is None or _must_wait(found, handler):
+                return None
             parked = facts.select_for_update(skip_locked=True).filter(pk=key).first()
             if parked is None:
                 return None

@@ -16,6 +16,7 @@ from streams.db import driver
 from streams.errors import FactsParked, ReaderNameTaken, UnknownReader
 from streams.follow.handlers import effects_database_of, streams_database_of
 from streams.follow.lease import hold_name, reader_row_key
+from streams.follow.part_cursors import remove_parts
 from streams.follow.stored_cursors import forget_cursors, known_streams
 from streams.reading.reader_table import QUERY, remove_reader
 from streams.runtime.logs import get_logger
@@ -65,6 +66,7 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
                     f"give them up (manage.py parked drop {quote(reader)} --all), then forget it."
                 )
             deleted = forget_cursors(cursor, reader, stream)
+            remove_parts(cursor, reader, stream)
             is_all = not known_streams(cursor, reader)
         if is_all:
             remove_reader(row, reader_row_key(reader))

@@ -19,6 +19,7 @@ from streams.conf import stream_settings
 from streams.core.names import check_name
 from streams.errors import BadHandler, UnknownReader
 from streams.follow.chunks import Chunk
+from streams.follow.part_keys import key_sql
 from streams.replication.protocol.ordering import View
 
 __all__ = [
@@ -77,6 +78,9 @@ class Handler:
 
     ``task`` is a task of Django, procrastinate or Celery, or a function that enqueues one. What ``function`` returns for a
     fact are its arguments, by name. For None nothing is enqueued.
+
+    If ``by`` names a field, any number of processes may run the reader and share its facts. The facts of one value of the
+    field are handled in order, by one process at a time. The order of others is free.
     """
 
     stream: str
@@ -92,6 +96,7 @@ class Handler:
     chunk_rows: int = DEFAULT_CHUNK_ROWS
     using: str | None = None
     task: Any = None
+    by: str = ""
 
     @property
     def streams_database(self) -> str:
@@ -118,6 +123,13 @@ class Handler:
             raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
         if self.task is not None and not self.each:
             raise BadHandler(f"{where}: task= enqueues a task for each fact, so it needs each=True.")
+        if self.by and not (self.each and self.atomic and self.attempts is not None):
+            raise BadHandler(
+                f"{where}: by= shares facts among processes, one by one, in transactions, and goes on with other keys if one "
+                f"fails. So it needs each=True, atomic=True and a number of attempts."
+            )
+        if self.by:
+            object.__setattr__(self, "view", View.LINEAR)
 
     def call(self, chunk: Chunk) -> None:
         if not self.each:
@@ -135,11 +147,14 @@ class Handler:
         return next((getattr(self.task, name) for name in _ENQUEUES if hasattr(self.task, name)), self.task)
 
     def check_stream(self) -> None:
-        """Raises ``UnknownStream`` if the stream does not exist, and ``BadHandler`` if it is a stream in memory.
+        """Raises ``UnknownStream`` if the stream does not exist, and ``BadHandler`` for a stream in memory or a bad ``by``.
 
         Called when a ``Reader`` object is created, because all models are loaded then.
         """
-        if registry.get(self.stream).declaration.in_memory:
+        declaration = registry.get(self.stream).declaration
+        if self.by:
+            key_sql(declaration, self.by)
+        if declaration.in_memory:
             raise BadHandler(
                 f"Stream {self.stream!r} is kept in memory: its positions restart with its writers, so no cursor in it can be "
                 f"stored. Follow it with streams.replication.client.follower.Follower."

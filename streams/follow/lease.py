@@ -18,6 +18,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.lock_holders import describe_lock_holder
 from streams.errors import ReaderNameTaken
+from streams.follow.part_cursors import processes
 from streams.follow.stored_cursors import Owner, RetryRequest, end_lease, end_retry, new_lease, store_heartbeat
 from streams.reading.reader_table import NAMED, store_readers
 from streams.replication.common.command_counts import received_rdata
@@ -51,6 +52,8 @@ class ReaderLock:
 
     kind = "follower"
     """The kind of reader that the live page shows."""
+    shared = False
+    """True if other processes may hold the lock, too. Then only the last one stores that the reader has ended."""
 
     def __init__(
         self,
@@ -81,8 +84,9 @@ class ReaderLock:
         try:
             with self._connection.cursor() as cursor:
                 # The lock is taken first: raising the lease of a reader that runs elsewhere would fence its process.
-                hold_name(cursor, self._reader)
-                self._owner, self._requests = new_lease(cursor, self._reader, socket.gethostname(), os.getpid())
+                hold_name(cursor, self._reader, shared=self.shared)
+                who = self._reader, socket.gethostname(), os.getpid()
+                self._owner, self._requests = new_lease(cursor, *who, shared=self.shared)
         except BaseException:
             self._connection.close()
             raise
@@ -102,11 +106,20 @@ class ReaderLock:
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         texts = {stream: error_text(error) for stream, error in (errors or {}).items()}
-        self._store_end(texts)
-        self._store_row("failed" if texts else "stopped", next(iter(texts.values()), ""))
+        if texts or not self._has_company():
+            self._store_end(texts)
+            self._store_row("failed" if texts else "stopped", next(iter(texts.values()), ""))
         self._shown_on.close()
         with suppress(*driver.connection_lost):
             self._connection.close()
+
+    def _has_company(self) -> bool:
+        """Returns true if other processes run the reader, too. They go on to store its heartbeats."""
+        try:
+            with self._connection.cursor() as cursor:
+                return self.shared and processes(cursor, driver.reader_key(cursor, self._reader)) > 1
+        except driver.connection_lost:
+            return False
 
     def _store_end(self, errors: Mapping[str, str]) -> None:
         if self._owner is None:
@@ -169,15 +182,18 @@ class ReaderLock:
             self._not_shown.ends()
 
 
-def hold_name(cursor: Any, reader: str) -> None:
-    """Locks a reader's name until the database session of ``cursor`` ends. Raises ``ReaderNameTaken``, which names the holder."""
-    key = driver.reader_key(cursor, reader)
-    cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+def hold_name(cursor: Any, reader: str, *, shared: bool = False) -> None:
+    """Locks a reader's name until the database session of ``cursor`` ends. Raises ``ReaderNameTaken``, which names the holder.
+
+    If ``shared`` is true, others may lock it so, too.
+    """
+    key, mode = driver.reader_key(cursor, reader), "_shared" if shared else ""
+    cursor.execute(f"SELECT pg_try_advisory_lock{mode}(%s)", [key])
     if cursor.fetchone()[0]:
         return
     cursor.execute("SET lock_timeout = %s", [f"{int(ENDING_SECONDS * 1000)}ms"])
     try:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [key])
+        cursor.execute(f"SELECT pg_advisory_lock{mode}(%s)", [key])
     except driver.DatabaseError as error:
         if driver.sqlstate(error) != _LOCK_NOT_AVAILABLE:
             raise

@@ -16,6 +16,7 @@ from streams.errors import BadHandler, ReaderFenced
 from streams.follow.asked_retries import AskedRetries
 from streams.follow.handlers import Begin, Handler, handlers_of
 from streams.follow.lease import ReaderLock
+from streams.follow.parts_loop import PartsLoop
 from streams.follow.stored_cursors import Owner
 from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop
 from streams.reading.looker import look_now
@@ -39,6 +40,13 @@ class Reader:
         self._using = self._one_database({handler.streams_database for handler in self._handlers}, "read streams of")
         effects = {handler.effects_database for handler in self._handlers}
         self._effects_using = self._one_database(effects, "have their effects in")
+        #: Whether other processes may run the reader, too.
+        self._shared = any(handler.by for handler in self._handlers)
+        if self._shared and not all(handler.by for handler in self._handlers):
+            raise BadHandler(
+                f"Some handlers of reader {name!r} have by=, so several processes may run them, and others have not. Give those "
+                f"of each kind a reader of their own."
+            )
         self._stopping = threading.Event()
         self._database_lost = Condition(log, "reader.database_lost", "reader.database_back", reader=name)
         self._round_over = threading.Event()
@@ -123,6 +131,7 @@ class Reader:
             shown_in=self._using,
             handled={handler.stream for handler in self._handlers},
         )
+        lock.shared = self._shared
         owner = lock.acquire()
         self._database_lost.ends()
         log.info("reader.runs", reader=self.name, lease=owner.lease)
@@ -170,7 +179,8 @@ class Reader:
 
     def _loop(self, handler: Handler, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> HandlerLoop:
         retries = AskedRetries(handler, owner, lock.waiting_request)
-        return HandlerLoop(handler, owner, self._round_over, self._positioned, retries, until_caught_up=until_caught_up)
+        kind = PartsLoop if handler.by else HandlerLoop
+        return kind(handler, owner, self._round_over, self._positioned, retries, until_caught_up=until_caught_up)
 
     def _end_round(self) -> None:
         self._round_over.set()

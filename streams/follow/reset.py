@@ -22,6 +22,7 @@ from streams.epochs import current_epoch
 from streams.errors import TokenError, UnknownReader
 from streams.follow.handlers import effects_database_of, handlers_of, readers, streams_database_of
 from streams.follow.lease import hold_name
+from streams.follow.part_cursors import remove_parts
 from streams.follow.stored_cursors import known_streams, read_cursor
 from streams.follow.table_source import present_token
 from streams.runtime.logs import get_logger
@@ -73,12 +74,16 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
             if stream not in streams:
                 raise UnknownReader(f"Reader {reader!r} does not follow {stream!r}, but {', '.join(streams)}.")
         hold_name(cursor, reader)  # until the connection closes, so the reader cannot start meanwhile
+        shared = {handler.stream for handler in (handlers_of(reader) if reader in readers() else ()) if handler.by}
         epoch = current_epoch(streams_cursor)
         done = []
         with driver.in_transaction(cursor):
             for stream, token in wanted.items():
                 kept = read_cursor(cursor, reader, stream)
                 goal = _goal(streams_cursor, reader, stream, token)
+                # Parts begin anew at the reader's cursor, which is one position then.
+                if remove_parts(cursor, reader, stream) or stream in shared:
+                    goal = VectorToken(goal.base)
                 done.append(Resynced(stream, None if kept is None else kept[0], goal))
             for new in done:
                 _store(cursor, reader, new, (epoch, by))

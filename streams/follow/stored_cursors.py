@@ -49,6 +49,11 @@ UPDATE streams_storedcursor SET lease = (SELECT max(lease) + 1 FROM streams_stor
                         THEN 'the process ended before it was done' ELSE retry_result END
 WHERE reader = %(reader)s RETURNING lease, stream, {_WAITING}
 """
+#: For processes that share a reader. Parts are taken by locks, so nobody has to be fenced.
+_JOIN_LEASE = f"""
+UPDATE streams_storedcursor SET host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL
+WHERE reader = %(reader)s RETURNING lease, stream, {_WAITING}
+"""
 #: A stored error stays until the cursor moves, so that a reader that is restarted and fails again never looks healthy.
 _END = """
 UPDATE streams_storedcursor SET ended_at = clock_timestamp(), seen_at = clock_timestamp(),
@@ -60,7 +65,7 @@ DELETE FROM streams_storedcursor WHERE reader = %(reader)s AND (%(stream)s::text
 RETURNING stream, base
 """
 _SEEN = f"""
-UPDATE streams_storedcursor SET seen_at = clock_timestamp() WHERE reader = %(reader)s AND lease = %(lease)s
+UPDATE streams_storedcursor SET seen_at = clock_timestamp(), ended_at = NULL WHERE reader = %(reader)s AND lease = %(lease)s
 RETURNING stream, {_WAITING}
 """
 #: A request for one dead letter is added to the tokens of a request that still waits.
@@ -161,12 +166,15 @@ def move_cursor(
     raise CursorMoved
 
 
-def new_lease(cursor: Any, reader: str, host: str, process_id: int) -> tuple[Owner, dict[str, RetryRequest]]:
+def new_lease(
+    cursor: Any, reader: str, host: str, process_id: int, *, shared: bool = False
+) -> tuple[Owner, dict[str, RetryRequest]]:
     """Begins a new lease for all cursors of the reader. Returns (owner, ``{stream: waiting retry request}``).
 
-    Waits for open transactions in which an earlier owner moves the cursors. A reader without cursors gets lease 1.
+    Waits for open transactions in which an earlier owner moves the cursors. A reader without cursors gets lease 1. If
+    ``shared`` is true, joins the processes that have the present lease.
     """
-    cursor.execute(_NEW_LEASE, {"reader": reader, "host": host, "process_id": process_id})
+    cursor.execute(_JOIN_LEASE if shared else _NEW_LEASE, {"reader": reader, "host": host, "process_id": process_id})
     rows = cursor.fetchall()
     return Owner(reader, rows[0][0] if rows else 1, host, process_id), _requests(row[1:] for row in rows)
 

@@ -23,6 +23,7 @@ from streams.follow.chunks import Chunk
 from streams.follow.delivery import ConnectionLost, Delivery, Stopped
 from streams.follow.handlers import Handler
 from streams.follow.lag_histogram import DelaySamples
+from streams.follow.part_cursors import PartCursors
 from streams.follow.stored_cursors import CursorMoved, Owner, adopt_epoch, begin_cursor, read_cursor
 from streams.follow.table_source import Batch, TableSource
 from streams.runtime.logs import Condition, get_logger
@@ -119,10 +120,11 @@ class HandlerLoop:
         handler = self.handler
         first, epoch = self._source.first_token(), self._source.epoch()
         with (
-            _as_connection_lost(),
+            as_connection_lost(),
             transaction.atomic(using=self._using, durable=True),
             connections[self._using].cursor() as cursor,
         ):
+            self._unite(cursor)
             kept = read_cursor(cursor, handler.reader, handler.stream)
             if kept is None:
                 self.is_new = True
@@ -131,6 +133,9 @@ class HandlerLoop:
             self._source.check_given_out(kept[0])
         self.cursor = kept[0]
         return Delivery(handler, self._owner, kept[0], self._stop.wait, self._using)
+
+    def _unite(self, cursor: Any) -> None:
+        PartCursors(self.handler.reader, self.handler.stream, "").unite(cursor)
 
     def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
         """Raises ``EpochChanged`` if the database was restored but the handler's effects were not.
@@ -154,7 +159,7 @@ class HandlerLoop:
                 if not batch.is_last:
                     ahead = self._ahead.submit(self._source.next, batch.cursor)  # read while this batch is handled
                 self._deliver(delivery, batch)
-                with _as_connection_lost():
+                with as_connection_lost():
                     has_more = self._retries.go_on(self._stop)
                 if ahead is not None:
                     batch, ahead = ahead.result(), None
@@ -167,7 +172,7 @@ class HandlerLoop:
                 batch = self._source.next(batch.cursor)
             if self.cursor is not None:
                 delivery.store(self.cursor)
-            with _as_connection_lost():
+            with as_connection_lost():
                 self._retries.leave()
         finally:
             if ahead is not None:
@@ -206,7 +211,7 @@ class HandlerLoop:
 
 
 @contextmanager
-def _as_connection_lost() -> Iterator[None]:
+def as_connection_lost() -> Iterator[None]:
     try:
         yield
     except Exception as error:

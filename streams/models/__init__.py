@@ -16,7 +16,7 @@ from streams.facts import Fact
 from streams.models.epochs import Epoch
 from streams.models.key_locks import KeyLock
 from streams.models.read_only import ReadOnlyQuerySet
-from streams.models.readers import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
+from streams.models.readers import LowWaterMark, ParkedFact, PartCursor, ReaderResync, StoredCursor
 from streams.models.recorded import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
 from streams.models.samples import Sample, StatusChange
 from streams.models.workers import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
@@ -28,6 +28,7 @@ __all__ = [
     "KeyLock",
     "LowWaterMark",
     "ParkedFact",
+    "PartCursor",
     "Reader",
     "ReaderResync",
     "RecordedFact",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models.functions import Now
 
-__all__ = ["LowWaterMark", "ParkedFact", "ReaderResync", "StoredCursor"]
+__all__ = ["LowWaterMark", "ParkedFact", "PartCursor", "ReaderResync", "StoredCursor"]
 
 
 class StoredCursor(models.Model):
@@ -54,13 +54,48 @@ class StoredCursor(models.Model):
         return f"{self.reader} {self.stream} {self.base}"
 
 
+class PartCursor(models.Model):
+    """The position up to which processes that share a reader by key have handled the facts of one part of the keys.
+
+    A handler with ``by`` has 64 of them. A process locks their rows in the transaction in which it handles facts. The
+    reader's ``StoredCursor`` is at the lowest of them.
+    """
+
+    reader = models.TextField()
+    stream = models.TextField()
+    by_field = models.TextField(help_text="field by whose values facts are shared")
+    part = models.SmallIntegerField(help_text="hash of the key, from 0 to 63")
+    position = models.BigIntegerField()
+    apart_upto = models.BigIntegerField(
+        null=True, help_text="facts up to here are handled one by one, as the handler failed on some together"
+    )
+    attempts = models.IntegerField(db_default=0, help_text="attempts at the next fact that failed")
+    retry_at = models.DateTimeField(null=True, help_text="when the next attempt is due")
+    facts_handled = models.BigIntegerField(db_default=0)
+    facts_parked = models.BigIntegerField(db_default=0)
+    moved_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_partcursor"
+        constraints = [models.UniqueConstraint(fields=["reader", "stream", "part"], name="streams_partcursor_part")]
+        ordering = ["reader", "stream", "part"]
+
+    def __str__(self) -> str:
+        return f"{self.reader} {self.stream} {self.part} {self.position}"
+
+
 class ParkedFact(models.Model):
-    """A dead letter: a fact on which a reader's handler failed, put aside so that the reader could go on."""
+    """A dead letter: a fact on which a reader's handler failed, put aside so that the reader could go on.
+
+    If processes share the stream by key, it holds the rows of one key.
+    """
 
     reader = models.TextField()
     stream = models.TextField()
     token = models.BigIntegerField()
     instance_name = models.TextField(help_text="writer")
+    key = models.TextField(db_default="", help_text="the fact's key, if processes share the stream by key")
+    part = models.SmallIntegerField(null=True, help_text="part of the key")
     rows = models.JSONField(help_text="the fact's rows as they travel")
     error = models.TextField(help_text="the last error in one line")
     traceback = models.TextField()
@@ -71,8 +106,9 @@ class ParkedFact(models.Model):
     class Meta:
         db_table = "streams_parkedfact"
         constraints = [
-            models.UniqueConstraint(fields=["reader", "stream", "token"], name="streams_parkedfact_fact"),
+            models.UniqueConstraint(fields=["reader", "stream", "token", "key"], name="streams_parkedfact_fact"),
         ]
+        indexes = [models.Index(fields=["reader", "stream", "key"], name="streams_parkedfact_key")]
         ordering = ["reader", "stream", "token"]
         permissions = [("retry_parked", "Can retry dead letters"), ("drop_parked", "Can drop dead letters")]
 
