@@ -18,6 +18,7 @@ NAMES = (
     "wakeups",
     "outbox",
     "handled",
+    "by_key",
     "broadcast",
     "idle",
     "thin",

@@ -8,7 +8,7 @@ gone from the stream's tables by then, and the chunk then has no model instances
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,12 +72,6 @@ def park(
             **_trace(error),
         },
     )
-
-
-def stopped_keys(handler: Handler, keys: Collection[str]) -> set[str]:
-    """Returns those of these keys that have dead letters."""
-    parked = parked_facts(handler.reader, handler.stream).using(handler.effects_database)
-    return set(parked.filter(part__isnull=False, key__in=keys).values_list("key", flat=True))
 
 
 def _must_wait(parked: ParkedFact, handler: Handler) -> bool:

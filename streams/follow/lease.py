@@ -106,18 +106,21 @@ class ReaderLock:
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         texts = {stream: error_text(error) for stream, error in (errors or {}).items()}
-        if texts or not self._has_company():
+        if texts or not (self.shared and self._others_run()):
             self._store_end(texts)
             self._store_row("failed" if texts else "stopped", next(iter(texts.values()), ""))
         self._shown_on.close()
         with suppress(*driver.connection_lost):
             self._connection.close()
 
-    def _has_company(self) -> bool:
+    def _others_run(self) -> bool:
         """Returns true if other processes run the reader, too. They go on to store its heartbeats."""
         try:
             with self._connection.cursor() as cursor:
-                return self.shared and processes(cursor, driver.reader_key(cursor, self._reader)) > 1
+                key = driver.reader_key(cursor, self._reader)
+                # The lock is released first. In the other order, the last two end together, and each leaves it to the other.
+                cursor.execute("SELECT pg_advisory_unlock_shared(%s)", [key])
+                return processes(cursor, key) > 0
         except driver.connection_lost:
             return False
 

@@ -13,7 +13,8 @@ from streams.errors import BadHandler
 from streams.follow.part_plan import PARTS, Part
 
 _OF = "reader = %(reader)s AND stream = %(stream)s"
-_COLUMNS = "part, position, apart_upto, attempts, coalesce(retry_at > clock_timestamp(), false)"
+_WAIT_SECONDS = "greatest(extract(epoch FROM retry_at - clock_timestamp()), 0)::float8"
+_COLUMNS = f"part, position, apart_upto, attempts, {_WAIT_SECONDS}"
 _ALL = f"SELECT {_COLUMNS} FROM streams_partcursor WHERE {_OF} AND by_field = %(by)s ORDER BY position"
 #: A part that moved since the statement began is tested again as it is now, and returned as it is now.
 _TAKE = f"""
@@ -22,8 +23,6 @@ WHERE {_OF} AND by_field = %(by)s AND part = ANY(%(parts)s) AND coalesce(retry_a
   AND (apart_upto IS NOT NULL) = %(apart)s
 ORDER BY position LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 """
-_SAME = "part = %(part)s AND position = %(position)s AND attempts = %(attempts)s"
-_TAKE_AGAIN = f"SELECT id FROM streams_partcursor WHERE {_OF} AND {_SAME} FOR UPDATE SKIP LOCKED"
 _MOVE = f"""
 UPDATE streams_partcursor SET position = moved.to_position, attempts = 0, retry_at = NULL, moved_at = clock_timestamp(),
     apart_upto = CASE WHEN apart_upto > moved.to_position THEN apart_upto END,
@@ -49,7 +48,9 @@ FROM {_FREE} AS free WHERE streams_partcursor.id = free.id
 _FAILED = f"""
 UPDATE streams_partcursor SET attempts = attempts + 1, retry_at = clock_timestamp() + make_interval(secs => %(pause)s),
     apart_upto = greatest(apart_upto, %(token)s)
-WHERE id = ({_TAKE_AGAIN})
+WHERE id = (
+    SELECT id FROM streams_partcursor
+    WHERE {_OF} AND part = %(part)s AND position = %(position)s AND attempts = %(attempts)s FOR UPDATE SKIP LOCKED)
 """
 #: The reader's cursor is the lowest of its parts', and never above it. If two processes meet here, the later one sees all.
 _STORE = f"""
@@ -71,6 +72,7 @@ ON CONFLICT DO NOTHING
 _REMOVE = (
     "DELETE FROM streams_partcursor WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)"
 )
+_STOPPED = f"SELECT key FROM streams_parkedfact WHERE {_OF} AND part IS NOT NULL AND key = ANY(%(keys)s)"
 _PROCESSES = """
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -91,10 +93,10 @@ class PartCursors:
         another rule: of some writers, or by another field. Also raises it if another process shares by another field now
         (``is_alone`` is false).
         """
+        if self.all(cursor):
+            return  # without their locks, for which one would wait until all handlers return
         cursor.execute(_LOCK, self._of)
         if rows := cursor.fetchall():
-            if all(by == self._of["by"] for _, by in rows):
-                return
             if not is_alone:
                 raise BadHandler(
                     f"Other processes share reader {self._of['reader']!r} by={rows[0][1]!r}, and this one by={self._of['by']!r}. "
@@ -134,11 +136,6 @@ class PartCursors:
         cursor.execute(_TAKE, {**self._of, "parts": list(parts), "limit": limit, "apart": apart})
         return [Part(*row) for row in cursor.fetchall()]
 
-    def take_again(self, cursor: Any, part: Part) -> bool:
-        """Locks a part as ``take`` does. Returns false if it is not as it was, or another process has it."""
-        cursor.execute(_TAKE_AGAIN, {**self._of, **_known(part)})
-        return cursor.fetchone() is not None
-
     def move(
         self, cursor: Any, moves: Mapping[int, int], handled: Mapping[int, int], parked: Mapping[int, int]
     ) -> None:
@@ -167,11 +164,13 @@ class PartCursors:
 
     def failed(self, cursor: Any, part: Part, token: int, pause_seconds: float) -> None:
         """Stores a failed attempt at the next fact of a part. The next attempt is due after the pause."""
-        cursor.execute(_FAILED, {**self._of, **_known(part), "token": token, "pause": pause_seconds})
+        known = {"part": part.number, "position": part.position, "attempts": part.attempts}
+        cursor.execute(_FAILED, {**self._of, **known, "token": token, "pause": pause_seconds})
 
-
-def _known(part: Part) -> dict[str, int]:
-    return {"part": part.number, "position": part.position, "attempts": part.attempts}
+    def stopped(self, cursor: Any, keys: Iterable[str]) -> set[str]:
+        """Returns those of these keys that have dead letters."""
+        cursor.execute(_STOPPED, {**self._of, "keys": list(keys)})
+        return {key for (key,) in cursor.fetchall()}
 
 
 def remove_parts(cursor: Any, reader: str, stream: str | None = None) -> bool:
@@ -182,8 +181,9 @@ def remove_parts(cursor: Any, reader: str, stream: str | None = None) -> bool:
 
 def lock_part(cursor: Any, reader: str, stream: str, part: int) -> None:
     """Takes one part until the transaction ends. Waits until no other process has it."""
+    # A change, as else a transaction that keeps one snapshot could take the part next and not see what this one does.
     cursor.execute(
-        f"SELECT part FROM streams_partcursor WHERE {_OF} AND part = %(part)s FOR UPDATE",
+        f"UPDATE streams_partcursor SET attempts = attempts WHERE {_OF} AND part = %(part)s",
         {"reader": reader, "stream": stream, "part": part},
     )
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 __all__ = ["LEAST_FREE", "PARTS", "Part", "Plan", "Window", "share_of"]
 
@@ -24,14 +25,14 @@ class Part:
     """A part's stored cursor. All facts of the part up to ``position`` were handled.
 
     Up to ``apart_upto`` its facts are handled one by one, as the handler failed on one of them together with others.
-    ``attempts`` counts the attempts at the next fact. If ``waits`` is true, the next attempt is not due yet.
+    ``attempts`` counts the attempts at the next fact. The next attempt is due in ``wait_seconds``.
     """
 
     number: int
     position: int
     apart_upto: int | None = None
     attempts: int = 0
-    waits: bool = False
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,13 @@ def share_of(processes: int) -> int:
 class Window:
     """The facts above the parts' positions, up to ``upto``: for each part, the tokens of its facts in order.
 
-    ``known`` maps each part to its highest known position.
+    ``known`` maps each part to its highest known position. ``missed`` counts facts that others handled.
     """
 
     def __init__(self, upto: int) -> None:
         self.upto = upto
         self.known: dict[int, int] = {}
+        self.missed = 0
         self._tokens: dict[int, deque[int]] = {}
 
     def __len__(self) -> int:
@@ -66,6 +68,8 @@ class Window:
         for token, part in found:
             if token > self.known.get(part, 0):
                 self._tokens.setdefault(part, deque()).append(token)
+            else:
+                self.missed += 1
         self.upto = upto
 
     def pass_over(self, part: int, position: int) -> bool:
@@ -76,6 +80,7 @@ class Window:
         tokens = self._tokens.get(part)
         while tokens and tokens[0] <= position:
             tokens.popleft()
+            self.missed += 1
         return True
 
     def ready(self, parts: Iterable[Part], *, apart: bool) -> list[int]:
@@ -83,8 +88,12 @@ class Window:
         return [
             part.number
             for part in parts
-            if self._tokens.get(part.number) and not part.waits and (part.apart_upto is not None) is apart
+            if self._tokens.get(part.number) and not part.wait_seconds and (part.apart_upto is not None) is apart
         ]
+
+    def next_attempt(self, parts: Iterable[Part]) -> float:
+        """Returns the seconds to the first attempt that is due. Returns infinity if no part waits for one."""
+        return min((part.wait_seconds for part in parts if self._tokens.get(part.number)), default=inf)
 
     def passable(self, parts: Iterable[Part]) -> list[Part]:
         """Returns the parts that have no facts between their positions and the window's end."""

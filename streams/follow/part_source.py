@@ -78,9 +78,6 @@ class PartSource(TableSource):
         with self._connection.cursor() as cursor:
             cursor.execute(sql, {"ids": [token * declaration.sign for token, _ in wanted]})
             rows = cursor.fetchall()
-            # After the rows, as in ``TableSource``.
-            after = VectorToken(wanted[0][0] - 1)
-            check_not_trimmed(cursor, declaration.name, after, reader=self._handler.reader)
         shape, is_wanted = row_of(table), set(wanted)
         facts: dict[tuple[int, str], KeyFact] = {}
         for token, part, text, writer, *values in rows:
@@ -88,4 +85,8 @@ class PartSource(TableSource):
                 key = short_key(text)
                 row = FollowedRow(declaration.name, writer, token, shape(values))
                 facts.setdefault((token, key), KeyFact(token, part, key, [])).rows.append(row)
+        if len({(fact.token, fact.part) for fact in facts.values()}) < len(wanted):
+            with self._connection.cursor() as cursor:  # after the rows, as in ``TableSource``
+                after = VectorToken(wanted[0][0] - 1)
+                check_not_trimmed(cursor, declaration.name, after, reader=self._handler.reader)
         return list(facts.values())

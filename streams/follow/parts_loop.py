@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +24,7 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import HandlerFailed
 from streams.follow.chunks import Chunk
-from streams.follow.dead_letters import check_not_undone, park, stopped_keys
+from streams.follow.dead_letters import check_not_undone, park
 from streams.follow.delivery import LONGEST_RETRY_SECONDS, ConnectionLost, Delivery, commit_once
 from streams.follow.handlers import OnFailure
 from streams.follow.part_cursors import PartCursors, processes
@@ -40,19 +42,23 @@ MOST_FACTS = 1_000
 MOST_WINDOW = 100_000
 #: How often a process counts the others, and passes parts without facts.
 TICK_SECONDS = 0.5
-#: The shortest and the longest time to wait for parts that others have, or that wait for their next attempt.
-BUSY_SECONDS, MOST_BUSY_SECONDS = 0.01, 0.2
+#: The first and the longest pause of a process that comes too late: others have the parts, or have handled the facts. So a
+#: fact of a quiet stream, which wakes all processes, is one process's work, and the others cost little.
+LATE_SECONDS, MOST_LATE_SECONDS = 0.01, 0.2
+#: SQLSTATE of a statement that cannot change a row which another transaction has changed, in a transaction that keeps one
+#: snapshot. Then another process was first.
+_CONFLICT = "40001"
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The facts of one transaction. ``current`` is the fact with which the handler was called last."""
+    """The facts of one transaction."""
 
     parts: list[Part] = field(default_factory=list)
     plan: Plan = field(default_factory=lambda: Plan((), {}))
     facts: list[KeyFact] = field(default_factory=list)
     is_read: bool = False
-    current: KeyFact | None = None
+    failed: bool = False
     handled: Counter[int] = field(default_factory=Counter)
     parked: Counter[int] = field(default_factory=Counter)
 
@@ -66,9 +72,9 @@ class PartsLoop(HandlerLoop):
         self._cursors = PartCursors(self.handler.reader, self.handler.stream, self.handler.by)
         self._window = Window(0)
         self._complete_upto = self._key = 0
+        self._parts: list[Part] = []
         self._share, self._most = share_of(1), 1
-        self._tick_due = 0.0
-        self._busy_seconds = BUSY_SECONDS
+        self._tick_due = self._late_seconds = 0.0
 
     def _unite(self, cursor: Any) -> None:
         """Leaves the parts as they are."""
@@ -87,51 +93,66 @@ class PartsLoop(HandlerLoop):
         return delivery
 
     def _follow(self, delivery: Delivery) -> None:
+        waited = True
         while not self._stop.is_set():
-            parts = self._read_parts()
             if time.monotonic() >= self._tick_due:
-                self._tick(parts)
+                self._tick()
+            elif waited:
+                self._read_parts()
             with as_connection_lost():
                 has_more = self._retries.go_on(self._stop)
-            if self._work(parts) or self._widen() or has_more:
-                continue
-            if self._until_caught_up and not len(self._window):
+            waited = not (self._work() or self._widen() or has_more)
+            if waited and self._until_caught_up and not len(self._window):
                 break
-            self._wait(parts)
-        self._tick(self._read_parts())
+            if waited:
+                self._wait()
+        self._tick()
         with as_connection_lost():
             self._retries.leave()
 
-    def _read_parts(self) -> list[Part]:
-        with as_connection_lost(), connections[self._using].cursor() as cursor:
-            parts = self._cursors.all(cursor)
-        if len(parts) < PARTS:
+    def _read_parts(self) -> None:
+        with self._unless_another_was_first() as cursor:
+            self._parts = self._cursors.all(cursor)
+        if len(self._parts) < PARTS:
             raise CursorMoved
-        self._pass_over(parts)
-        self.cursor = VectorToken(parts[0].position)
-        return parts
+        self._pass_over(self._parts)
+        self.cursor = VectorToken(self._parts[0].position)
 
     def _pass_over(self, parts: list[Part]) -> None:
         if not all(self._window.pass_over(part.number, part.position) for part in parts):
             raise CursorMoved
 
-    def _tick(self, parts: list[Part]) -> None:
-        with as_connection_lost(), connections[self._using].cursor() as cursor:
-            self._cursors.pass_empty(cursor, self._window.passable(parts), self._window.upto)
-            self._cursors.store(cursor)
+    def _tick(self) -> None:
+        self._read_parts()
+        with self._unless_another_was_first() as cursor:
             self._share = share_of(processes(cursor, self._key))
+            self._cursors.pass_empty(cursor, self._window.passable(self._parts), self._window.upto)
+            self._cursors.store(cursor)
         self._tick_due = time.monotonic() + TICK_SECONDS
 
-    def _wait(self, parts: list[Part]) -> None:
-        if len(self._window):
-            seconds = self._busy_seconds
-            self._busy_seconds = min(self._busy_seconds * 2, MOST_BUSY_SECONDS)
-        elif self._window.passable(parts):
-            seconds = max(0.0, self._tick_due - time.monotonic())
-        else:
-            seconds = stream_settings().heartbeat_seconds
-        self._news.wait(seconds)
-        self._news.clear()  # before the positions are read, as in ``_wait_for_news``
+    def _wait(self) -> None:
+        window, parts = self._window, self._parts
+        others_have_some = any(window.ready(parts, apart=apart) for apart in (True, False))
+        if others_have_some or window.missed:
+            self._late_seconds = min(max(LATE_SECONDS, 2 * self._late_seconds), MOST_LATE_SECONDS)
+        window.missed = 0
+        if not others_have_some:
+            seconds = min(window.next_attempt(parts), stream_settings().heartbeat_seconds)
+            if window.passable(parts) and not self._late_seconds:
+                seconds = min(seconds, max(0.0, self._tick_due - time.monotonic()))
+            self._news.wait(seconds)
+            self._news.clear()  # before the positions are read, as in ``_wait_for_news``
+        self._stop.wait(self._late_seconds)
+
+    @contextmanager
+    def _unless_another_was_first(self) -> Iterator[Any]:
+        """Yields a cursor for statements that may be left out, as another process does the same or the next round does."""
+        try:
+            with as_connection_lost(), connections[self._using].cursor() as cursor:
+                yield cursor
+        except ConnectionLost as error:
+            if driver.sqlstate(error.__cause__ or error) != _CONFLICT:
+                raise
 
     def _widen(self) -> bool:
         """Reads which facts there are above the window. Returns false if there are none."""
@@ -147,10 +168,10 @@ class PartsLoop(HandlerLoop):
 
     # --- one transaction ------------------------------------------------------------------------------------------
 
-    def _work(self, parts: list[Part]) -> bool:
+    def _work(self) -> bool:
         """Handles facts in one transaction, if there are some that no other process has. Returns false otherwise."""
         for apart in (True, False):
-            if (ready := self._window.ready(parts, apart=apart)) and self._take(ready, apart=apart):
+            if (ready := self._window.ready(self._parts, apart=apart)) and self._take(ready, apart=apart):
                 return True
         return False
 
@@ -162,18 +183,8 @@ class PartsLoop(HandlerLoop):
             with connections[self._using].cursor() as cursor:
                 batch.parts = self._cursors.take(cursor, ready, min(self._share, most), apart=apart)
             self._pass_over(batch.parts)
-            self._handle(batch, most, {})
-
-        if (error := self._commit(batch, work)) is not None:
-            self._failed(batch, error)
-        elif not apart:
-            self._pace(len(batch.plan.facts), time.monotonic() - began)
-        if batch.parts:
-            self._busy_seconds = BUSY_SECONDS
-        return bool(batch.parts)
-
-    def _commit(self, batch: _Batch, work: Any) -> Exception | None:
-        """Calls ``work`` in a transaction. Returns the handler's error, or that of the commit. Raises all others."""
+            batch.plan = self._window.plan(batch.parts, most)
+            self._handle(batch)
 
         def committed() -> None:
             self.facts_handled += batch.handled.total()
@@ -184,43 +195,57 @@ class PartsLoop(HandlerLoop):
         except (ConnectionLost, CursorMoved):
             raise
         except Exception as error:
-            if batch.is_read:
-                return error
-            with as_connection_lost():
-                raise
-        if batch.handled:
+            if not batch.is_read:
+                with self._unless_another_was_first():
+                    raise
+                return False
+            with self._unless_another_was_first() as cursor:
+                self._store_failure(cursor, batch, error)
+        if batch.failed:
+            self._read_parts()
+        elif batch.facts:
+            self._pass_over([Part(number, upto) for number, upto in batch.plan.moves.items()])
+            self._late_seconds = self._window.missed = 0
+            if not apart:
+                self._pace(len(batch.plan.facts), time.monotonic() - began)
             self._delays.handled(batch.plan.facts[-1][0])
-        return None
+        return bool(batch.parts)
 
-    def _handle(self, batch: _Batch, most: int, given_up: dict[str, Exception]) -> None:
-        """Handles the next facts of the parts that were taken, and moves the parts.
-
-        ``given_up`` are the keys of facts to park, with the handler's errors.
-        """
-        handler = self.handler
-        batch.plan = self._window.plan(batch.parts, most)
-        if batch.plan.facts:
-            batch.facts = self._parts_source.facts(batch.plan.facts)
-        # Asked after the parts were taken: who parks a fact of a key, or retries it, has its part.
-        stops = handler.on_failure is OnFailure.STOP
-        stopped = stopped_keys(handler, {fact.key for fact in batch.facts}) if stops and batch.facts else set()
-        batch.is_read = True
-        for fact in batch.facts:
-            batch.current = fact
-            chunk = Chunk(handler.stream, fact.rows, self._streams_using)
-            error, attempts = given_up.get(fact.key), handler.attempts or 0
-            if fact.key in stopped:
-                error, attempts = HandlerFailed(f"It waits: an earlier fact of its key {fact.key!r} is parked."), 0
-            if error is None:
-                handler.call(chunk)
-                check_not_undone(self._using)
+    def _handle(self, batch: _Batch) -> None:
+        """Handles the facts, and moves the parts that were taken."""
+        handler, facts = self.handler, batch.plan.facts
+        if facts:
+            batch.facts = self._parts_source.facts(facts)
+        stopped: set[str] = set()
+        with connections[self._using].cursor() as cursor:
+            # Asked after the parts were taken: who parks a fact of a key, or retries it, has its part.
+            if batch.facts and handler.on_failure is OnFailure.STOP:
+                stopped = self._cursors.stopped(cursor, {fact.key for fact in batch.facts})
+            batch.is_read = True
+            going = [fact for fact in batch.facts if fact.key not in stopped]
+            if len(facts) == 1:
+                self._attempt(cursor, batch, going)
+                if batch.failed:
+                    return
             else:
-                park(handler, chunk.facts[0], error, attempts, (fact.part, fact.key))
-            (batch.handled if error is None else batch.parked)[fact.part] += 1
-        batch.current = None
-        if batch.plan.moves:
-            with connections[self._using].cursor() as cursor:
+                self._call(going)
+                batch.handled.update(fact.part for fact in going)
+            for fact in batch.facts:
+                if fact.key in stopped:
+                    waits = HandlerFailed(f"It waits: an earlier fact of its key {fact.key!r} is parked.")
+                    self._park(batch, fact, waits, 0)
+            if batch.plan.moves:
                 self._cursors.move(cursor, batch.plan.moves, batch.handled, batch.parked)
+
+    def _call(self, facts: list[KeyFact]) -> None:
+        for fact in facts:
+            self.handler.call(Chunk(self.handler.stream, fact.rows, self._streams_using))
+            check_not_undone(self._using)
+
+    def _park(self, batch: _Batch, fact: KeyFact, error: Exception, attempts: int) -> None:
+        (whole,) = Chunk(self.handler.stream, fact.rows, self._streams_using).facts
+        park(self.handler, whole, error, attempts, (fact.part, fact.key))
+        batch.parked[fact.part] += 1
 
     def _pace(self, facts: int, seconds: float) -> None:
         if seconds > BATCH_SECONDS:
@@ -230,46 +255,46 @@ class PartsLoop(HandlerLoop):
 
     # --- failures -------------------------------------------------------------------------------------------------
 
-    def _failed(self, batch: _Batch, error: Exception) -> None:
+    def _attempt(self, cursor: Any, batch: _Batch, facts: list[KeyFact]) -> None:
+        """Handles one fact. If that fails, stores it in the same transaction: nobody else can take the part in between.
+
+        After the last attempt the fact is parked. Rows of the fact that have other keys are handled then, if they can be.
+        """
+        ((token, number),) = batch.plan.facts
+        attempts = 1 + next(part.attempts for part in batch.parts if part.number == number)
+        is_last = attempts >= (self.handler.attempts or 0)
+        for group in [[fact] for fact in facts] if is_last else [facts]:
+            try:
+                with transaction.atomic(using=self._using):
+                    self._call(group)
+                    if is_last:
+                        connections[self._using].check_constraints()  # the deferred ones, too
+            except Exception as error:
+                if not connections[self._using].is_usable():
+                    raise
+                if not is_last:
+                    self._store_failure(cursor, batch, error)
+                    return
+                self._park(batch, group[0], error, attempts)
+                log.error(
+                    "reader.fact_parked", reader=self.handler.reader, stream=self.handler.stream, token=token,
+                    key=group[0].key, attempts=attempts, error=str(error),
+                )  # fmt: skip
+            else:
+                batch.handled.update(fact.part for fact in group)
+
+    def _store_failure(self, cursor: Any, batch: _Batch, error: Exception) -> None:
+        """Stores when to try a fact again, or that facts on which the handler failed together are handled one by one."""
         handler, facts = self.handler, batch.plan.facts
+        batch.failed = True
         if len(facts) != 1:
-            with as_connection_lost(), connections[self._using].cursor() as cursor:
-                self._cursors.handle_apart(cursor, batch.parts, {part: token for token, part in facts})
+            self._cursors.handle_apart(cursor, batch.parts, {part: token for token, part in facts})
             return
         ((token, number),) = facts
-        part = next(part for part in batch.parts if part.number == number)
-        attempts = part.attempts + 1
+        (part,) = (part for part in batch.parts if part.number == number)
         log.warning(
-            "reader.fact_failed", reader=handler.reader, stream=handler.stream, token=token, attempt=attempts,
+            "reader.fact_failed", reader=handler.reader, stream=handler.stream, token=token, attempt=part.attempts + 1,
             error=str(error),
         )  # fmt: skip
-        if attempts >= (handler.attempts or 0):
-            self._give_up(part, batch, error)
-            return
-        pause_seconds = min(handler.retry_seconds * 2 ** min(attempts - 1, 20), LONGEST_RETRY_SECONDS)
-        with as_connection_lost(), connections[self._using].cursor() as cursor:
-            self._cursors.failed(cursor, part, token, pause_seconds)
-
-    def _give_up(self, part: Part, failed: _Batch, error: Exception) -> None:
-        """Parks the next fact of a part. Rows of the fact that have other keys are handled, or parked if they fail, too."""
-        given_up: dict[str, Exception] = {}
-        last: Exception | None = error
-        while last is not None:
-            keys = {fact.key for fact in failed.facts if failed.current in (None, fact)} - given_up.keys()
-            if not keys:
-                raise last  # it cannot be parked
-            given_up |= dict.fromkeys(keys, last)
-            failed = batch = _Batch()
-
-            def work(batch: _Batch = batch, given_up: dict[str, Exception] = given_up) -> None:
-                with connections[self._using].cursor() as cursor:
-                    # Else another process has handled or parked the fact, or tries it now.
-                    if self._cursors.take_again(cursor, part):
-                        batch.parts = [part]
-                self._handle(batch, 1, given_up)
-
-            last = self._commit(batch, work)
-        for key, reason in given_up.items() if failed.parked else ():
-            log.error(
-                "reader.fact_parked", reader=self.handler.reader, stream=self.handler.stream, key=key, error=str(reason)
-            )
+        pause_seconds = min(handler.retry_seconds * 2 ** min(part.attempts, 20), LONGEST_RETRY_SECONDS)
+        self._cursors.failed(cursor, part, token, pause_seconds)

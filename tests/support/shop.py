@@ -70,5 +70,6 @@ class Shop:
 
     def start(self, *command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, *command], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True
-        )
+            [sys.executable, *command],
+            cwd=self.folder, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
-from tests.support.shop import Shop
-from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from streams.holds.hold import CHANGE_FACTS
+from tests.support.forking_shop import ForkingShop
+from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.django_db(transaction=True)
 MODELS = """
 from django.db import models
 from streams import Fact, stream
@@ -40,39 +42,52 @@ from streams.follow import Begin, OnFailure
 
 def handler(reader, **options):
     @handles(Order, reader=reader, by="order_id", each=True, begin=Begin.OLDEST, retry_seconds=0.01, attempts=2, **options)
-    def handle(order):
-        Done.objects.create(reader=reader, order_id=order.order_id, number=order.number, process=os.getpid())
+    def handle(order, using="default"):
+        done = Done(reader=reader, order_id=order.order_id, number=order.number, process=os.getpid())
+        done.save(using=using)
         if order.number == 666 and Path("poison").exists():
             raise ValueError("poison")
+        if order.number == 777 and Path("hold").exists():
+            time.sleep(1000)
         if Path("wait").exists():
             time.sleep(float(Path("wait").read_text()))
 
+    return handle
 
-handler("mailer")
+
+mail = handler("mailer")
 handler("parker", on_failure=OnFailure.PARK)
 """
-SET_UP = "import django; django.setup()\n"
 APPEND = """
-import random, sys
+import random
 from django.db import transaction
 from shop.models import Order
-count, keys, seed = map(int, sys.argv[1:])
-chance = random.Random(seed)
-while count > 0:
+chance, left = random.Random({seed}), {count}
+while left > 0:
     with transaction.atomic():
-        for _ in range(min(count, chance.randrange(1, 20))):
-            Order.objects.create(order_id=str(chance.randrange(keys)), number=count)
-            count -= 1
+        for _ in range(min(left, chance.randrange(1, 20))):
+            Order.objects.create(order_id=str(chance.randrange({keys})), number=left)
+            left -= 1
+"""
+RUN = """
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "runhandlers", "mailer"])
 """
 #: Readers as threads of one process. Each has sessions of its own, as a process would.
 THREADS = """
-import threading
+import threading, time
+from contextlib import contextmanager
+from pathlib import Path
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connections
 from shop import handlers
 from shop.models import Done, Order
-from streams.follow import Begin, Handler, Reader, handlers_of
+from streams.follow import Begin, Handler, Reader, handlers_of, parked_facts, retry_parked
 from streams.follow.part_source import PartSource
 from streams.models import ParkedFact, PartCursor, StoredCursor
 
+settings.REPLSITE_HEARTBEAT_SECONDS = 0.25
 read = [0]
 facts = PartSource.facts
 
@@ -86,21 +101,28 @@ def counted(self, wanted):
 PartSource.facts = counted
 
 
-def catch_up(name, count=1):
+@contextmanager
+def in_threads(calls):
     errors = []
 
-    def run():
+    def run(call):
         try:
-            Reader(name).catch_up()
+            call()
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run) for _ in range(count)]
+    threads = [threading.Thread(target=run, args=[call]) for call in calls]
     for thread in threads:
         thread.start()
+    yield
     for thread in threads:
         thread.join()
     assert not errors, errors
+
+
+def catch_up(name, count=1, of=None):
+    with in_threads([Reader(name, of).catch_up for _ in range(count)]):
+        pass
 
 
 def by_key(rows):
@@ -110,12 +132,29 @@ def by_key(rows):
     return found
 
 
-def told(reader):
-    return by_key(Done.objects.filter(reader=reader).order_by("id").values_list("order_id", "number"))
+def told(reader, using="default"):
+    return by_key(Done.objects.using(using).filter(reader=reader).order_by("id").values_list("order_id", "number"))
 
 
 def appended():
-    return by_key(Order.objects.order_by("stream_id").values_list("order_id", "number"))
+    return by_key(Order.objects.order_by("stream_id", "id").values_list("order_id", "number"))
+
+
+def append(keys, numbers):
+    for number in numbers:
+        for key in keys:
+            Order.objects.create(order_id=key, number=number)
+
+
+def keys_of_parts():
+    from streams.follow.part_keys import part_sql
+
+    found = {}
+    with connections["default"].cursor() as cursor:
+        cursor.execute(f"SELECT key, {part_sql('key')} FROM generate_series(1, 300) AS n, CAST(n AS text) AS key")
+        for key, part in cursor.fetchall():
+            found.setdefault(part, []).append(key)
+    return found
 """
 SHARED = """
 chance = __import__("random").Random(1)
@@ -131,52 +170,53 @@ assert (stored.facts_handled, stored.ended_at is not None) == (3002, True), stor
 assert PartCursor.objects.count() == 64
 catch_up("mailer", 2)
 assert Done.objects.count() == 3002
-
-# A part that is behind holds back the reader's position, and so trimming.
-Order.objects.create(order_id="x", number=1)
-before = StoredCursor.objects.get().base
-catch_up("mailer")
-assert StoredCursor.objects.get().base > before
-print("ok")
 """
 POISON = """
-from pathlib import Path
-from streams.follow import retry_parked
-
 Path("poison").touch()
-for number in range(20):
-    for key in "abcdefgh":
-        Order.objects.create(order_id=key, number=number)
-    if number == 9:
-        Order.objects.create(order_id="c", number=666)
+append("abcdefgh", range(10))
+append("cf", [666])
+append("abcdefgh", range(10, 20))
 for reader in ("mailer", "parker"):
     catch_up(reader, 3)
-    assert {key: numbers for key, numbers in told(reader).items() if key != "c"} == {key: [*range(20)] for key in "abdefgh"}
-# The key stops behind its poisonous fact, or goes on without it.
-assert told("mailer")["c"] == [*range(10)]
-assert told("parker")["c"] == [*range(20)]
-parked = ParkedFact.objects.filter(reader="mailer")
+    assert all(told(reader)[key] == [*range(20)] for key in "abdegh")
+# A key stops behind its poisonous fact, or goes on without it.
+assert [told("mailer")[key] for key in "cf"] == [[*range(10)]] * 2
+assert [told("parker")[key] for key in "cf"] == [[*range(20)]] * 2
+parked = parked_facts("mailer", "orders").filter(key="c")
 assert [one.rows[0]["number"] for one in parked] == [666, *range(10, 20)]
 assert [one.attempts for one in parked] == [2] + [0] * 10
 assert "an earlier fact of its key 'c'" in parked[1].error
-assert ParkedFact.objects.filter(reader="parker").count() == 1
-Order.objects.create(order_id="c", number=20)
+counts = StoredCursor.objects.order_by("reader").values_list("facts_handled", "facts_parked")
+assert [*counts] == [(140, 22), (160, 2)], counts
+assert [ParkedFact.objects.filter(reader=reader).count() for reader in ("mailer", "parker")] == [22, 2]
+append("c", [20])
 catch_up("mailer")
 assert parked.all().count() == 12
-assert (found := retry_parked("mailer")) == (0, 1), found  # the first fails again, the others wait for it
+assert (found := retry_parked("mailer")) == (0, 2), found  # the first of each fails again, the others wait for it
 assert told("mailer")["c"] == [*range(10)]
+
+# Processes that run are asked to.
 Path("poison").unlink()
-assert retry_parked("mailer") == (12, 0)
-Order.objects.create(order_id="c", number=21)
+from streams.follow import ask_retry
+readers = [Reader("mailer") for _ in range(2)]
+with in_threads([reader.run for reader in readers]):
+    ask_retry("mailer", by="ann")
+    deadline = time.monotonic() + 60
+    while not (said := StoredCursor.objects.get(reader="mailer").retry_result) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for reader in readers:
+        reader.stop()
+assert said == "23 handled, 0 failed again, 0 left", said
+append("c", [21])
 catch_up("mailer")
-assert told("mailer")["c"] == [*range(10), 666, *range(10, 22)]
-assert not parked.all().exists()
-print("ok")
+assert told("mailer") == appended()
 """
 CHANGES = """
 from streams.errors import BadHandler, ReaderNameTaken
-from streams.follow import forget_reader, resync_reader
+from streams.follow import forget_reader, lease, resync_reader
 from streams.follow.lease import ReaderLock
+
+lease.ENDING_SECONDS = 0.1
 
 seen = []
 
@@ -236,31 +276,103 @@ catch_up("mailer")
 assert told("mailer")["1"][-1] == 8
 assert [one.stream for one in forget_reader("mailer")] == ["orders"]
 assert not PartCursor.objects.exists()
-print("ok")
+"""
+ROWS = """
+# A fact of several rows is handled once for each of its keys, also if it is poisonous for one of them.
+(first, second, *_), (third, *_), *_ = (keys for keys in keys_of_parts().values() if len(keys) > 1)
+Path("poison").touch()
+for number in (1, 666):
+    with Order.stream.reserve() as reserved:
+        rows = [(first, 1), (second, number), (third, 3), (second, 4), (first, 5)]
+        reserved.write(*(Order(stream_id=reserved.ids[0], order_id=key, number=n) for key, n in rows))
+catch_up("mailer", 2)
+assert told("mailer") == {first: [1, 5] * 2, second: [1, 4], third: [3] * 2}, told("mailer")
+(parked,) = parked_facts("mailer")
+assert [row["number"] for row in parked.rows] == [666, 4]
+Path("poison").unlink()
+assert retry_parked("mailer") == (1, 0)
+assert told("mailer") == appended()
+"""
+ONE_SNAPSHOT = """
+connections["default"].settings_dict["OPTIONS"]["options"] += r" -cdefault_transaction_isolation=repeatable\\ read"
+"""
+ELSEWHERE = """
+with connections["default"].cursor() as cursor:
+    cursor.execute("CREATE SCHEMA shared_service")
+connections.settings["service"] = connections.settings["default"] | {"OPTIONS": {"options": "-csearch_path=shared_service"}}
+call_command("migrate", database="service", verbosity=0)
+away = Handler(
+    "orders", "mailer", lambda order: handlers.mail(order, using="service"), each=True, by="order_id", using="service",
+    begin=Begin.OLDEST, attempts=1,
+)
+Path("poison").touch()
+append("abcdef", range(10))
+append("c", [666, 667])
+append("abcdef", range(10, 20))
+catch_up("mailer", 3, [away])
+assert told("mailer", "service") == appended() | {"c": [*range(10)]}
+assert parked_facts("mailer").using("service").count() == 12
+assert not any(model.objects.exists() for model in (Done, PartCursor, StoredCursor, ParkedFact))
+assert PartCursor.objects.using("service").count() == 64
+"""
+#: A part is behind while one process handles 777.
+BEHIND = """
+import json
+from io import StringIO
+from streams.models import LowWaterMark
+
+
+def reader():
+    call_command("streams", "--json", "--now", stdout=(told := StringIO()))
+    (found,) = (one for one in json.loads(told.getvalue())["readers"] if one["name"] == "mailer")
+    (of_stream,) = found["streams"]
+    return of_stream
+
+
+def trim():
+    call_command("purge", "stream", "orders", "--keep", "0", stdout=StringIO())
+    return Order.objects.count()
+
+
 """
 STANDING = """
 SELECT count(*) FROM pg_stat_activity
 WHERE state = 'idle in transaction' AND state_change < clock_timestamp() - interval '0.5 s' AND datname = current_database()
 """
+TABLES = "shop_order", "shop_done", "streams_storedcursor", "streams_partcursor", "streams_parkedfact", "streams_reader"
+
+
+@pytest.fixture(scope="module")
+def made_shop(
+    tmp_path_factory: pytest.TempPathFactory, url_of_test_database: str, django_db_setup: None, django_db_blocker: Any
+) -> Iterator[ForkingShop]:
+    def execute(sql: str) -> None:
+        with django_db_blocker.unblock(), connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    files = {"shop/models.py": MODELS, "shop/handlers.py": HANDLERS}
+    execute("CREATE SCHEMA shared")
+    made = ForkingShop(tmp_path_factory.mktemp("shop"), f"{url_of_test_database}?options=-csearch_path%3Dshared", files)
+    try:
+        made.do("from django.core.management import call_command\ncall_command('makemigrations', 'shop')")
+        made.do("from django.core.management import call_command\ncall_command('migrate')")
+        yield made
+    finally:
+        made.close()
+        execute("DROP SCHEMA IF EXISTS shared, shared_service CASCADE")
 
 
 @pytest.fixture
-def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
-    files = {"shop/models.py": MODELS, "shop/handlers.py": HANDLERS}
-    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dshared", files)
-    made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA shared")
-    try:
-        made.run("-m", "django", "makemigrations", "shop")
-        made.run("-m", "django", "migrate")
-        yield made
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA shared CASCADE")
+def shop(made_shop: ForkingShop) -> Iterator[ForkingShop]:
+    yield made_shop
+    made_shop.kill_all()
+    for name in ("poison", "hold", "wait"):
+        (made_shop.folder / name).unlink(missing_ok=True)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("; ".join([CHANGE_FACTS, *(f"DELETE FROM shared.{table}" for table in TABLES)]))
 
 
-def query(sql: str) -> list[tuple]:
+def query(sql: str) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(sql)
         return cursor.fetchall()
@@ -278,58 +390,74 @@ def count_by(process: int) -> int:
     return int(query(f"SELECT count(*) FROM shared.shop_done WHERE process = {process}")[0][0])
 
 
-@pytest.mark.parametrize("script", [SHARED, POISON, CHANGES], ids=["shared", "poison", "changes"])
-def test_rules_of_sharing(shop: Shop, script: str) -> None:
-    assert "ok" in shop.run("-c", SET_UP + THREADS + script).split()
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(SHARED, id="shared"),
+        pytest.param(POISON, id="poison"),
+        pytest.param(ROWS, id="rows"),
+        pytest.param(CHANGES, id="changes"),
+        pytest.param(ONE_SNAPSHOT + SHARED, id="shared in one snapshot"),
+        pytest.param(ONE_SNAPSHOT + POISON, id="poison in one snapshot", marks=pytest.mark.scenario),
+        pytest.param(ELSEWHERE, id="effects elsewhere"),
+    ],
+)
+def test_rules_of_sharing(shop: ForkingShop, script: str) -> None:
+    shop.do(THREADS + script)
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(40, marks=pytest.mark.slow)])
-def test_processes_are_killed_at_random_and_each_key_is_handled_once_and_in_order(shop: Shop, kills: int) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.scenario)])
+def test_processes_are_killed_at_random_and_each_key_is_handled_once_and_in_order(
+    shop: ForkingShop, kills: int
+) -> None:
     chance = random.Random(kills)
     (shop.folder / "wait").write_text("0.002")
-    writers = [shop.start("-c", SET_UP + APPEND, str(150 * kills), "40", str(seed)) for seed in range(2)]
-    running = [shop.start("manage.py", "runhandlers", "mailer") for _ in range(3)]
-    try:
-        for _ in range(kills):
-            place = chance.randrange(len(running))
-            process = running[place]
-            wait_until(lambda pid=process.pid: count_by(pid) > 0 or handled() == appended())
-            time.sleep(chance.random() * 0.2)
-            process.kill()
-            process.wait()
-            running[place] = shop.start("manage.py", "runhandlers", "mailer")
-        for writer in writers:
-            assert writer.wait(4 * DEADLINE_SECONDS) == 0
-    finally:
-        for process in (*writers, *running):
-            process.kill()
-            process.communicate()
-    shop.run("manage.py", "runhandlers", "mailer", "--once")
+    writers = [shop.fork(APPEND.format(seed=seed, count=150 * kills, keys=40)) for seed in range(2)]
+    running = [shop.fork(RUN) for _ in range(3)]
+    for _ in range(kills):
+        place = chance.randrange(len(running))
+        wait_until(lambda pid=running[place].pid: count_by(pid) > 0 or handled() == appended())
+        time.sleep(chance.random() * 0.2)
+        running[place].kill()
+        running[place] = shop.fork(RUN)
+    for writer in writers:
+        writer.ended()
+    wait_until(lambda: sum(map(len, handled().values())) >= 300 * kills)
     assert handled() == appended()
-    assert sum(map(len, handled().values())) == 300 * kills
 
 
-def test_a_process_that_joins_works_at_once_and_one_that_is_killed_leaves_its_parts(shop: Shop) -> None:
-    (shop.folder / "wait").write_text("0.005")
-    shop.run("-c", SET_UP + APPEND, "6000", "500", "1")
-    first = shop.start("manage.py", "runhandlers", "mailer")
-    second = None
-    try:
-        wait_until(lambda: count_by(first.pid) > 0)
-        second = shop.start("manage.py", "runhandlers", "mailer")
-        assert second.stdout is not None
-        assert second.stdout.readline().strip() == "ready readers=mailer"
-        began = time.monotonic()
-        wait_until(lambda: count_by(second.pid) > 0)
-        assert time.monotonic() - began < 1
-        (shop.folder / "wait").write_text("1000")  # it keeps its parts until it is killed
-        wait_until(lambda: query(STANDING) == [(2,)])
-        (shop.folder / "wait").write_text("0")
-        first.kill()
-        second.kill()
-        shop.run("manage.py", "runhandlers", "mailer", "--once")
-    finally:
-        for process in filter(None, (first, second)):
-            process.kill()
-            process.communicate()
-    assert handled() == appended()
+def test_a_process_that_joins_works_and_what_one_is_at_is_the_lag_and_is_not_trimmed(shop: ForkingShop) -> None:
+    (shop.folder / "hold").touch()
+    shop.do(THREADS + "append('a', [777])")
+    first = shop.fork(RUN)
+    wait_until(lambda: query(STANDING) == [(1,)])  # it keeps the part until it is killed
+    shop.do(THREADS + "append([keys[0] for keys in keys_of_parts().values()], range(2))")
+    second = shop.fork(RUN)
+    wait_until(lambda: count_by(second.pid) >= 126)
+    shop.do(
+        THREADS
+        + BEHIND
+        + """
+wait = time.monotonic() + 60
+while (behind := reader())["lag_seconds"] < 1 and time.monotonic() < wait:
+    time.sleep(0.1)
+(oldest, *others) = Order.objects.order_by("stream_id")
+assert behind["position"] < oldest.stream_id and behind["lag_facts"] == 1 + len(others) and behind["lag_seconds"] >= 1, behind
+assert trim() == 129
+"""
+    )
+    (shop.folder / "hold").unlink()
+    first.kill()
+    wait_until(lambda: handled() == appended())
+    shop.do(
+        THREADS
+        + BEHIND
+        + """
+wait = time.monotonic() + 60
+while (behind := reader())["lag_facts"] and time.monotonic() < wait:
+    time.sleep(0.1)
+assert (behind["lag_facts"], behind["lag_seconds"]) == (0, 0), behind
+assert trim() == 0
+"""
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 
@@ -46,10 +47,20 @@ def test_a_cursor_that_was_set_back_is_noticed():
 
 def test_parts_that_wait_are_left_and_those_to_be_handled_apart_are_separate():
     found = window((1, 1), (2, 2), (3, 3), upto=5)
-    parts = [Part(1, 0), Part(2, 0, apart_upto=2), Part(3, 0, apart_upto=3, waits=True), Part(4, 0)]
+    parts = [Part(1, 0), Part(2, 0, apart_upto=2), Part(3, 0, apart_upto=3, wait_seconds=0.5), Part(4, 0)]
     assert found.ready(parts, apart=False) == [1]
     assert found.ready(parts, apart=True) == [2]
     assert [part.number for part in found.passable(parts)] == [4]
+    assert found.next_attempt([parts[2], Part(4, 0, wait_seconds=0.1)]) == 0.5
+    assert found.next_attempt([parts[3]]) == inf
+
+
+def test_facts_that_others_handled_are_counted():
+    found = window((1, 7), (3, 7), (4, 8), upto=5)
+    found.pass_over(7, 3)
+    found.pass_over(9, 8)
+    found.add([(6, 9), (9, 9)], 9)
+    assert found.missed == 3
 
 
 @pytest.mark.parametrize(("processes", "share"), [(0, 16), (1, 16), (4, 16), (16, 4), (64, 1), (100, 1)])
