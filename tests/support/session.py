@@ -89,7 +89,7 @@ def _quick_spark(defaults: Path) -> dict[str, str]:
 
 def python_path(*folders: Path) -> str:
     """``PYTHONPATH`` of a process with folders of its own, before what all processes of the tests have (``tests/spark_path``)."""
-    return os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
+    return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 
 def class_archive_options() -> str:
