@@ -33,11 +33,11 @@ WAITING, INSERTING = "waits", "inserts"
 TARGETS = {(WAITING, PROCESSES): 2_400, (INSERTING, 2): 20_000}
 #: What, and of how many processes -> facts.
 FACTS = {
-    (INSERTING, 1): 30_000,
-    (INSERTING, 2): 60_000,
-    (INSERTING, 4): 60_000,
+    (INSERTING, 1): 20_000,
+    (INSERTING, 2): 40_000,
+    (INSERTING, 4): 40_000,
     (WAITING, 1): 1_000,
-    (WAITING, PROCESSES): 30_000,
+    (WAITING, PROCESSES): 20_000,
 }
 QUIET_SECONDS = 15
 MODELS = """

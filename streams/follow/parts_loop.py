@@ -35,8 +35,9 @@ from streams.follow.table_loop import HandlerLoop, as_connection_lost
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
-#: A transaction has about as many facts as are handled in this time, so that parts are soon free for others.
-BATCH_SECONDS = 0.05
+#: A transaction has about as many facts as are handled in this time, so that parts are soon free for others. What the
+#: transaction itself takes is added: where commits are slow, small transactions would only be more of them.
+BATCH_SECONDS = 0.1
 MOST_FACTS = 1_000
 #: What is known of facts that others handle, or that wait behind a failed one, needs about 100 bytes a fact.
 MOST_WINDOW = 100_000
@@ -59,6 +60,7 @@ class _Batch:
     facts: list[KeyFact] = field(default_factory=list)
     is_read: bool = False
     failed: bool = False
+    handler_seconds: float = 0.0
     handled: Counter[int] = field(default_factory=Counter)
     parked: Counter[int] = field(default_factory=Counter)
 
@@ -207,7 +209,7 @@ class PartsLoop(HandlerLoop):
             self._pass_over([Part(number, upto) for number, upto in batch.plan.moves.items()])
             self._late_seconds = self._window.missed = 0
             if not apart:
-                self._pace(len(batch.plan.facts), time.monotonic() - began)
+                self._pace(batch, time.monotonic() - began)
             self._delays.handled(batch.plan.facts[-1][0])
         return bool(batch.parts)
 
@@ -228,7 +230,7 @@ class PartsLoop(HandlerLoop):
                 if batch.failed:
                     return
             else:
-                self._call(going)
+                self._call(batch, going)
                 batch.handled.update(fact.part for fact in going)
             for fact in batch.facts:
                 if fact.key in stopped:
@@ -237,20 +239,23 @@ class PartsLoop(HandlerLoop):
             if batch.plan.moves:
                 self._cursors.move(cursor, batch.plan.moves, batch.handled, batch.parked)
 
-    def _call(self, facts: list[KeyFact]) -> None:
+    def _call(self, batch: _Batch, facts: list[KeyFact]) -> None:
+        began = time.monotonic()
         for fact in facts:
             self.handler.call(Chunk(self.handler.stream, fact.rows, self._streams_using))
             check_not_undone(self._using)
+        batch.handler_seconds += time.monotonic() - began
 
     def _park(self, batch: _Batch, fact: KeyFact, error: Exception, attempts: int) -> None:
         (whole,) = Chunk(self.handler.stream, fact.rows, self._streams_using).facts
         park(self.handler, whole, error, attempts, (fact.part, fact.key))
         batch.parked[fact.part] += 1
 
-    def _pace(self, facts: int, seconds: float) -> None:
-        if seconds > BATCH_SECONDS:
+    def _pace(self, batch: _Batch, seconds: float) -> None:
+        limit = BATCH_SECONDS + seconds - batch.handler_seconds
+        if batch.handler_seconds > limit:
             self._most = max(1, self._most // 2)
-        elif facts == self._most and seconds < BATCH_SECONDS / 2:
+        elif len(batch.plan.facts) == self._most and batch.handler_seconds < limit / 2:
             self._most = min(self._most * 2, MOST_FACTS, self.handler.chunk_rows)
 
     # --- failures -------------------------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ class PartsLoop(HandlerLoop):
         for group in [[fact] for fact in facts] if is_last else [facts]:
             try:
                 with transaction.atomic(using=self._using):
-                    self._call(group)
+                    self._call(batch, group)
                     if is_last:
                         connections[self._using].check_constraints()  # the deferred ones, too
             except Exception as error:

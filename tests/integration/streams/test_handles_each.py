@@ -123,7 +123,7 @@ def test_instances_of_a_chunk_are_loaded_together():
     loads = []
 
     def mail(one):
-        loads.extend(query["sql"] for query in connection.queries_log if "cacheinvalidation\" WHERE" in query["sql"])
+        loads.extend(query["sql"] for query in connection.queries_log if 'cacheinvalidation" WHERE' in query["sql"])
         connection.queries_log.clear()
 
     connection.force_debug_cursor = True
