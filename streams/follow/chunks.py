@@ -56,7 +56,8 @@ class FollowedFact:
         """
         stream = registry.get(self.stream)
         if stream.has_named_rows:
-            return [stream.fact(row, token=self.token, writer=self.writer) for row in self.sent]
+            using = self._chunk.using
+            return [stream.fact(row, token=self.token, writer=self.writer, using=using) for row in self.sent]
         found = self.instances
         if len(found) < len(self.sent):
             raise UnusableFact(
@@ -75,7 +76,7 @@ class Chunk:
     def __init__(self, stream: str, rows: Sequence[FollowedRow], using: str, loaded_with: Chunk | None = None) -> None:
         self.stream = stream
         self.rows = rows
-        self._using = using
+        self.using = using
         self._loaded_with = loaded_with  # a chunk that has these rows and loads the instances of both
 
     def __repr__(self) -> str:
@@ -110,12 +111,12 @@ class Chunk:
 
     def unloaded_copy(self) -> Chunk:
         """Returns a chunk of the same rows without loaded model instances, so that another attempt loads the instances again."""
-        return Chunk(self.stream, self.rows, self._using)
+        return Chunk(self.stream, self.rows, self.using)
 
     def singles(self) -> list[Chunk]:
         """Returns one chunk for each fact. One query per table loads the model instances of all these chunks together."""
         parts = groupby(self.rows, lambda row: (row.token, row.instance))
-        return [Chunk(self.stream, list(rows), self._using, self) for _, rows in parts]
+        return [Chunk(self.stream, list(rows), self.using, self) for _, rows in parts]
 
     def halves(self) -> tuple[Chunk, Chunk]:
         """Splits a chunk on which the handler failed into two chunks of whole facts. The chunk must have two facts or more."""
@@ -124,7 +125,7 @@ class Chunk:
             middle -= 1
         if middle == 0:  # the rows of the first fact reach beyond the middle
             middle = next(place for place, row in enumerate(rows) if row.token != rows[0].token)
-        return Chunk(self.stream, rows[:middle], self._using), Chunk(self.stream, rows[middle:], self._using)
+        return Chunk(self.stream, rows[:middle], self.using), Chunk(self.stream, rows[middle:], self.using)
 
     @cached_property
     def _instances(self) -> dict[int, list[Model]]:
@@ -139,7 +140,7 @@ class Chunk:
             model = by_table[table.name]
             id_field = getattr(model, "id_field", table.id_column)
             order = [id_field, table.then_by] if table.then_by else [id_field]
-            query = all_rows(model, self._using).filter(**{f"{id_field}__in": [t * sign for t in wanted]})
+            query = all_rows(model, self.using).filter(**{f"{id_field}__in": [t * sign for t in wanted]})
             for instance in query.order_by(*order):
                 found.setdefault(getattr(instance, id_field) * sign, []).append(instance)
         return found

@@ -241,13 +241,15 @@ class PartsLoop(HandlerLoop):
 
     def _call(self, batch: _Batch, facts: list[KeyFact]) -> None:
         began = time.monotonic()
-        for fact in facts:
-            self.handler.call(Chunk(self.handler.stream, fact.rows, self._streams_using))
-            check_not_undone(self._using)
+        self.handler.call(self._chunk(*facts))
+        check_not_undone(self._using)
         batch.handler_seconds += time.monotonic() - began
 
+    def _chunk(self, *facts: KeyFact) -> Chunk:
+        return Chunk(self.handler.stream, [row for fact in facts for row in fact.rows], self._streams_using)
+
     def _park(self, batch: _Batch, fact: KeyFact, error: Exception, attempts: int) -> None:
-        (whole,) = Chunk(self.handler.stream, fact.rows, self._streams_using).facts
+        (whole,) = self._chunk(fact).facts
         park(self.handler, whole, error, attempts, (fact.part, fact.key))
         batch.parked[fact.part] += 1
 
