@@ -24,6 +24,7 @@ NAMES = (
     "starts",
     "snapshot",
     "latency",
+    "browsers",
     "catchup",
     "state",
     "persist",
