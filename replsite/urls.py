@@ -10,7 +10,7 @@ from django.views.generic import RedirectView
 
 from replsite import installed_apps
 from replsite.dashboard.action_pages import action_urls
-from replsite.dashboard.facts_page import facts_events, facts_page
+from replsite.dashboard.facts_page import facts_events, facts_page, facts_stream
 from replsite.dashboard.views import live_csv, live_data, live_page
 from replsite.dashboard.words_page import words_page
 from replsite.health_views import health_view, live_view, ready_view
@@ -34,6 +34,7 @@ pages: list[URLPattern | URLResolver] = [
     path("words/", words_page, name="status-words"),
     path("facts/", facts_page, name="facts"),
     path("facts/events/", facts_events, name="facts-events"),
+    path("facts/stream/", facts_stream, name="facts-stream"),
     *action_urls(),
 ]
 if installed_apps.has("events") and installed_apps.has("pipeline"):

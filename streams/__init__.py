@@ -1,7 +1,7 @@
 """The stream engine: ordered change streams with several writers on PostgreSQL. The engine has no notion of rooms or events.
 
-``Fact``, ``stream``, ``upcast``, ``handles``, ``testing``, ``stream_view`` and ``stream_consumer`` are what a program
-needs. They are imported when they are first used, so importing this package loads no models and needs no settings.
+``Fact``, ``stream``, ``upcast``, ``handles``, ``testing``, ``stream_view``, ``stream_consumer`` and ``durable`` are what a
+program needs. They are imported when they are first used, so importing this package loads no models and needs no settings.
 """
 
 from importlib import import_module
@@ -10,18 +10,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streams import testing
     from streams.browsers.consumer import stream_consumer
+    from streams.browsers.durable import durable
     from streams.browsers.view import stream_view
     from streams.declare import stream, upcast
     from streams.errors import VersionConflict
     from streams.facts import Fact
     from streams.follow.handlers import handles
 
-__all__ = ["Fact", "VersionConflict", "handles", "stream", "stream_consumer", "stream_view", "testing", "upcast"]
+__all__ = [
+    "Fact",
+    "VersionConflict",
+    "durable",
+    "handles",
+    "stream",
+    "stream_consumer",
+    "stream_view",
+    "testing",
+    "upcast",
+]
 
 #: Name -> the module that has it. A name that is a module itself maps to its own path.
 _HOMES = {
     "Fact": "streams.facts",
     "VersionConflict": "streams.errors",
+    "durable": "streams.browsers.durable",
     "handles": "streams.follow.handlers",
     "stream": "streams.declare",
     "stream_consumer": "streams.browsers.consumer",

@@ -6,7 +6,7 @@ without ASGI has no such events, so its page shows only the facts from the time 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.views.decorators.http import require_safe
 
-from streams import registry, stream_view
+from streams import durable, registry, stream_view
 from streams.facts import Fact
 from streams.stream_object import Stream
 
@@ -51,24 +51,29 @@ def _facts_page(request: HttpRequest) -> HttpResponse:
 facts_page = admin.site.admin_view(_facts_page)
 
 
-async def facts_events(request: HttpRequest) -> HttpResponseBase:
-    """Sends the facts of the stream that the query parameter ``stream`` names, as server-sent events."""
-    name = request.GET.get("stream", "")
-    if registry.find(name) is None:
-        if not await sync_to_async(admin.site.has_permission)(request):
-            raise PermissionDenied  # as for streams that exist
-        raise Http404("There is no stream of that name.")
-    return await _view_of(name)(request)
+def _of_stream(make: Callable[[Stream], Any]) -> Any:
+    """Returns a view that answers as the view which ``make`` returns for the stream that the query parameter ``stream`` names."""
+    made = cache(make)
+
+    async def answer(request: HttpRequest) -> HttpResponseBase:
+        stream = registry.find(request.GET.get("stream", ""))
+        if stream is None:
+            if not await sync_to_async(admin.site.has_permission)(request):
+                raise PermissionDenied  # as for streams that exist
+            raise Http404("There is no stream of that name.")
+        return await made(stream)(request)
+
+    for alias in connections:
+        transaction.non_atomic_requests(using=alias)(answer)
+    return answer
 
 
-for _alias in connections:
-    transaction.non_atomic_requests(using=_alias)(facts_events)
-
-
-@cache
-def _view_of(name: str) -> Any:
-    stream = registry.get(name)
-    return stream_view(stream, allow=partial(_may_see, stream), render=partial(_row, stream))
+#: Sends further facts to the page.
+facts_events = _of_stream(
+    lambda stream: stream_view(stream, allow=partial(_may_see, stream), render=partial(_row, stream))
+)
+#: All facts, for clients of the protocol Durable Streams.
+facts_stream = _of_stream(lambda stream: durable(stream, allow=partial(_may_see, stream), render=_rendering(stream)))
 
 
 def _asked(request: HttpRequest, names: list[str]) -> Stream:
@@ -86,19 +91,25 @@ def _may_see(stream: Stream, request: HttpRequest) -> bool:
 
 def _row(stream: Stream, fact: Fact) -> str:
     number = abs(getattr(fact, fact.id_field))
-    values = ", ".join(f"{name} {value}" for name, value in _values(stream, fact))
+    texts = ((name, str(value)) for name, value in _values(stream, fact))
+    values = ", ".join(
+        f"{name} {text if len(text) <= _VALUE_LENGTH else f'{text[:_VALUE_LENGTH]}…'}" for name, text in texts
+    )
     return format_html(
         '<tr><th scope="row" class="live-number">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>',
         number, f"{fact.received_at:%Y-%m-%d %H:%M:%S}", fact.instance_name, values,
     )  # fmt: skip
 
 
-def _values(stream: Stream, fact: Fact) -> Iterator[tuple[str, str]]:
+def _rendering(stream: Stream) -> Callable[[Fact], Any] | None:
+    return None if stream.has_named_rows else lambda fact: dict(_values(stream, fact))
+
+
+def _values(stream: Stream, fact: Fact) -> Iterator[tuple[str, Any]]:
     attributes = {field.column: field.attname for field in fact._meta.concrete_fields}
     for table in stream.declaration.tables:
         if table.name == fact._meta.db_table:
             for column in table.columns:
                 if (attribute := attributes.get(column.name)) is not None:
-                    text = str(getattr(fact, attribute))
-                    yield attribute, text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}…"
+                    yield attribute, getattr(fact, attribute)
             return

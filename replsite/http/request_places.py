@@ -6,7 +6,8 @@ thread with its connection. There are separate places for pages, questions of th
 waiting syncs, and requests without a database, so that none of these blocks another.
 
 A request without a free place waits. If it waits too long, or too many wait, it gets 503 with ``Retry-After``. The proxy
-bounds how many requests one client has open. An answer of server-sent events gives its place back when it begins.
+bounds how many requests one client has open. A request that goes on without a thread gives its place back early
+(``streams.browsers.threads``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from django.db import connections
 from django.urls import NoReverseMatch, reverse
 
 from replsite.conf import site_settings
+from streams.browsers.threads import LEAVE
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
@@ -133,14 +135,9 @@ class RequestPlaces:
                 ended = True
                 when_idle(place, lambda: pool.leave(place))
 
-        async def send_on(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start" and _is_endless(message):
-                end()
-            await send(message)
-
         try:
             async with ThreadSensitiveContext(executor=place.executor):
-                await self._application(scope | {CAME: came}, receive, send_on)
+                await self._application(scope | {CAME: came, LEAVE: end}, receive, send)
         finally:
             end()
 
@@ -171,12 +168,6 @@ def _is_waiting_sync(path: str) -> bool:
     except NoReverseMatch:  # the site has no API
         return False
     return re.fullmatch(f"{re.escape(head)}.+{re.escape(tail)}", path) is not None
-
-
-def _is_endless(message: dict[str, Any]) -> bool:
-    """Returns true for an answer of server-sent events (``streams.browsers``), which goes on without a thread."""
-    kinds = [value for name, value in message.get("headers", ()) if name.lower() == b"content-type"]
-    return any(bytes(kind).startswith(b"text/event-stream") for kind in kinds)
 
 
 def when_idle(place: _Place, call: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ NAMES = (
     "starts",
     "snapshot",
     "latency",
+    "browsers",
     "catchup",
     "state",
     "persist",

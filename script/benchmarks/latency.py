@@ -28,12 +28,12 @@ FACTS = 300
 ROUNDS = 3
 
 
-def append_at_pace(number: int) -> dict[int, float]:
+def append_at_pace(number: int, per_second: int = PER_SECOND) -> dict[int, float]:
     """Append facts one by one; ID -> when its commit was known."""
     stream, committed = registry.get("caches"), {}
     begun = time.monotonic()
     for n in range(number):
-        time.sleep(max(0.0, begun + n / PER_SECOND - time.monotonic()))
+        time.sleep(max(0.0, begun + n / per_second - time.monotonic()))
         (taken,) = stream.append(CacheInvalidation(cache_name="bench", keys=[f"key {n}"]))
         committed[taken] = time.monotonic()
     return committed

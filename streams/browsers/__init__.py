@@ -1,1 +1,1 @@
-"""Sends facts to browsers as they become complete: over server-sent events and WebSockets."""
+"""Sends facts to browsers as they become complete: over server-sent events, WebSockets and Durable Streams."""

@@ -1,8 +1,8 @@
 """Sends the facts of a stream to browsers over either transport: permission, rendering of a fact, and starting token.
 
 A ``BrowserStream`` declares which requests may read a stream, and how its facts are rendered. A ``BrowserClient`` is
-the connection of one browser. Two transports use them: server-sent events (``streams.browsers.view``) and WebSockets
-(``streams.browsers.consumer``).
+the connection of one browser. Three transports use them: server-sent events (``streams.browsers.view``), WebSockets
+(``streams.browsers.consumer``) and the protocol Durable Streams (``streams.browsers.durable``).
 
 A client uses a listener (``streams.waiting.listen``). The listener keeps a token and at most a page of facts, and waits
 without a thread. Clients at the same token share a read of the database, and a fact is rendered once for all clients.
@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
 from django.core.exceptions import PermissionDenied
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from streams.waiting.listen import Listener
 
 __all__ = ["WHAT_HAPPENS", "Allow", "BrowserClient", "BrowserStream", "Message", "Only", "Refused", "Render"]
-__all__ += ["counts", "end_all", "open_clients"]
+__all__ += ["counts", "end_all", "json_of", "open_clients"]
 
 log = get_logger(__name__)
 #: The least time between two log lines of a stream which say that a browser was refused because there were too many.
@@ -58,7 +58,10 @@ Part = TypeVar("Part", str, bytes)
 _clients: WeakSet[BrowserClient] = WeakSet()
 #: The keys of ``counts``. The first four count connections: begun, refused because there were too many, refused for
 #: another reason, and asked to load their state again. All other keys are reasons why a connection ended.
-WHAT_HAPPENS = ("opened", "full", "refused", "resync", "left", "bytes", "time", "slow", "stopped", "failed")
+WHAT_HAPPENS = (
+    "opened", "full", "refused", "resync",
+    "answered", "left", "bytes", "time", "slow", "stopped", "failed",
+)  # fmt: skip
 counts: Counter[str] = Counter()
 
 
@@ -108,37 +111,9 @@ class BrowserStream:
         self.beat = beat
         self._allow = allow
         self._render: Render = render or (lambda fact: row_of(stream, fact))
-        self._log_at = 0.0
+        self.log_at = 0.0
 
-    async def open(self, request: HttpRequest) -> BrowserClient:
-        """Returns a new client for a request that may read the stream. Raises ``Refused`` for any other request.
-
-        The client begins after the token in the header ``Last-Event-ID``. Without this header it begins after the token
-        ``?after=``. Without both tokens it begins at the stream's present end.
-        """
-        limit = stream_settings().browser_limit
-        if len(_clients) >= limit:
-            counts["full"] += 1
-            if (now := time.monotonic()) >= self._log_at:
-                self._log_at = now + LOG_SECONDS
-                log.warning("browsers.full", stream=self.stream.name, limit=limit)
-            raise Refused(503, "Too many browsers at once.")
-        client = BrowserClient(self, request)
-        _clients.add(client)  # before the first await: else many requests would pass the limit at once
-        try:
-            if not await self._is_allowed(request):
-                raise Refused(403, "This stream is not for you.")
-            await client.start(request.headers.get("Last-Event-ID") or request.GET.get("after") or None)
-        except TokenError as error:
-            raise Refused(400, str(error)) from None
-        except driver.database_lost:
-            raise Refused(503, "The database cannot be read.") from None
-        finally:
-            if not client.has_started:
-                client.end("refused")
-        return client
-
-    async def _is_allowed(self, request: HttpRequest) -> bool:
+    async def is_allowed(self, request: HttpRequest) -> bool:
         try:
             if inspect.iscoroutinefunction(self._allow):
                 return bool(await self._allow(request))
@@ -154,16 +129,18 @@ class BrowserStream:
         """
         texts: dict[BrowserStream, str] = fact.__dict__.setdefault("_browser_texts", {})
         if self not in texts:
-            found = self._render(fact)
-            texts[self] = found if isinstance(found, str) else _json(found)
+            texts[self] = self.as_text(self._render(fact))
         return texts[self]
+
+    def as_text(self, found: Any) -> str:
+        """Returns what ``render`` returned as a text: a text as it is, any other value as JSON."""
+        return found if isinstance(found, str) else json_of(found)
 
 
 class BrowserClient:
     """One connection of a browser to a stream. It produces the messages to send."""
 
     def __init__(self, source: BrowserStream, request: HttpRequest) -> None:
-        self.has_started = False
         self.is_ended = False
         self._source = source
         self._request = request
@@ -172,18 +149,44 @@ class BrowserClient:
         self._token = ""
         self._resync: Exception | None = None
 
-    async def start(self, after: str | None) -> None:
-        """Makes the client begin after the token ``after``, or at the stream's present end if ``after`` is None.
+    async def open(self) -> Self:
+        """Counts and starts the client. Raises ``Refused`` if its request may not read the stream, or not at present."""
+        limit, source, has_started = stream_settings().browser_limit, self._source, False
+        if len(_clients) >= limit:
+            counts["full"] += 1
+            if (now := time.monotonic()) >= source.log_at:
+                source.log_at = now + LOG_SECONDS
+                log.warning("browsers.full", stream=source.stream.name, limit=limit)
+            raise Refused(503, "Too many browsers at once.")
+        _clients.add(self)  # before the first await: else many requests would pass the limit at once
+        try:
+            if not await source.is_allowed(self._request):
+                raise Refused(403, "This stream is not for you.")
+            await self.start()
+            has_started = True
+        except TokenError as error:
+            raise Refused(400, str(error)) from None
+        except driver.database_lost:
+            raise Refused(503, "The database cannot be read.") from None
+        finally:
+            if not has_started:
+                self.end("refused")
+        counts["opened"] += 1
+        return self
 
-        If the database was restored since the token was made, the client begins at the present end with a message
-        ``resync``. Raises ``TokenError`` for any other token that cannot be used.
+    async def start(self) -> None:
+        """Makes the client begin after the token in the header ``Last-Event-ID``, or else after the token ``?after=``.
+
+        Without both tokens the client begins at the stream's present end. If the database was restored since the token
+        was made, the client begins at the present end, too, with a message ``resync``. Raises ``TokenError`` for any
+        other token that cannot be used.
         """
+        after = self._request.headers.get("Last-Event-ID") or self._request.GET.get("after") or None
         try:
             self._token = await READS.run(self._checked, after)
         except EpochChanged as error:
             self._resync = error
             self._token = await READS.run(self._checked, None)
-        self.has_started = True
 
     def _checked(self, after: str | None) -> str:
         """Returns ``after`` if it is a valid token, or the token of the stream's present end if ``after`` is None.
@@ -206,8 +209,7 @@ class BrowserClient:
         # A random time: after a restart of the server all browsers connect at once, and must not all reconnect at once later.
         due = time.monotonic() + limits.browser_answer_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - no secret
         left = limits.browser_answer_bytes
-        counts["opened"] += 1
-        leave_the_requests_thread()
+        leave_the_requests_thread(self._request)
         READS.use()
         try:
             async with aclosing(self._messages()) as messages:
@@ -248,12 +250,12 @@ class BrowserClient:
             task.cancel()
 
     async def _messages(self) -> AsyncGenerator[Message, None]:
-        yield Message("ready", _json({"after": self._token, "beat": self._source.beat}), self._token)
+        yield Message("ready", json_of({"after": self._token, "beat": self._source.beat}), self._token)
         while not self.is_ended:
             if self._resync is not None:
                 counts["resync"] += 1
                 reason = "restored" if isinstance(self._resync, EpochChanged) else "trimmed"
-                yield Message("resync", _json({"reason": reason, "after": self._token}), self._token)
+                yield Message("resync", json_of({"reason": reason, "after": self._token}), self._token)
             try:
                 async with aclosing(self._facts()) as messages:
                     async for message in messages:
@@ -299,5 +301,5 @@ def end_all() -> None:
         client.end("stopped")
 
 
-def _json(value: Any) -> str:
+def json_of(value: Any) -> str:
     return json.dumps(value, cls=DjangoJSONEncoder, separators=(",", ":"), ensure_ascii=False)

@@ -65,7 +65,7 @@ class _StreamConsumer(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         """Begins to send facts. If the browser is refused, closes the WebSocket with the code of the refusal."""
         try:
-            client = await self.source.open(_request(self.scope))
+            client = await BrowserClient(self.source, _request(self.scope)).open()
         except Refused as refused:
             await self.accept()  # a browser gets the close code only of a WebSocket that was accepted
             await self.close(code=REFUSED + refused.status)

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+
+#: Key in the scope: a function by which a request gives its thread back to the web server.
+LEAVE = "streams.leave"
 
 
 class SharedThread:
@@ -62,12 +69,13 @@ READS = SharedThread(keeps_connections=True)
 CHECKS = SharedThread(keeps_connections=False)
 
 
-def leave_the_requests_thread() -> None:
+def leave_the_requests_thread(request: HttpRequest) -> None:
     """Ends the thread that Django has made for this request, and the thread's database connections.
 
     Middleware may have used these connections. A thread that the web server has provided is not ended, because other
-    requests use it.
+    requests use it. It is given back by the function ``LEAVE`` of the request's scope.
     """
+    getattr(request, "scope", {}).get(LEAVE, lambda: None)()
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is None or getattr(context, "_executor", None) is not None:
         return

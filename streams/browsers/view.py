@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -45,6 +46,24 @@ def stream_view(
     """
     source = BrowserStream(stream, allow, render, only, beat)
 
+    async def answer(request: HttpRequest) -> HttpResponseBase:
+        client = await BrowserClient(source, request).open()
+        return EventsResponse(client, _events(client))
+
+    return async_view(stream, ["GET"], answer)
+
+
+def async_view(
+    stream: Stream,
+    methods: list[str],
+    answer: Callable[[HttpRequest], Awaitable[HttpResponseBase]],
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
+    """Returns a view that answers requests of these methods by ``answer``, which may raise ``Refused``.
+
+    ``headers`` are those of every response, also of a refusal.
+    """
+
     async def view(request: HttpRequest) -> HttpResponseBase:
         if not isinstance(request, ASGIRequest):
             raise ImproperlyConfigured(
@@ -52,23 +71,26 @@ def stream_view(
                 f"long as its page is open. Serve the project by ASGI (daphne, uvicorn; 'daphne' before 'staticfiles' in "
                 f"INSTALLED_APPS does it for runserver), and test the view with AsyncClient."
             )
-        if request.method != "GET":
-            return HttpResponseNotAllowed(["GET"])
-        try:
-            return _Answer(await source.open(request))
-        except Refused as refused:
-            return _refusal(refused)
+        response: HttpResponseBase = HttpResponseNotAllowed(methods)
+        if request.method in methods:
+            try:
+                response = await answer(request)
+            except Refused as refused:
+                response = _refusal(refused)
+        for name, value in headers.items():
+            response.headers[name] = value
+        return response
 
     for alias in connections:  # a transaction would stay open for as long as the page, so Django refuses async views
         transaction.non_atomic_requests(using=alias)(view)
     return view
 
 
-class _Answer(StreamingHttpResponse):
+class EventsResponse(StreamingHttpResponse):
     """The response to one browser. Closing the response also ends its ``BrowserClient``, even if nothing was sent."""
 
-    def __init__(self, client: BrowserClient) -> None:
-        super().__init__(_events(client), content_type="text/event-stream", headers=_HEADERS)
+    def __init__(self, client: BrowserClient, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, content_type="text/event-stream", headers=_HEADERS)
         self._client = client
 
     def close(self) -> None:

@@ -82,6 +82,16 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
     def is_within_fact(self) -> bool:
         return bool(self._facts) and self._facts[0].token == self._last
 
+    @property
+    def has_facts(self) -> bool:
+        """True if the next fact was read already, so that it is there without waiting."""
+        return bool(self._facts)
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if all facts up to the position that this process knows were given."""
+        return not self._facts and not self._must_read
+
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:

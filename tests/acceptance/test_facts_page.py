@@ -9,8 +9,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.support.browsing import BROWSER, PASSWORD, Site, keep, log_in
+from tests.support.npm import CLIENT, needs_npm
 from tests.support.proxy import proxy_to
-from tests.support.writing import append
+from tests.support.writing import append, fact, stream
 
 pytestmark = BROWSER
 
@@ -77,6 +78,43 @@ def test_facts_come_by_themselves_through_restarts(site, between, boss, new_page
     assert not errors
 
 
+@needs_npm
+def test_a_published_client_reads_a_stream_through_restarts(site, between, boss, new_page):
+    """On this page, whose address and session it uses: by server-sent events, and by long polls."""
+    known = [f"fact {number}" for number in range(9)]
+    stream().append(*map(fact, known[:3]))
+    page = new_page()
+    log_in(page)
+    page.goto("/admin/facts/?stream=caches")
+    page.route("**/durable-streams.js", lambda route: route.fulfill(path=CLIENT, content_type="text/javascript"))
+    page.evaluate(
+        """async () => {
+        const { stream } = await import("/durable-streams.js");
+        const url = new URL("/admin/facts/stream/?stream=caches", location);
+        window.seen = { sse: [], true: [] };
+        for (const live of ["sse", true]) (async () => { for (let offset = "-1";;) {
+            try {
+                const session = await stream({ url, offset, live });
+                session.subscribeJson((batch) => {
+                    seen[live].push(...batch.items.map((row) => row.cache_name));
+                    offset = batch.offset; });
+                await session.closed;
+            } catch (error) { if (error.status) throw error; }
+        } })();
+        }"""
+    )
+    page.wait_for_function("seen.sse.length && seen.true.length")
+    site.kill()
+    stream().append(*map(fact, known[3:6]))
+    site.start()
+    between.refuse()
+    between.cut()
+    stream().append(*map(fact, known[6:]))
+    between.refuse(False)
+    page.wait_for_function(f"seen.sse.length >= {len(known)} && seen.true.length >= {len(known)}")
+    assert page.evaluate("seen") == {"sse": known, "true": known}
+
+
 def test_only_those_who_may_view_the_tables_get_facts(site, boss, new_page):
     append()
     User.objects.create_user("clerk", password=PASSWORD, is_staff=True)
@@ -84,5 +122,6 @@ def test_only_those_who_may_view_the_tables_get_facts(site, boss, new_page):
     assert page.request.get("/admin/facts/events/?stream=caches").status == 403
     log_in(page, "clerk")
     assert page.request.get("/admin/facts/?stream=caches").status == 404
-    assert page.request.get("/admin/facts/events/?stream=caches").status == 403
-    assert page.request.get("/admin/facts/events/?stream=none").status == 404
+    for address in ("events", "stream"):
+        assert page.request.get(f"/admin/facts/{address}/?stream=caches").status == 403
+        assert page.request.get(f"/admin/facts/{address}/?stream=none").status == 404

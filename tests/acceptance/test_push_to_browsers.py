@@ -17,6 +17,7 @@ import pytest
 from replsite.postgres.server import EmbeddedServer
 from tests.conftest import end_processes
 from tests.support.browsing import BROWSER, keep
+from tests.support.npm import CLIENT, needs_npm
 from tests.support.session import PROJECT
 from tests.support.shop import Shop
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -29,6 +30,7 @@ ROOT_URLCONF = "with_static"
 ALLOWED_HOSTS = ["127.0.0.1"]
 DEBUG = True
 STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
 INSTALLED_APPS += ["django.contrib.staticfiles"]
 TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "DIRS": [BASE_DIR / "templates"]}]
 DATABASES = {"default": {"ENGINE": "replsite.postgres.backend", "NAME": "shop"}}
@@ -125,7 +127,11 @@ class Served:
 
 def shop_in(folder: Path) -> Shop:
     given = dict(re.findall(r"```(?:python|html)\n(?:#|<!--) (\S+)(?: -->)?\n(.*?)```", PAGE, re.S))
-    assert set(given) == {"urls.py", "templates/orders.html", "asgi.py"}
+    assert set(given) == {"urls.py", "templates/orders.html", "templates/live.html", "asgi.py"}
+    (further,) = re.findall(r"```python\n# in urls.py\n(.*?)```", PAGE, re.S)
+    given["urls.py"] += further
+    if CLIENT.exists():
+        given["static/durable-streams.js"] = CLIENT.read_text()
     shop = Shop(folder, "", given | {"with_static.py": WITH_STATIC})
     shop.environment["DJANGO_SETTINGS_MODULE"] = "settings"
     with (folder / "settings.py").open("a") as settings:
@@ -220,6 +226,52 @@ def test_the_browsers_own_event_source_goes_on_by_itself(site, new_page):
     page.wait_for_function("window.ready >= 2")
     expected = site.end_writing()
     page.wait_for_function(f"seen.length >= {len(expected)}")
+    assert page.evaluate("seen") == expected
+
+
+@needs_npm
+@pytest.mark.parametrize("restarts", [2, pytest.param(100, marks=pytest.mark.scenario)])
+def test_the_published_client_misses_nothing_through_restarts(site, new_page, restarts):
+    """By server-sent events as the page has it, and by long polls beside it."""
+    page = new_page()
+    page.goto("/orders/live/")
+    page.evaluate(
+        """async () => { window.seen = [];
+        const { stream } = await import("/static/durable-streams.js"), url = new URL("/orders/stream/", location);
+        const follow = async () => { for (let offset = "-1";;) { try {
+            const session = await stream({ url, offset, live: true });
+            session.subscribeJson((batch) => {
+                seen.push(...batch.items.map((order) => Number(order.order_id)));
+                offset = batch.offset; });
+            await session.closed;
+        } catch (error) { if (error.status) throw error; } } };
+        follow(); }"""
+    )
+    site.write()
+    for number in range(restarts):
+        seen = page.evaluate("seen.length") + 5
+        count(page, 5)
+        page.wait_for_function(f"seen.length >= {seen}")
+        match number % 5:
+            case 0:
+                site.kill()
+                site.start()
+            case 1:
+                site.end_database(signal.SIGKILL)
+            case 2:
+                site.end_database(signal.SIGINT)
+            case 3:
+                site.stop()
+                site.start()
+            case _:
+                site.stop()
+                site.end_database(signal.SIGINT)
+                site.start()
+    count(page, 5)
+    expected = site.end_writing()
+    page.wait_for_function(f"document.querySelectorAll('#orders li').length >= {len(expected)}")
+    page.wait_for_function(f"seen.length >= {len(expected)}")
+    assert [int(text.split()[0]) for text in page.locator("#orders li").all_text_contents()] == expected
     assert page.evaluate("seen") == expected
 
 

@@ -38,12 +38,15 @@ URLS = """
 from django.contrib.auth.models import User
 from django.urls import path
 from shop.models import Order
-from streams import stream_view
+from streams import durable, stream_view
 
 def allow(request):
     return not request.user.is_staff and User.objects.count() == 0
 
-urlpatterns = [path("orders/events/", stream_view(Order.stream, allow=allow))]
+urlpatterns = [
+    path("orders/events/", stream_view(Order.stream, allow=allow)),
+    path("orders/stream/", durable(Order.stream, allow=allow)),
+]
 """
 ASGI = """
 import os
@@ -56,7 +59,7 @@ import django; django.setup()
 from shop.models import Order
 Order.stream.append(order_id="4711", status="paid")
 """
-REQUEST = b"GET /orders/events/ HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=0123456789abcdef\r\n\r\n"
+REQUEST = b"GET /orders/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=0123456789abcdef\r\n\r\n"
 
 
 @pytest.fixture
@@ -76,12 +79,15 @@ def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
             cursor.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
 
 
-def test_two_thousand_browsers_fit_into_one_small_process(shop, free_port, capsys):
+@pytest.mark.parametrize(
+    ("query", "first"), [(b"events/", b"event: ready"), (b"stream/?offset=now&live=sse", b"event: control")]
+)
+def test_two_thousand_browsers_fit_into_one_small_process(shop, free_port, capsys, query, first):
     process = shop.start("-m", "daphne", "-b", "127.0.0.1", "-p", str(free_port), "-v", "0", "asgi:application")
     try:
         seen = psutil.Process(process.pid)
         wait_until(lambda: any(one.laddr.port == free_port for one in seen.net_connections("tcp")))
-        found = asyncio.run(visit(free_port, seen, shop))
+        found = asyncio.run(visit(free_port, seen, shop, query, first))
     finally:
         end_processes([process])
     with capsys.disabled():
@@ -92,17 +98,17 @@ def test_two_thousand_browsers_fit_into_one_small_process(shop, free_port, capsy
     assert found["refused"] == 1, "one more than the limit"
 
 
-async def visit(port: int, process: psutil.Process, shop: Shop) -> dict[str, float]:
+async def visit(port: int, process: psutil.Process, shop: Shop, query: bytes, first: bytes) -> dict[str, float]:
     """Opens all, then one more, and appends a fact. Returns figures of the process while all are open."""
     limit, database = asyncio.Semaphore(50), int(connection.settings_dict["PORT"])
 
     async def begin() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with limit:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
-            writer.write(REQUEST)
+            writer.write(REQUEST % query)
             status = await reader.readline()
             if b"200" in status:
-                await reader.readuntil(b"event: ready")
+                await reader.readuntil(first)
             elif b"503" not in status:
                 raise AssertionError(status)
             return reader, writer

@@ -6,9 +6,11 @@ import asyncio
 import os
 import threading
 import time
+from io import BytesIO
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.handlers.asgi import ASGIRequest
 
 from replsite.http.request_places import (
     CAME,
@@ -20,6 +22,7 @@ from replsite.http.request_places import (
     when_idle,
 )
 from replsite.metrics.shared_rendering import SharedRendering
+from streams.browsers.threads import leave_the_requests_thread
 from tests.support.async_waiting import wait_for
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
@@ -69,12 +72,12 @@ async def test_only_a_waiting_sync_takes_one_of_its_many_places(path):
     assert places._pool_for(path, "GET") is places._pages
 
 
-async def test_server_sent_events_give_their_place_back():
+async def test_what_goes_on_without_a_thread_gives_its_place_back():
     may_end, begun = asyncio.Event(), []
 
     async def events(scope, receive, send) -> None:
-        headers = [(b"Content-Type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        leave_the_requests_thread(ASGIRequest(scope | {"type": "http", "method": "GET"}, BytesIO()))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         begun.append(await sync_to_async(threading.get_ident)())
         await may_end.wait()
         await sync_to_async(int)()  # closing the answer
