@@ -208,7 +208,7 @@ class BrowserClient:
         left = limits.browser_answer_bytes
         counts["opened"] += 1
         leave_the_requests_thread()
-        READS.use()
+        READS.use_for_request()
         try:
             async with aclosing(self._messages()) as messages:
                 async for message in messages:
