@@ -19,7 +19,7 @@ import pytest
 
 from tests.deployment.proxied import NAME, NGINX, Browser
 from tests.deployment.proxied_site import ProxiedSite
-from tests.support.floods import Probe, memory
+from tests.support.floods import Probe, connect, memory
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx here: Debian's package nginx")
@@ -116,6 +116,12 @@ def test_half_a_request_keeps_nobody_out_and_costs_the_servers_nothing(attacked,
     for one in half:
         assert rest_of(one)[:12] in (b"", b"HTTP/1.1 408"), "it had two seconds"
         one.close()
+
+
+def test_half_a_request_for_plain_http_has_as_little_time(attacked):
+    with connect(attacked.nginx.plain_port, head()[:-2]) as half:
+        half.settimeout(30)
+        assert half.recv(100)[:12] in (b"", b"HTTP/1.1 408"), "the minute that nginx gives otherwise is not over"
 
 
 PARTS = {
@@ -268,6 +274,22 @@ def test_one_address_has_its_part_and_others_are_answered(attacked, site):
         cursor.execute("SELECT pg_advisory_unlock(4711)")
     found = Counter(one.recv(100).split(b" ")[1] for one in held)
     assert set(found) <= {b"200", b"503"} and found[b"200"] >= 40
+    for one in held:
+        one.close()
+
+
+def test_a_network_of_ipv6_is_one_client(attacked, site):
+    """One customer has a /64: each of its addresses had a hundred requests."""
+
+    def at(address: str) -> str:
+        return f"X-Test-Address: {address}\r\n"
+
+    with site.session() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(4711)")
+        held = [attacked.connect(head("/slow", at(f"2001:db8:1:2::{n:x}"))) for n in range(1, 101)]
+        wait_until(lambda: attacked.status(more=at("2001:db8:1:2:3:4:5:6")) == 503, what="the network has its part")
+        assert attacked.status(more=at("2001:db8:1:3::1")) == attacked.status(more=at("192.0.2.1")) == 200
+        cursor.execute("SELECT pg_advisory_unlock(4711)")
     for one in held:
         one.close()
 
