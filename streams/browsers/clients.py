@@ -210,7 +210,7 @@ class BrowserClient:
         due = time.monotonic() + limits.browser_answer_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - no secret
         left = limits.browser_answer_bytes
         leave_the_requests_thread(self._request)
-        READS.use()
+        READS.use_for_request()
         try:
             async with aclosing(self._messages()) as messages:
                 async for message in messages:

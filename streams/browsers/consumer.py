@@ -17,6 +17,7 @@ from channels.security.websocket import AllowedHostsOriginValidator
 from django.core.handlers.asgi import ASGIRequest
 
 from streams.browsers.clients import Allow, BrowserClient, BrowserStream, Message, Only, Refused, Render
+from streams.browsers.threads import READS
 from streams.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class _StreamConsumer(AsyncWebsocketConsumer):
             await asyncio.wait([self._sending])
 
     async def _send(self, client: BrowserClient) -> None:
+        # Channels calls the synchronous code of all WebSockets in one thread, such as the lookups of sessions at handshakes.
+        READS.use()
         try:
             async with aclosing(client.parts(_frame)) as parts:
                 async for part in parts:

@@ -25,8 +25,8 @@ LEAVE = "streams.leave"
 class SharedThread:
     """A thread for synchronous calls, shared by all browsers of the process.
 
-    In a test with Django's ``AsyncClient``, requests have no threads. Then calls run in the thread of the test's
-    synchronous code, so that they see the transaction of the test.
+    In a test with Django's ``AsyncClient``, requests have no threads, and calls run in the thread of the test's
+    synchronous code, so that they see the transaction of the test: asgiref prefers this thread.
     """
 
     def __init__(self, *, keeps_connections: bool) -> None:
@@ -35,9 +35,13 @@ class SharedThread:
         self._calls = 0
 
     def use(self) -> None:
-        """Makes all further synchronous calls of the current task run in the shared thread."""
+        """Makes all further synchronous calls of the current task run in the shared thread. For a task of our own."""
+        SyncToAsync.thread_sensitive_context.set(self._context)
+
+    def use_for_request(self) -> None:
+        """Makes all further synchronous calls of a request's task run in the shared thread, unless it is a test's task."""
         if SyncToAsync.thread_sensitive_context.get(None) is not None:
-            SyncToAsync.thread_sensitive_context.set(self._context)
+            self.use()
 
     async def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Calls ``call(*arguments)`` in the shared thread, and returns its result."""

@@ -25,8 +25,10 @@ daemon off;
 {user}
 pid {folder}/nginx.pid;
 error_log {folder}/error.log warn;
-events {{ worker_connections 512; }}
+worker_rlimit_nofile 16384;
+events {{ worker_connections 8192; }}
 http {{
+    set_real_ip_from 127.0.0.0/8; real_ip_header X-Test-Address;
     types {{ text/css css; }}
     access_log {folder}/access.log combined;
     client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,8 +19,8 @@ import psutil
 import pytest
 
 from tests.deployment.proxied import NAME, NGINX, Browser
-from tests.deployment.proxied_site import ProxiedSite
-from tests.support.floods import Probe, memory
+from tests.deployment.proxied_site import PASSWORD, ProxiedSite
+from tests.support.floods import Probe, connect, memory
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx here: Debian's package nginx")
@@ -116,6 +117,12 @@ def test_half_a_request_keeps_nobody_out_and_costs_the_servers_nothing(attacked,
     for one in half:
         assert rest_of(one)[:12] in (b"", b"HTTP/1.1 408"), "it had two seconds"
         one.close()
+
+
+def test_half_a_request_for_plain_http_has_as_little_time(attacked):
+    with connect(attacked.nginx.plain_port, head()[:-2]) as half:
+        half.settimeout(30)
+        assert half.recv(100)[:12] in (b"", b"HTTP/1.1 408"), "the minute that nginx gives otherwise is not over"
 
 
 PARTS = {
@@ -272,6 +279,22 @@ def test_one_address_has_its_part_and_others_are_answered(attacked, site):
         one.close()
 
 
+def test_a_network_of_ipv6_is_one_client(attacked, site):
+    """One customer has a /64: each of its addresses had a hundred requests."""
+
+    def at(address: str) -> str:
+        return f"X-Test-Address: {address}\r\n"
+
+    with site.session() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(4711)")
+        held = [attacked.connect(head("/slow", at(f"2001:db8:1:2::{n:x}"))) for n in range(1, 101)]
+        wait_until(lambda: attacked.status(more=at("2001:db8:1:2:3:4:5:6")) == 503, what="the network has its part")
+        assert attacked.status(more=at("2001:db8:1:3::1")) == attacked.status(more=at("192.0.2.1")) == 200
+        cursor.execute("SELECT pg_advisory_unlock(4711)")
+    for one in held:
+        one.close()
+
+
 def test_made_up_cookies_keep_nobody_out(attacked, others_are_answered):
     made_up = head("/admin/", "Cookie: sessionid=madeupabcdefghijklmnopqrstuvwxyz\r\nConnection: close\r\n")
     crowd = [attacked.connect(made_up, address=f"127.0.0.{n % 5 + 1}") for n in range(300)]
@@ -279,6 +302,42 @@ def test_made_up_cookies_keep_nobody_out(attacked, others_are_answered):
     assert {one.recv(100).split(b" ")[1] for one in crowd} <= {b"302", b"503"}
     for one in crowd:
         one.close()
+
+
+def test_hundreds_of_half_sent_heads_of_many_addresses_keep_nobody_out(attacked, others_are_answered):
+    """With Debian's own number of connections nginx reset everybody's."""
+    half = [connect(attacked.nginx.plain_port, head()[:-2], address=f"127.0.{n % 20}.1") for n in range(1_000)]
+    assert [attacked.status() for _ in range(5)] == [200] * 5
+    for one in half:
+        one.close()
+
+
+MADE_UP = "Cookie: sessionid=madeupabcdefghijklmnopqrstuvwxyz\r\nConnection: close\r\n"
+UPGRADE = MADE_UP.replace("close", "Upgrade") + "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+
+
+@pytest.mark.speed
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/admin/live/data/", MADE_UP), ("/admin/facts/events/?stream=caches", MADE_UP), ("/ws/live/", UPGRADE)],
+    ids=["live page", "facts", "websocket"],
+)
+def test_a_viewers_page_goes_on_beside_a_crowd_of_made_up_cookies(attacked, site, path, more):
+    viewer = Browser(attacked.nginx)
+    viewer.log_in(attacked.operator, PASSWORD)
+    seconds, sessions = [], 0
+    with ThreadPoolExecutor(100) as pool, site.session("replsite_owner") as cursor:
+        crowd = [pool.submit(attacked.status, path, f"127.0.{n % 20}.1", more) for n in range(1_500)]
+        while not all(one.done() for one in crowd):
+            begun = time.monotonic()
+            assert viewer.ask("/admin/live/data/")[0].status == 200
+            seconds.append(time.monotonic() - begun)
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            sessions = max(sessions, *cursor.fetchone())
+            time.sleep(0.2)
+    assert {one.result() for one in crowd} <= {302, 403, 404, 503}
+    assert max(seconds) < 5
+    assert sessions < 100, "of two servers, with 20 places for pages each"
 
 
 def test_a_browser_is_served_after_all_this(attacked):

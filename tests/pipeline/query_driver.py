@@ -16,11 +16,13 @@ from pipeline.spark.session import spark_session
 
 MAX_ROWS = 10
 ROWS_AT_THE_END = 5_000
+READER = "parquet files"
 
 
 def facts_to_parquet(spark, dsn: str, folder: Path, max_rows: int = MAX_ROWS):
     """The query, not yet started; its checkpoint and its files lie in the folder."""
-    facts = spark.readStream.format("replsite").options(dsn=dsn, stream="caches", maxRows=max_rows).load()
+    options = {"dsn": dsn, "stream": "caches", "maxRows": max_rows, "readerName": READER}
+    facts = spark.readStream.format("replsite").options(**options).load()
     sink = facts.writeStream.format("parquet").option("path", str(folder / "facts"))
     return sink.option("checkpointLocation", str(folder / "checkpoint"))
 

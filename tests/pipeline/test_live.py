@@ -23,10 +23,12 @@ from pipeline.live.query import LiveQuery, Place
 from pipeline.live.statistics_table import StatisticsTable
 from pipeline.models import BatchLedger, RoomStatistics
 from pipeline.source.data_source import register
+from replsite.snapshot.reading import read_snapshot
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
 from streams.writing.name import written_by
+from tests.support.silent_queries import assert_told_everywhere, silent
 from tests.support.syncing import talk
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import store_positions
@@ -108,6 +110,27 @@ def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeli
     reader = Reader.objects.get(name="pipeline statistics")
     assert last["positions"]["statistics"] == reader.positions == reached and reader.closed_at is not None
     assert len([name for name in reached["events"] if name.startswith("load-")]) >= 2
+
+
+@pytest.mark.scenario
+def test_one_that_was_killed_is_told_until_it_goes_on(start_pipeline, wait_until, admin_client, rows):
+    registry.get("events").append(*events("!r", 20))
+    process = start_pipeline()
+    wait_until(lambda: counted() == {"!r": 20}, 2 * DEADLINE_SECONDS)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    registry.get("events").append(*events("!r", 300))
+    store_positions()
+    rows("UPDATE events_event SET received_at = received_at - interval '2 hours' RETURNING 1")
+    found = silent("pipeline statistics")
+    assert (found.lag_facts, found.runs, found.status.word) == (300, False, "left behind")
+    assert "manage.py pipeline run" in found.status.sentence
+    assert_told_everywhere("pipeline statistics", admin_client)
+    process = start_pipeline()
+    wait_until(lambda: counted() == expected(rows) == {"!r": 320}, 2 * DEADLINE_SECONDS)
+    wait_until(lambda: not any("pipeline" in problem.subject for problem in read_snapshot().health.problems))
+    process.terminate()
+    assert process.wait(2 * DEADLINE_SECONDS) == 0
 
 
 def test_it_ends_by_itself_when_nothing_is_left(spark, rows):

@@ -42,13 +42,15 @@ TRANSPORT_HIGH_BYTES = 64 * 1024
 ACCEPTED_AT_ONCE, ACCEPT_AGAIN_SECONDS = 16, 1.0
 #: The least time between two log lines about refusals for the same reason. All refusals are counted.
 REFUSAL_LOG_SECONDS = 1.0
-#: If a client may use plain text or TLS and sends nothing for this time, plain text is assumed.
-FIRST_BYTE_SECONDS = 1.0
+#: If a client may use plain text or TLS and sends nothing for this time, plain text is assumed. A client that uses TLS on a busy
+#: machine may need seconds for its first byte, and can make nothing of plain text.
+FIRST_BYTE_SECONDS = 3.0
 #: Time for a refused client to read the reason.
 LINGER_SECONDS = 2.0
 #: The most handshakes that have begun and are not done. For one more, the oldest of the address with most is ended: a client
-#: that sends the same first bytes again and again and never ends one costs this server a millisecond each time.
-UNFINISHED_HANDSHAKES = 128
+#: that sends the same first bytes again and again and never ends one costs this server a millisecond each time. Each takes 65 kB;
+#: a thousand followers that come back at once have all begun before the first of them is done.
+UNFINISHED_HANDSHAKES = 1_024
 #: The most handshakes that begin at a time, before other work of the event loop has its turn: a thousand at once held it for
 #: a second.
 BEGINNING_HANDSHAKES = 8
@@ -385,8 +387,15 @@ class TcpListener:
             return False
         is_either, first = allowed is AllowedTransport.EITHER, b""
         try:
-            async with asyncio.timeout(FIRST_BYTE_SECONDS if is_either else self._limits.handshake_seconds):
-                first = await _peek(made, 1)
+            try:
+                async with asyncio.timeout(FIRST_BYTE_SECONDS if is_either else self._limits.handshake_seconds):
+                    first = await _peek(made, 1)
+            except TimeoutError:
+                # The byte may be there: after a long iteration of the event loop both are noticed in the next one.
+                with contextlib.suppress(BlockingIOError):
+                    first = made.recv(1, socket.MSG_PEEK)
+                if not first:
+                    raise
             if first and first[0] != _HANDSHAKE:
                 if is_either:
                     return False

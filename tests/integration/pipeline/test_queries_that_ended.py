@@ -12,11 +12,11 @@ from django.test import Client
 from django.utils import timezone
 
 from pipeline.source.reader_row import ReaderRow, store_reader
-from replsite.metrics.cluster import metrics_view
 from replsite.snapshot.reading import read_snapshot
 from replsite.status.words import HealthWord, Severity
 from streams.models import Reader
 from streams.reading.reader_table import forget_readers
+from tests.support.silent_queries import assert_told_everywhere
 from tests.support.writing import append, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,9 +52,7 @@ def forget() -> str:
 
 
 @pytest.mark.parametrize("age", [{"minutes": 1}, {"hours": 30}, {"days": 6}])
-def test_a_silent_query_is_told_everywhere_for_as_long_as_it_holds_trimming(
-    age: dict[str, int], rf, admin_client: Client
-):
+def test_a_silent_query_is_told_everywhere_for_as_long_as_it_holds_trimming(age: dict[str, int], admin_client: Client):
     """A query that was killed on a Friday was nowhere on Monday, and held trimming back for the week."""
     run()
     assert told() == (HealthWord.WELL, [])
@@ -64,11 +62,7 @@ def test_a_silent_query_is_told_everywhere_for_as_long_as_it_holds_trimming(
     assert (
         sentence.startswith(f"Spark {NAME} on caches: No sign of life for") and f"streams forget '{NAME}'" in sentence
     )
-    assert NAME in admin_client.get("/admin/live/").content.decode()
-    assert f'reader="{NAME}"' in metrics_view(rf.get("/metrics")).content.decode()
-    out = io.StringIO()
-    call_command("streams", stdout=out)
-    assert NAME in out.getvalue()
+    assert_told_everywhere(NAME, admin_client)
 
 
 def test_one_that_was_renamed_or_is_not_wanted_is_forgotten_in_the_shell_and_on_the_page(admin_client: Client):

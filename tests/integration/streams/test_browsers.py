@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIHandler
@@ -574,6 +575,28 @@ async def test_a_websocket_that_is_refused_learns_why():
     with override_settings(REPLSITE_BROWSER_LIMIT=0):
         async with Socket() as socket:
             assert await socket.closed() == 4503
+
+
+async def test_sessions_that_are_looked_up_for_others_delay_no_facts_of_a_websocket():
+    """Channels looks them up in one thread, and facts were read there, too: after a crowd of made-up cookies."""
+
+    def append_here() -> list[int]:
+        try:
+            return append()
+        finally:
+            connections.close_all()
+
+    may_end = threading.Event()
+    async with Socket() as socket:
+        await socket.take(1)
+        lookup = asyncio.ensure_future(database_sync_to_async(may_end.wait)(2 * DEADLINE_SECONDS))
+        try:
+            expected = await asyncio.to_thread(append_here)
+            assert numbers(await socket.take(1)) == expected
+            assert not lookup.done()
+        finally:
+            may_end.set()
+            await lookup
 
 
 async def test_a_websocket_from_a_page_of_another_site_is_refused():

@@ -282,6 +282,18 @@ async def test_a_silent_client_of_a_named_network_is_greeted_in_plain_text(certi
         writer.transport.abort()
 
 
+async def test_a_first_byte_that_came_during_a_long_iteration_counts(authority, certificates, monkeypatch):
+    """It was greeted in plain text, with which a client that uses TLS can do nothing."""
+    monkeypatch.setattr(tcp_scope, "FIRST_BYTE_SECONDS", 0.05)
+    async with listening(certificates, "127.0.0.0/8") as host:
+        (client,) = await begun(host, b"", 1)
+        client.sendall(client_hello(authority))
+        time.sleep(0.1)  # noqa: ASYNC251 - the long iteration
+        await wait_for(lambda: len(host.server._unfinished) == 1)
+        assert not host.scopes
+        client.close()
+
+
 async def test_one_connection_too_many_is_turned_away(certificates):
     async with listening(certificates, "127.0.0.0/8", connections=1) as host:
         _, first = await asyncio.open_connection("127.0.0.1", host.port)
@@ -344,6 +356,16 @@ async def test_a_thousand_handshakes_at_once_leave_the_loop_time_for_others(auth
         for one in flood:
             one.close()
     assert slowest < 0.3
+
+
+async def test_a_crowd_of_followers_has_begun_before_the_first_of_them_is_done(authority, certificates):
+    """Of a thousand that came back at once, 872 were cut in favour of the last 128."""
+    async with listening(certificates) as host:
+        crowd = await begun(host, client_hello(authority), 200)
+        await wait_for(lambda: len(host.server._unfinished) == 200)
+        assert not host.refusals
+        for one in crowd:
+            one.close()
 
 
 async def test_handshakes_that_are_never_ended_give_way_to_others(authority, certificates, monkeypatch):
