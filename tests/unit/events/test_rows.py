@@ -20,7 +20,6 @@ WRITERS = {
     "events/operations/purge_room.py": "all rows of a room, some thousand at a time",
     "events/room_lock_sql.py": "the content generation, with the lock",
     "events/rows.py": "all others",
-    "pipeline/importing/load_rooms.py": "new rooms, from staging tables",
     "pipeline/loading/load_pack.py": "new rooms, by COPY",
 }
 
