@@ -12,21 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import Any
 
 from events.columns import COLUMNS, INSERT_INTO
 from state.groups.deltas import GroupBuilder
+from streams.db.copy_in import copy_in
 
 SqlStatement = tuple[str, Sequence[Any], bool]
 """(text, values, true if the same text is executed many times)."""
+Place = tuple[str, tuple[str, ...]]
+"""(table, columns that its rows have besides those of ``COLUMNS``)."""
 _MOST_ROWS = 1_000
+FEWEST_COPIED = 100
+"""``write`` adds at least so many rows of a table by COPY, and fewer rows by INSERT."""
 _KEYS = {
     "events_backwardextremity": ("room_id", "event_id"),
     "events_currentstate": ("room_id", "type", "state_key"),
     "events_eventedge": ("event_id", "prev_event_id"),
     "events_eventvisibility": ("id",),
     "events_room": ("room_id",),
+    "events_timelinegap": ("room_id", "stream_ordering"),
 }
 _TYPES = {
     **dict.fromkeys(
@@ -71,9 +78,14 @@ SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
 WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
 """
-#: A row of this table takes the place of the stored row with the same key. It is added last, because a trigger reads the events.
+#: Rows of this table are added last, because a trigger reads the events.
 _STATE = "events_currentstate"
-_REPLACE = " ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership"
+_IF_STORED = {
+    _STATE: "(room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership",
+    "events_timelinegap": "(room_id, stream_ordering) DO NOTHING",
+}
+"""Table -> what to do if a row with the same key is stored."""
+_ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 #: Ends ranges. ``greatest`` is needed because, after a purge, a range may begin above the last event that is left.
 _END_RANGES = """
 UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
@@ -125,8 +137,7 @@ class RoomRows:
     """Table -> keys."""
     changed: dict[tuple[str, tuple[str, ...]], list[Sequence[Any]]] = field(default_factory=dict)
     """(table, columns) -> rows of a key and the values of the columns."""
-    added: dict[str, list[Sequence[Any]]] = field(default_factory=dict)
-    """Table -> rows."""
+    added: dict[Place, list[Sequence[Any]]] = field(default_factory=dict)
     others: list[tuple[str, Sequence[Any]]] = field(default_factory=list)
 
     def clear(self, room_id: str, *tables: str) -> None:
@@ -139,8 +150,8 @@ class RoomRows:
     def change(self, table: str, *key: Any, **values: Any) -> None:
         self.changed.setdefault((table, tuple(values)), []).append((*key, *values.values()))
 
-    def add(self, table: str, *values: Any) -> None:
-        self.added.setdefault(table, []).append(values)
+    def add(self, table: str, *values: Any, **more: Any) -> None:
+        self.added.setdefault((table, tuple(more)), []).append((*values, *more.values()))
 
     def add_groups(
         self,
@@ -193,19 +204,57 @@ class RoomRows:
             yield text, values, True
 
     def after_facts(self) -> Iterator[SqlStatement]:
-        for table in sorted(self.added, key=_STATE.__eq__):
-            rows, conflict = self.added[table], _REPLACE if table == _STATE else ""
-            place = f"({', '.join(['%s'] * len(rows[0]))})"
-            for first in range(0, len(rows), _MOST_ROWS):
-                part = rows[first : first + _MOST_ROWS]
-                values = [value for row in part for value in row]
-                text = f"{INSERT_INTO[table]} VALUES {', '.join([place] * len(part))}{conflict}"
-                yield text, values, len(part) == 1
+        for place, rows in self.in_order():
+            yield from _inserts(place, rows)
+
+    def in_order(self) -> Iterator[tuple[Place, Sequence[Sequence[Any]]]]:
+        """Yields the added rows of each table."""
+        return iter(sorted(self.added.items(), key=lambda item: item[0][0] == _STATE))
 
 
 def write(cursor: Any, rows: RoomRows) -> None:
-    for text, values, _ in (*rows.before_facts(), *rows.after_facts()):
+    for text, values, _ in rows.before_facts():
         cursor.execute(text, values)
+    for place, some in rows.in_order():
+        if len(some) >= FEWEST_COPIED and place[0] not in _IF_STORED:
+            table, columns = place
+            copy_in(cursor, f"COPY {table} ({', '.join((*COLUMNS[table], *columns))}) FROM STDIN", _copied(some))
+        else:
+            for text, values, _ in _inserts(place, some):
+                cursor.execute(text, values)
+
+
+def _inserts(place: Place, rows: Sequence[Sequence[Any]]) -> Iterator[SqlStatement]:
+    table, more = place
+    into = f"INSERT INTO {table} ({', '.join((*COLUMNS[table], *more))})" if more else INSERT_INTO[table]
+    values_of_row = f"({', '.join(['%s'] * len(rows[0]))})"
+    for first in range(0, len(rows), _MOST_ROWS):
+        part = rows[first : first + _MOST_ROWS]
+        values = [value for row in part for value in row]
+        text = f"{into} VALUES {', '.join([values_of_row] * len(part))}"
+        yield f"{text} ON CONFLICT {_IF_STORED[table]}" if table in _IF_STORED else text, values, len(part) == 1
+
+
+def _copied(rows: Sequence[Sequence[Any]]) -> Iterator[bytes]:
+    for first in range(0, len(rows), _MOST_ROWS):
+        lines = ("\t".join(map(_copied_value, row)) for row in rows[first : first + _MOST_ROWS])
+        yield "".join([f"{line}\n" for line in lines]).encode()
+
+
+def _copied_value(value: Any) -> str:
+    # in COPY's text format
+    if isinstance(value, str):
+        return value.translate(_ESCAPED)
+    if value is None:
+        return "\\N"
+    if isinstance(value, bytes):
+        return f"\\\\x{value.hex()}"
+    if isinstance(value, list):
+        entries = ['"' + entry.replace("\\", "\\\\").replace('"', '\\"') + '"' for entry in value]
+        return _copied_value("{" + ",".join(entries) + "}")
+    if isinstance(value, (int, datetime)):
+        return str(value)
+    raise TypeError(f"{type(value)} has no text in COPY's format")
 
 
 def open_gaps(cursor: Any, room_id: str, prevs: Iterable[str]) -> set[str]:

@@ -61,14 +61,6 @@ class SparkFailed(PipelineError):
     """A Spark job failed. Its work so far stays, and the job can be resumed."""
 
 
-class LoaderFailed(PipelineError):
-    """A loader thread of an import failed. ``error`` is the error of that thread. Report ``error`` to the user."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(f"Loading failed: {error}")
-        self.error = error
-
-
 class RoomsKnown(PipelineError):
     """Rooms that are to be loaded are stored already. Nothing was loaded."""
 

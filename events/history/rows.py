@@ -1,8 +1,8 @@
 """Computes the rows of every table from a whole room's history (pure).
 
-Bulk import on Spark executors and tests use the same class. The class reads extracted fields only, never JSON text, and
-one chunk of events at a time (``events.history.chunked_walk``). The size of a chunk does not change the rows. Time is
-linear in events, edges and state changes, except for state resolution, which runs once for each set of groups.
+The class reads extracted fields only, never JSON text, and one chunk of events at a time
+(``events.history.chunked_walk``). The size of a chunk does not change the rows. Time is linear in events, edges and
+state changes, except for state resolution, which runs once for each set of groups.
 
 First the state at every event is computed in causal order (``events.room.state_assignment``). Then the events *arrive*
 in the given order, except that an event waits for its prev events. The arrival decides forward extremities, current
@@ -16,14 +16,13 @@ state groups by reserved IDs, in ascending order.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from events.columns import event_fields, is_unresolved
-from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
 from events.history.chunked_walk import (
     ACCEPTED,
@@ -40,7 +39,6 @@ from events.room.extremities import Arriving, ExtremityTracker, ForwardExtremiti
 from events.room.graph import numbers_in_order
 from events.visibility.ranges import Step, VisibilityRow, visibility_rows
 from state.rules.auth_selection import State
-from state.rules.room_versions import room_version
 
 EVENTS_PER_CHUNK = 20_000
 _EVENTS_PER_PART = 5_000
@@ -53,38 +51,6 @@ class EventPart(NamedTuple):
     events: Sequence[ParsedEvent]
     columns: Sequence[Sequence[object]]
     """The values of the ``EVENT_COLUMNS``, column by column. ``state_group`` is a group number."""
-
-
-class GivenEvents:
-    """Events of one room that are all in memory (``events.history.chunked_walk.EventSource``)."""
-
-    def __init__(self, events: Sequence[ParsedEvent]) -> None:
-        if not events:
-            raise HistoryError("there are no events")
-        self._events = events
-        self.room_id, self.version = events[0].room_id, room_version(events[0].room_version)
-
-    def check(self) -> None:
-        """Raises ``HistoryError`` if the events are of several rooms or versions."""
-        rooms = {(event.room_id, event.room_version) for event in self._events}
-        if len(rooms) != 1:
-            shown = ", ".join(sorted(f"{room} (version {version})" for room, version in rooms)[:5])
-            raise HistoryError(f"the events are of {len(rooms)} rooms or versions instead of one: {shown}")
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def event_ids(self) -> Iterable[str]:
-        return (event.event_id for event in self._events)
-
-    def creations(self) -> Iterable[ParsedEvent]:
-        return (event for event in self._events if event.type == "m.room.create")
-
-    def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        return [self._events[number] for number in numbers]
-
-    def names(self, numbers: Sequence[int]) -> Sequence[str]:
-        return [self._events[number].event_id for number in numbers]
 
 
 @dataclass(slots=True)
@@ -144,22 +110,6 @@ class RoomHistory:
     @property
     def visibility_unresolved(self) -> bool:
         return any(group < 0 and not flag & ACCEPTED for group, flag in zip(self._walk.after, self._flags, strict=True))
-
-    @property
-    def backfilled_events(self) -> int:
-        return sum(bool(flag & BACKFILLED) for flag in self._flags)
-
-    @property
-    def rejected_events(self) -> int:
-        return sum(bool(flag & REJECTED) for flag in self._flags)
-
-    @property
-    def unresolved_events(self) -> int:
-        return sum(group < 0 and not flag & OUTLIER for group, flag in zip(self._walk.after, self._flags, strict=True))
-
-    @property
-    def stored_groups(self) -> int:
-        return sum(new >= 0 for new in self._new_groups)
 
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(self) -> int | None:

@@ -46,12 +46,9 @@ LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id 
 """
 _STORED = "SELECT id FROM state_stategroup WHERE id = ANY(%s) ORDER BY id"
 _PREVS = "SELECT id, prev_group FROM state_stategroup WHERE id = ANY(%s)"
-_MOVE = """
-WITH moved AS (
-    SELECT e.stream_ordering, pair.new FROM unnest(%(olds)s::bigint[], %(news)s::bigint[]) AS pair (old, new)
-    JOIN events_event e ON e.state_group = pair.old LIMIT %(limit)s
-)
-UPDATE events_event e SET state_group = moved.new FROM moved WHERE e.stream_ordering = moved.stream_ordering
+_MOVING = """
+SELECT e.event_id, pair.new FROM unnest(%(olds)s::bigint[], %(news)s::bigint[]) AS pair (old, new)
+JOIN events_event e ON e.state_group = pair.old LIMIT %(limit)s
 """
 
 
@@ -237,11 +234,14 @@ class RoomCompaction:
                         f"{self.room_id}: another session deleted new state groups before events referred to them. "
                         "Run compress_state again."
                     )
-                cursor.execute(_MOVE, names)
-                moved = cursor.rowcount
-            self.moved += moved
+                cursor.execute(_MOVING, names)
+                moving, rows = cursor.fetchall(), RoomRows()
+                for event_id, group in moving:
+                    rows.change("events_event", event_id, state_group=group)
+                write(cursor, rows)
+            self.moved += len(moving)
             yield
-            if moved < _EVENTS_PER_TRANSACTION:
+            if len(moving) < _EVENTS_PER_TRANSACTION:
                 return
 
     def _compare(self, cursor: Any, pairs: Sequence[tuple[int, int]]) -> None:

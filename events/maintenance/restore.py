@@ -1,8 +1,8 @@
 """Restores archived events of a room at their old positions, some thousand in each transaction, from the latest down.
 
-The events come in a temporary table with the columns of an archive. They get their old stream positions, so clients and
-named readers do not take them for new events, and the stored visibility ranges still apply to them. Their JSON is
-stored as archived, but redacted if it does not match its hash.
+The caller reads rows of an archive as dictionaries. Events get their old stream positions, so clients and named readers
+do not take them for new events, and the stored visibility ranges still apply to them. Their JSON is stored as archived,
+but redacted if it does not match its hash.
 
 Stored events stay as they are, because they may have been redacted, censored or backfilled since. Only an outlier that
 had a place in the graph gets that place back. A redaction that came while its target was not stored is applied. After
@@ -15,15 +15,17 @@ meanwhile (``events.maintenance.purge_lock``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
 from django.db import connections
 
-from events.columns import EVENT_COLUMNS, INSERT_INTO
+from events.columns import COLUMNS
 from events.declarations import CACHE_NAME
 from events.errors import EventRefused, EventUnreadable, PositionsTaken, Reason
 from events.format.parsing import Verdict, parse_stored
@@ -32,7 +34,8 @@ from events.format.strict_json import decode_event
 from events.maintenance.purge_batch import recompute_current_state
 from events.models import Event, EventVisibility
 from events.persist.state_changes import users_of
-from events.room_lock_sql import CHANGE_ROOM
+from events.room_lock_sql import BY_INDEX, CHANGE_ROOM
+from events.rows import MAKE_ROOMS, RoomRows, open_gaps, write
 from events.stored_states import StoredStates
 from events.visibility.rebuild import rebuild_visibility
 from state.rules.auth_rules import AuthRules
@@ -40,143 +43,35 @@ from state.rules.room_versions import room_version
 from streams.caches import invalidate, invalidate_room_state
 from streams.holds.hold import CHANGE_FACTS
 
-#: Name -> columns of the temporary tables that the caller fills. Each is emptied in its transaction, except
-#: ``restored_hole``.
-TEMPORARY = {
-    "restored_event": (
-        'event_id text COLLATE "C", room_version text, json bytea, stream_ordering bigint, instance_name text, '
-        "received_us bigint, type text, state_key text, sender text, topological_ordering bigint, origin_server_ts bigint, "
-        "membership text, redacts text, relates_to text, outlier boolean, rejected_reason text, soft_failed boolean, "
-        "redacted_by text, state_unresolved boolean, censored_us bigint, state_group bigint, "
-        'prev_event_ids text[] COLLATE "C", auth_event_ids text[] COLLATE "C"'
-    ),
-    "restored_group": "id bigint, prev_group bigint, chain bigint, hops bigint, keys bigint, rows_to_read bigint",
-    "restored_delta": "chain bigint, state_group bigint, type text, state_key text, event_id text",
-    "restored_leaf": 'event_id text COLLATE "C"',
-    "restored_hole": "stream_ordering bigint, instance_name text",
-    "restored_visibility": "user_id text, kind text, first bigint, last bigint",
-    "restored_current": "type text, state_key text, event_id text, membership text",
-    "restored_change": (
-        "stream_ordering bigint, instance_name text, received_us bigint, type text, state_key text, event_id text, "
-        "prev_event_id text"
-    ),
-    "restored_room": (
-        "room_id text, room_version text, creator text, create_event_id text, current_state_unresolved boolean, "
-        "visibility_unresolved boolean"
-    ),
-}
-_EVENT_COPIED = ", ".join(name for name in EVENT_COLUMNS if name not in ("event_id", "room_id", "state_group"))
-_TIME = "to_timestamp(0) + {} * interval '1 microsecond'"
-
-_MAP_GROUPS = """
-INSERT INTO {mapping} (archived, id)
-SELECT id, nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM (SELECT id FROM restored_group ORDER BY id) AS ordered
+Archived = Mapping[str, Any]
+"""A row of an archive: column -> value."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_STORED = """
+SELECT event_id, stream_ordering, outlier, room_id FROM events_event WHERE event_id = ANY(%s::text[])
+UNION SELECT event_id, stream_ordering, outlier, room_id FROM events_event WHERE stream_ordering = ANY(%s::bigint[])
 """
-_GROUPS = f"""
-{INSERT_INTO["state_stategroup"]}
-SELECT own.id, %s, prev.id, chain.id, g.hops, g.keys, g.rows_to_read
-FROM restored_group g JOIN {{mapping}} own ON own.archived = g.id JOIN {{mapping}} chain ON chain.archived = g.chain
-LEFT JOIN {{mapping}} prev ON prev.archived = g.prev_group
-"""
-_DELTAS = f"""
-{INSERT_INTO["state_stategroupdelta"]}
-SELECT chain.id, own.id, d.type, d.state_key, d.event_id
-FROM restored_delta d JOIN {{mapping}} own ON own.archived = d.state_group JOIN {{mapping}} chain ON chain.archived = d.chain
-"""
-_USE_INDEXES = "SET LOCAL enable_seqscan = off"
-_USED_POSITION = """
-SELECT e.event_id, e.stream_ordering FROM events_event e JOIN restored_event r USING (stream_ordering)
-WHERE e.stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM restored_event)) AND e.event_id <> r.event_id LIMIT 1
-"""
-#: The events that change here: new ones, and stored outliers that had a place in the graph. All others stay as they
-#: are.
-_FATES = """
-CREATE TEMPORARY TABLE restored_fate ON COMMIT DROP AS
-SELECT r.event_id, e.event_id IS NULL AS is_new, e.stream_ordering AS stored_at, r.outlier FROM restored_event r
-LEFT JOIN (
-    SELECT event_id, outlier, stream_ordering, room_id FROM events_event
-    WHERE event_id = ANY(ARRAY(SELECT event_id FROM restored_event))
-) AS e USING (event_id)
-WHERE e.event_id IS NULL OR (e.outlier AND NOT r.outlier AND e.room_id = %(room)s)
-"""
-_EVENTS = f"""
-INSERT INTO events_event (stream_ordering, instance_name, received_at, event_id, room_id, {_EVENT_COPIED}, censored_at,
-    state_group)
-SELECT r.stream_ordering, r.instance_name, {_TIME.format("r.received_us")}, r.event_id, %(room)s,
-    {_EVENT_COPIED.replace("outlier", "r.outlier")},
-    {_TIME.format("r.censored_us")}, map.id
-FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {{mapping}} map ON map.archived = r.state_group
-WHERE fate.is_new
-"""
-_JSON = f"""
-{INSERT_INTO["events_eventjson"]}
-SELECT r.event_id, r.room_version, r.json FROM restored_event r JOIN restored_fate fate USING (event_id)
-WHERE fate.is_new AND r.json IS NOT NULL ON CONFLICT (event_id) DO NOTHING
-"""
-_AUTH = f"""
-{INSERT_INTO["events_eventauth"]}
-SELECT r.event_id, r.auth_event_ids FROM restored_event r JOIN restored_fate fate USING (event_id)
-WHERE fate.is_new AND r.auth_event_ids IS NOT NULL ON CONFLICT (event_id) DO NOTHING
-"""
-_PLACES = """
-UPDATE events_event e SET outlier = false, state_group = map.id, state_unresolved = r.state_unresolved,
-    stream_ordering = r.stream_ordering, instance_name = r.instance_name
-FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {mapping} map ON map.archived = r.state_group
-WHERE NOT fate.is_new AND e.stream_ordering = fate.stored_at
-"""
-_EDGES = f"""
-{INSERT_INTO["events_eventedge"]}
-SELECT r.event_id, prev FROM restored_event r JOIN restored_fate fate USING (event_id) CROSS JOIN unnest(r.prev_event_ids) AS prev
-WHERE NOT r.outlier ON CONFLICT (event_id, prev_event_id) DO NOTHING
-"""
-_OLD_GAPS = """
-DELETE FROM events_backwardextremity WHERE room_id = %(room)s
-  AND event_id = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE NOT outlier))
-"""
-#: Prev events of restored events that are missing, or here only as outliers.
-_BELOW = """
-CREATE TEMPORARY TABLE restored_below ON COMMIT DROP AS
-SELECT r.event_id, r.stream_ordering, r.instance_name, prev FROM restored_event r JOIN restored_fate fate USING (event_id)
-CROSS JOIN unnest(r.prev_event_ids) AS prev
-WHERE NOT r.outlier
-  AND NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
-"""
-_NEW_GAPS = f"""
-{INSERT_INTO["events_backwardextremity"]} SELECT DISTINCT %(room)s, prev FROM restored_below
-ON CONFLICT (room_id, event_id) DO NOTHING
-"""
-_NEW_HOLES = f"""
-{INSERT_INTO["events_timelinegap"]}
-SELECT DISTINCT %(room)s, stream_ordering, instance_name FROM restored_below WHERE stream_ordering > 0
-UNION
-SELECT %(room)s, hole.stream_ordering, hole.instance_name FROM restored_hole hole JOIN restored_event r USING (stream_ordering)
-JOIN restored_fate fate ON fate.event_id = r.event_id
-ON CONFLICT (room_id, stream_ordering) DO NOTHING
-"""
-#: Deletes timeline gaps that a purge made: at events of which no prev event is missing any more, and all prev events
-#: came first. If a prev event came later or by backfill, the gap stays: clients that have synced across it still have
-#: to ask for that prev event.
-_OLD_HOLES = """
-DELETE FROM events_timelinegap hole USING (
+_MISSING = "SELECT event_id FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
+#: Timeline gaps that are none any more: at events of which no prev event is missing, and all prev events came first. If a
+#: prev event came later or by backfill, the gap stays: clients that have synced across it still have to ask for that
+#: prev event.
+_CLOSED_GAPS = """
+SELECT gap.room_id, gap.stream_ordering FROM events_timelinegap gap JOIN (
     SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE NOT outlier)) AND e.room_id = %(room)s
+    WHERE edge.prev_event_id = ANY(%(graph)s::text[]) AND e.room_id = %(room)s
     UNION
-    SELECT event_id, r.stream_ordering FROM restored_event r JOIN restored_fate USING (event_id)
-) AS above
-WHERE hole.room_id = %(room)s AND hole.stream_ordering = above.stream_ordering AND NOT EXISTS (
+    SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%(restored)s::text[])
+) AS above USING (stream_ordering)
+WHERE gap.room_id = %(room)s AND NOT EXISTS (
     SELECT FROM events_eventedge edge LEFT JOIN events_event e ON e.event_id = edge.prev_event_id AND e.room_id = %(room)s
     WHERE edge.event_id = above.event_id
       AND (e.outlier IS NOT FALSE OR e.stream_ordering < 0 OR e.stream_ordering > above.stream_ordering))
 """
-_LEAVES = f"""
-{INSERT_INTO["events_forwardextremity"]}
-SELECT leaf.event_id, %(room)s FROM restored_leaf leaf JOIN restored_fate fate USING (event_id)
-JOIN events_event own ON own.event_id = leaf.event_id AND NOT own.outlier
-WHERE NOT EXISTS (
+_EXTREMITIES = """
+SELECT own.event_id, own.room_id FROM events_event own
+WHERE own.event_id = ANY(%(extremities)s::text[]) AND NOT own.outlier AND NOT EXISTS (
     SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = leaf.event_id AND e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed
+    WHERE edge.prev_event_id = own.event_id AND e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed
       AND e.rejected_reason IS NULL)
-ON CONFLICT (event_id) DO NOTHING
 """
 #: A restored event may build on a forward extremity, if it claims a lower depth than that.
 _HAS_EDGE_TO_EXTREMITY = """
@@ -185,66 +80,27 @@ SELECT EXISTS (
     JOIN events_event e ON e.event_id = edge.event_id
     WHERE leaf.room_id = %(room)s AND e.room_id = %(room)s AND NOT e.outlier)
 """
-#: If the state at a live event is unknown, the room's visibility ranges cannot be known.
-_NO_RANGES = """
-WITH room AS (
-    UPDATE events_room SET visibility_unresolved = true WHERE room_id = %(room)s AND EXISTS (
-        SELECT FROM restored_fate fate JOIN events_event e ON e.event_id = fate.event_id
-        WHERE e.state_unresolved AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL
-          AND e.stream_ordering > 0)
-    RETURNING room_id
-) DELETE FROM events_eventvisibility v USING room WHERE v.room_id = room.room_id
-"""
 #: Redactions that came while their targets were not stored, in stream order. The first that applies is recorded.
 _LATE_REDACTIONS = """
 SELECT redaction.event_id, target.event_id
 FROM events_event redaction JOIN events_event target ON target.event_id = redaction.redacts
-WHERE redaction.redacts = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE is_new)) AND target.redacted_by IS NULL
+WHERE redaction.redacts = ANY(%(new)s::text[]) AND target.redacted_by IS NULL
   AND redaction.room_id = %(room)s AND NOT redaction.outlier AND NOT redaction.soft_failed AND redaction.rejected_reason IS NULL
 ORDER BY redaction.stream_ordering
 """
-_REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
-#: Text that is no JSON, so that `room check` reports it, in place of bytes that are no text: the table refuses those.
-_ESCAPE = "UPDATE restored_event SET json = convert_to(encode(json, 'escape'), 'UTF8') WHERE event_id = %s"
-_REDACT = "UPDATE restored_event SET json = %s, redacts = %s, relates_to = %s WHERE event_id = %s"
 #: The room's row comes before its events, so its name could not be read then.
 _NAME = "SELECT events_name_rooms(ARRAY[%(room)s])"
 _OF_ANOTHER_EVENT = (Reason.WRONG_EVENT_ID, Reason.DUPLICATE_KEY)
 """Reasons that show that a text is not the JSON of the event. Its content may be anything."""
 _NO_VERDICT = Verdict(False, None, False, None, True, True)
-_COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM restored_fate"
-
-#: Inserts a room that is not here. Its content generation comes from the clock, so that it is one that the room never
-#: had, and no process uses what it cached of the room's former content.
-_ROOM = (
-    CHANGE_FACTS,
-    "DELETE FROM events_purgedroom WHERE room_id = %(room)s",
-    """
-    INSERT INTO events_room (room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved,
-        content_generation)
-    SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved,
-        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM restored_room
-    """,
-    f"""
-    {INSERT_INTO["events_currentstate"]}
-    SELECT %(room)s, type, state_key, event_id, membership FROM restored_current
-    """,
-    f"""
-    INSERT INTO events_currentstatedelta (stream_ordering, instance_name, received_at, room_id, type, state_key, event_id,
-        prev_event_id)
-    SELECT stream_ordering, instance_name, {_TIME.format("received_us")}, %(room)s, type, state_key, event_id, prev_event_id
-    FROM restored_change ORDER BY stream_ordering
-    """,
-    f"""
-    {INSERT_INTO["events_eventvisibility"]}
-    SELECT %(room)s, user_id, kind, first, last FROM restored_visibility
-    """,
-)
 _RANGES_LOST = """
 SELECT EXISTS (
-    SELECT FROM restored_visibility old WHERE NOT EXISTS (
-        SELECT FROM events_eventvisibility now WHERE now.room_id = %(room)s AND now.user_id IS NOT DISTINCT FROM old.user_id
-          AND now.kind = old.kind AND now.first = old.first AND (now.last IS NOT DISTINCT FROM old.last OR old.last IS NULL)))
+    SELECT FROM unnest(%(users)s::text[], %(kinds)s::text[], %(firsts)s::bigint[], %(lasts)s::bigint[])
+        AS old (user_id, kind, first, last)
+    WHERE NOT EXISTS (
+        SELECT FROM events_eventvisibility stored WHERE stored.room_id = %(room)s
+          AND stored.user_id IS NOT DISTINCT FROM old.user_id AND stored.kind = old.kind AND stored.first = old.first
+          AND (stored.last IS NOT DISTINCT FROM old.last OR old.last IS NULL)))
 """
 
 
@@ -262,99 +118,193 @@ class EventsRestored:
     redacted: int = 0
 
 
-def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
-    """Stores the groups of ``restored_group`` and ``restored_delta`` under new IDs. Returns the number of groups.
+@dataclass(frozen=True, slots=True)
+class RestoredRoom:
+    """A room whose events are restored. ``groups`` maps the IDs of archived state groups to the IDs of their copies.
 
-    Records the old and the new ID of each group in the table ``mapping``, in the columns ``archived`` and ``id``.
+    ``extremities`` are the archived forward extremities. ``gaps`` maps the positions of archived timeline gaps to their
+    writers. ``whole`` is true if the room itself was restored in this transaction, so that its current state and its
+    ranges are stored already.
     """
-    cursor.execute(_MAP_GROUPS.format(mapping=mapping))
-    groups = cursor.rowcount
-    cursor.execute(_GROUPS.format(mapping=mapping), [room_id])
-    cursor.execute(_DELTAS.format(mapping=mapping))
-    return int(groups)
+
+    room_id: str
+    using: str
+    groups: Mapping[int, int]
+    extremities: Collection[str]
+    gaps: Mapping[int, str]
+    whole: bool
 
 
-def restore_room(cursor: Any, room_id: str) -> None:
-    """Inserts the room itself, its current state and its ranges, for a room that is not stored.
+def copy_groups(
+    cursor: Any, room_id: str, groups: Iterable[Archived], deltas: Iterable[Archived], ids: Mapping[int, int]
+) -> None:
+    """Stores archived state groups and deltas. ``ids`` maps each archived ID to a new one."""
+    rows = RoomRows()
+    for group in groups:
+        below = None if group["prev_group"] is None else ids[group["prev_group"]]
+        sizes = (group[name] for name in ("hops", "keys", "rows_to_read"))
+        rows.add("state_stategroup", ids[group["id"]], room_id, below, ids[group["chain"]], *sizes)
+    for delta in deltas:
+        entry = (delta[name] for name in ("type", "state_key", "event_id"))
+        rows.add("state_stategroupdelta", ids[delta["chain"]], ids[delta["state_group"]], *entry)
+    write(cursor, rows)
 
-    Call it before ``restore_events``, in the same transaction.
+
+def restore_room(cursor: Any, room: Archived) -> None:
+    """Inserts the row of a room that is not stored. The rest of the transaction may insert facts.
+
+    The room gets a content generation that it never had, so no process uses what it cached of the room's former content.
+    Call it before ``add_archived`` and ``restore_events``, in the same transaction.
     """
-    for statement in _ROOM:
-        cursor.execute(statement, {"room": room_id})
+    room_id = room["room_id"]
+    cursor.execute(f"{CHANGE_FACTS}; DELETE FROM events_purgedroom WHERE room_id = %s", [room_id])
+    cursor.execute(MAKE_ROOMS, {"begun": [room_id], "versions": [room["room_version"]]})
+    rows = RoomRows()
+    rows.change("events_room", room_id, **{name: room[name] for name in COLUMNS["events_room"][2:]})
+    write(cursor, rows)
 
 
-def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored, *, whole: bool = False) -> None:
-    """Inserts the events of the table ``restored_event``, and counts them in ``done``.
+def add_archived(cursor: Any, room_id: str, table: str, archived: Iterable[Archived]) -> None:
+    """Inserts archived rows of a room as they are."""
+    rows = RoomRows()
+    for row in archived:
+        _add(rows, table, {"room_id": room_id, **row})
+    write(cursor, rows)
 
-    ``whole`` is true if the room itself was restored in this transaction, so that its current state is known already.
+
+def _add(rows: RoomRows, table: str, archived: Archived) -> None:
+    times = {
+        f"{name[:-3]}_at": None if archived[name] is None else _EPOCH + timedelta(microseconds=archived[name])
+        for name in ("received_us", "censored_us")
+        if name in archived
+    }
+    rows.add(table, *(archived[name] for name in COLUMNS[table]), **times)
+
+
+def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: EventsRestored) -> None:
+    """Inserts events, and counts them in ``done``.
+
     Raises ``PositionsTaken`` if another event has one of the stream positions. Appends a fact to the stream ``caches``,
     except for a ``whole`` room.
     """
-    names: dict[str, Any] = {"room": room_id}
+    room_id = room.room_id
     cursor: Any
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"{CHANGE_ROOM}; {_USE_INDEXES}; {CHANGE_FACTS}", [room_id])
-        _check_positions(cursor)
-        cursor.execute("SELECT count(*) FROM restored_event")
-        (given,) = cursor.fetchone()
-        _redact_misfits(cursor)
-        cursor.execute(_FATES, names)
-        cursor.execute("ANALYZE restored_event; ANALYZE restored_fate")
-        for statement in (
-            _EVENTS,
-            _JSON,
-            _AUTH,
-            _PLACES,
-            _EDGES,
-            _OLD_GAPS,
-            _BELOW,
-            _NEW_GAPS,
-            _NEW_HOLES,
-            _OLD_HOLES,
-            _LEAVES,
-        ):
-            cursor.execute(statement.format(mapping=mapping), names)
-        extremities = cursor.rowcount
-        redacted = _redact_late(cursor, room_id, using)
-        done.redacted += len(redacted)
-        cursor.execute(_COUNTS)
-        new, placed = cursor.fetchone()
-        if not whole:  # the ranges of a whole room were archived with it
-            cursor.execute(_NO_RANGES, names)
+    with connections[room.using].cursor() as cursor:
+        cursor.execute(f"{CHANGE_ROOM}; {BY_INDEX}; {CHANGE_FACTS}", [room_id])
+        ids, positions = ([event[name] for event in archived] for name in ("event_id", "stream_ordering"))
+        cursor.execute(_STORED, [ids, positions])
+        stored = {event_id: columns for event_id, *columns in cursor.fetchall()}
+        _check_positions(archived, stored)
+        new = [_without_misfit(event) for event in archived if event["event_id"] not in stored]
+        placed = [
+            event
+            for event in archived
+            if stored.get(event["event_id"], ())[1:] == [True, room_id] and not event["outlier"]
+        ]
+        write(cursor, _event_rows(room, new, placed))
+        restored = {event["event_id"]: event["stream_ordering"] for event in (*new, *placed)}
+        graph = [event for event in (*new, *placed) if not event["outlier"]]
+        names = {
+            "room": room_id,
+            "restored": list(restored),
+            "graph": [event["event_id"] for event in graph],
+            "new": [event["event_id"] for event in new],
+            "extremities": sorted(restored.keys() & room.extremities),
+        }
+        write(cursor, _gap_rows(cursor, room, graph, restored.values()))
+        rows = RoomRows()
+        cursor.execute(_CLOSED_GAPS, names)
+        rows.remove("events_timelinegap", *cursor.fetchall())
+        cursor.execute(_EXTREMITIES, names)
+        extremities = cursor.fetchall()
+        for extremity in extremities:
+            rows.add("events_forwardextremity", *extremity)
+        redacted = _redact_late(cursor, rows, names, room.using)
+        # If the state at a live event is unknown, the room's visibility ranges cannot be known.
+        if not room.whole and any(_is_live(event) and event["state_unresolved"] for event in graph):
+            rows.clear(room_id, "events_eventvisibility")
+            rows.change("events_room", room_id, visibility_unresolved=True)
+        write(cursor, rows)
         cursor.execute(_HAS_EDGE_TO_EXTREMITY, names)
-        if (extremities or cursor.fetchone()[0]) and not whole:
-            recompute_current_state(cursor, room_id, using)
+        if (extremities or cursor.fetchone()[0]) and not room.whole:
+            recompute_current_state(cursor, room_id, room.using)
         cursor.execute(_NAME, names)
-        cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
-    if not whole:  # after a whole room, the caller does this once for all batches
+    if not room.whole:  # after a whole room, the caller does this once for all batches
         invalidate_cached_events()
         states = [(event.type, event.state_key) for event in redacted if event.state_key is not None]
         if states:
             invalidate_room_state(room_id, [user for entry in states for user in users_of(*entry)])
-    done.restored += new
-    done.placed += placed
-    done.here += given - new - placed
+    done.restored += len(new)
+    done.placed += len(placed)
+    done.here += len(archived) - len(restored)
+    done.redacted += len(redacted)
 
 
-def _redact_misfits(cursor: Any) -> None:
-    """Replaces JSON in ``restored_event`` by the redacted form, if the JSON does not match its content hash.
+def _event_rows(room: RestoredRoom, new: Sequence[Archived], placed: Sequence[Archived]) -> RoomRows:
+    rows = RoomRows()
+    for event in new:
+        event_id, group = event["event_id"], room.groups.get(event["state_group"])
+        _add(rows, "events_event", {**event, "room_id": room.room_id, "state_group": group})
+        # Rows of an event that is not stored may have been left by damage.
+        rows.remove("events_eventjson", (event_id,))
+        rows.remove("events_eventauth", (event_id,))
+        if event["json"] is not None:
+            rows.add("events_eventjson", event_id, event["room_version"], event["json"])
+        if event["auth_event_ids"] is not None:
+            rows.add("events_eventauth", event_id, event["auth_event_ids"])
+    for event in placed:
+        names = ("outlier", "state_unresolved", "stream_ordering", "instance_name")
+        group = room.groups.get(event["state_group"])
+        rows.change("events_event", event["event_id"], state_group=group, **{name: event[name] for name in names})
+    for event in (*new, *placed):
+        if not event["outlier"]:
+            rows.remove("events_backwardextremity", (room.room_id, event["event_id"]))
+            for edge in _edges(event):
+                rows.remove("events_eventedge", edge)
+                rows.add("events_eventedge", *edge)
+    return rows
 
-    JSON of another event, or with a duplicate key, is removed.
+
+def _edges(event: Archived) -> Iterator[tuple[str, str]]:
+    return ((event["event_id"], prev) for prev in event["prev_event_ids"] or ())
+
+
+def _gap_rows(cursor: Any, room: RestoredRoom, graph: Sequence[Archived], positions: Iterable[int]) -> RoomRows:
+    prevs = sorted({prev for event in graph for _, prev in _edges(event)})
+    open_gaps(cursor, room.room_id, prevs)
+    cursor.execute(_MISSING, [room.room_id, prevs])
+    missing = {event_id for (event_id,) in cursor.fetchall()}
+    gaps = {position: room.gaps[position] for position in positions if position in room.gaps}
+    for event in graph:
+        if event["stream_ordering"] > 0 and not missing.isdisjoint(event["prev_event_ids"] or ()):
+            gaps[event["stream_ordering"]] = event["instance_name"]
+    rows = RoomRows()
+    for position, writer in gaps.items():
+        rows.add("events_timelinegap", room.room_id, position, writer)
+    return rows
+
+
+def _is_live(event: Archived) -> bool:
+    return event["stream_ordering"] > 0 and not event["soft_failed"] and event["rejected_reason"] is None
+
+
+def _without_misfit(event: Archived) -> Archived:
+    """Returns the event in its redacted form if its JSON does not match its content hash.
+
+    JSON of another event, or with a duplicate key, is left out.
     """
-    cursor.execute("SELECT event_id, room_version, json FROM restored_event WHERE json IS NOT NULL")
-    for event_id, version, text in cursor.fetchall():
-        json = bytes(text)
-        try:
-            decode_event(json)  # ``parse_stored`` does not look for duplicate keys
-            kept = parse_stored(json, room_version(version), event_id, _NO_VERDICT, {})
-        except ValueError as error:
-            if isinstance(error, EventRefused) and error.reason in _OF_ANOTHER_EVENT:
-                cursor.execute("UPDATE restored_event SET json = NULL WHERE event_id = %s", [event_id])
-            elif not _is_text(json):
-                cursor.execute(_ESCAPE, [event_id])
-            continue  # other text is stored as archived, and ``room check`` reports it
-        if kept.json:
-            cursor.execute(_REDACT, [kept.json, kept.redacts, kept.relates_to, event_id])
+    json = event["json"]
+    if json is None:
+        return event
+    try:
+        decode_event(json)  # ``parse_stored`` does not look for duplicate keys
+        kept = parse_stored(json, room_version(event["room_version"]), event["event_id"], _NO_VERDICT, {})
+    except ValueError as error:
+        if isinstance(error, EventRefused) and error.reason in _OF_ANOTHER_EVENT:
+            return {**event, "json": None}
+        # Other text is stored as archived, and ``room check`` reports it. The table refuses bytes that are no text.
+        return event if _is_text(json) else {**event, "json": _escaped(json)}
+    return {**event, "json": kept.json, "redacts": kept.redacts, "relates_to": kept.relates_to} if kept.json else event
 
 
 def _is_text(json: bytes) -> bool:
@@ -363,6 +313,11 @@ def _is_text(json: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return b"\0" not in json
+
+
+def _escaped(content: bytes) -> bytes:
+    # as PostgreSQL shows bytes in its escape format
+    return re.sub(rb"[\0\x80-\xff]", lambda byte: b"\\%03o" % ord(byte[0]), content.replace(b"\\", b"\\\\"))
 
 
 def invalidate_cached_events() -> None:
@@ -374,22 +329,24 @@ def invalidate_cached_events() -> None:
     invalidate(CACHE_NAME)
 
 
-def _check_positions(cursor: Any) -> None:
-    cursor.execute(_USED_POSITION)
-    if found := cursor.fetchone():
-        raise PositionsTaken(
-            f"The stream position {found[1]} of an archived event is that of {found[0]} here: the archive is of another "
-            "database. Import its events instead: manage.py import_events --as-history FOLDER/event-*.parquet"
-        )
+def _check_positions(archived: Sequence[Archived], stored: Mapping[str, Sequence[Any]]) -> None:
+    owners = {position: event_id for event_id, (position, *_) in stored.items()}
+    for event in archived:
+        position = event["stream_ordering"]
+        if (other := owners.get(position, event["event_id"])) != event["event_id"]:
+            raise PositionsTaken(
+                f"The stream position {position} of an archived event is that of {other} here: the archive is of another "
+                "database. Import its events instead: manage.py import_events --as-history FOLDER/event-*.parquet"
+            )
 
 
-def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
+def _redact_late(cursor: Any, rows: RoomRows, names: Mapping[str, Any], using: str) -> list[Event]:
     """Flags restored events whose redaction came while they were not stored. Returns the flagged events."""
-    cursor.execute(_LATE_REDACTIONS, {"room": room_id})
+    cursor.execute(_LATE_REDACTIONS, names)
     pairs: Sequence[tuple[str, str]] = cursor.fetchall()
     if not pairs:
         return []
-    cursor.execute("SELECT room_version FROM events_room WHERE room_id = %s", [room_id])
+    cursor.execute("SELECT room_version FROM events_room WHERE room_id = %(room)s", names)
     version = room_version(cursor.fetchone()[0])
     events = {
         event.event_id: event
@@ -397,7 +354,7 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
     }
     keys = [("m.room.create", ""), ("m.room.power_levels", "")]
     states = StoredStates((e.state_group for e in events.values() if e.state_group is not None), keys, using)
-    flagged: list[Event] = []
+    flagged: dict[str, str] = {}
     for redaction_id, target_id in pairs:
         redaction, target = events[redaction_id], events[target_id]
         levels = None
@@ -405,20 +362,26 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
             if (before := states.state(redaction.state_group)) is not None:
                 levels = AuthRules(version).levels(before, before.get(keys[0]))
         if may_redact(redaction, target, version, levels):
-            cursor.execute(_REDACTED, [redaction_id, target_id])
-            flagged += [target] * cursor.rowcount
-    return flagged
+            flagged.setdefault(target_id, redaction_id)
+    if flagged:
+        rows.flag_redacted(flagged)
+    return [events[target_id] for target_id in flagged]
 
 
-def restore_visibility(cursor: Any, room_id: str, using: str) -> bool:
-    """Computes the room's ranges again if the ranges of restored events are lost.
+def restore_visibility(cursor: Any, room_id: str, ranges: Iterable[Sequence[Archived]], using: str) -> bool:
+    """Computes the room's ranges again if archived ``ranges``, given in batches, are lost.
 
     A purge keeps the ranges of the events that it deletes. They are lost only if the room was resynced or created again
     after the purge. Returns true if the ranges were computed again and are known.
     """
     cursor.execute(CHANGE_ROOM, [room_id])
-    cursor.execute(_RANGES_LOST, {"room": room_id})
-    if not cursor.fetchone()[0]:
+    if not any(_are_lost(cursor, room_id, some) for some in ranges):
         return False
     rebuild_visibility(room_id, using)
     return EventVisibility.objects.using(using).filter(room_id=room_id).exists()
+
+
+def _are_lost(cursor: Any, room_id: str, ranges: Sequence[Archived]) -> bool:
+    columns = {f"{name}s": [row[name] for row in ranges] for name in ("kind", "first", "last")}
+    cursor.execute(_RANGES_LOST, {"room": room_id, "users": [row["user_id"] for row in ranges], **columns})
+    return bool(cursor.fetchone()[0])

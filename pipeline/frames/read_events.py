@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark import Broadcast
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["LINES", "PART_BYTES", "SourceFrames", "read_events", "scan_parts"]
+__all__ = ["LINES", "PART_BYTES", "Reading", "SourceFrames", "part_batches", "read_events", "scan_parts"]
 
 PART_BYTES = 16 * 1024 * 1024
 _ROWS_PER_BATCH = 2_000
@@ -120,7 +120,7 @@ class SourceFrames:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class Reading:
     """The values that all tasks share: the parts of the sources, and the rules for parsing lines.
 
     ``lines_before`` has, for each part, the number of lines before the part in the same source.
@@ -160,7 +160,7 @@ def read_events(
                 announced.setdefault(room_id, version)
         rules = LineRules(limit_bytes, keys, server, announced | dict(versions or {}))
         # By broadcast: a closure would be sent with every task, and the versions of 10^5 rooms take megabytes.
-        reading = spark.sparkContext.broadcast(_Reading(parts, _lines_before(parts, scans), rules))
+        reading = spark.sparkContext.broadcast(Reading(parts, _lines_before(parts, scans), rules))
         rows = TaskRows(spark, len(parts), partial(_read_part, reading))
         return SourceFrames(rows, [one.name for one in inputs], scans, inputs, stack.pop_all())
 
@@ -204,11 +204,11 @@ def _chosen(
             yield batch.select(list(columns))
 
 
-def _read_part(reading: Broadcast[_Reading], number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_part(reading: Broadcast[Reading], number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     return (batch.select(list(columns)) for batch in part_batches(reading.value, number))
 
 
-def part_batches(reading: _Reading, number: int) -> Iterator[pa.RecordBatch]:
+def part_batches(reading: Reading, number: int) -> Iterator[pa.RecordBatch]:
     """Parses the lines of part ``number``. Yields events and broken lines as batches of bounded rows and bytes."""
     part, before = reading.parts[number], reading.lines_before[number]
     parsed = parse_lines(read_part(part, reading.rules.limit_bytes), reading.rules)

@@ -6,7 +6,7 @@ copied unchanged from the source's Arrow columns: places in the source, given st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,15 @@ _ROWS_PER_BATCH = 5_000
 _OF_PART = {"group_number" if name == "state_group" else name: at for at, name in enumerate(EVENT_COLUMNS)}
 
 
-def room_rows(room: RoomEvents, chunk: int = EVENTS_PER_CHUNK) -> Iterator[tuple[str, pa.RecordBatch]]:
+def room_rows(
+    room: RoomEvents, chunk: int = EVENTS_PER_CHUNK, watch: Callable[[int], None] = lambda _: None
+) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yields all rows of a room, in batches of bounded size, as (name of the frame, batch).
 
+    Before the first batch, ``watch`` is called after each chunk with the number of events for which event auth is done.
     Raises ``HistoryError`` if ``room`` has the same event twice.
     """
-    history = RoomHistory(room, chunk)
+    history = RoomHistory(room, chunk, watch)
     places = {name: room.column(name) for name in ("source", "line", "stream_ordering")}
     yield "rooms", _batch("rooms", room.room_id, [_room(history)])
     for part in history.events():

@@ -3,11 +3,10 @@
     scan     Spark    count lines and find announced room versions in every part of the sources
     read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.parse_lines)
     plan     SQL      select new events, number the rooms                         (pipeline.importing.plan)
-    rooms    Spark    state, extremities, visibility of each room, staged         (pipeline.importing.work_out_rooms)
-    load     SQL      move staged rows into the tables, whole rooms at a time     (pipeline.importing.load_rooms)
+    load     Spark    compute all rows of each room, copy them into the tables    (pipeline.importing.load_rooms)
     known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
 
-Each step can be repeated. Staging records finished parts and rooms in a ledger. Loading records the loaded rooms in the
+Each step can be repeated. Staging records finished parts in a ledger. Loading records the loaded rooms in the
 transaction that loads them. ``resume`` continues a killed job. If the job was queued, the next ``runjobs`` continues
 the job. If a new job is started instead, the new job treats events that are loaded already as duplicates. In all cases
 no event is lost or stored twice.
@@ -26,7 +25,7 @@ from django.db import connections, transaction
 
 from pipeline.conf import pipeline_settings
 from pipeline.disk_full import disk_full
-from pipeline.errors import LoaderFailed, SourceChanged
+from pipeline.errors import SourceChanged
 from pipeline.frames.parse_lines import LineRules, PartScan
 from pipeline.frames.read_events import PART_BYTES, scan_parts
 from pipeline.frames.sources.inputs import (
@@ -40,13 +39,12 @@ from pipeline.frames.sources.inputs import (
 from pipeline.frames.sources.parts import Part
 from pipeline.importing.extend_rooms import extend_rooms
 from pipeline.importing.keys import TRUSTED, VERIFIED, Signatures, read_keys
-from pipeline.importing.load_rooms import EVENTS_PER_BATCH, LoadedRoom, ready_rooms
-from pipeline.importing.loaders import LoaderThreads, ReadyRooms, default_loaders
-from pipeline.importing.parse_lines import LineWork
+from pipeline.importing.load_rooms import EVENTS_PER_PACK, RoomWork, load_rooms, pack_rooms
+from pipeline.importing.parse_lines import LineWork, stage_parts
 from pipeline.importing.plan import (
-    analyze_results,
     create_staging,
     drop_staging,
+    events_done,
     leftover_staging,
     make_plan,
     planned_rooms,
@@ -54,9 +52,8 @@ from pipeline.importing.plan import (
     store_broken,
     store_versions,
 )
-from pipeline.importing.spark_tasks import pack_rooms, stage_parts, stage_rooms
-from pipeline.importing.staging_tables import STEPS, WORKING, table_name
-from pipeline.importing.work_out_rooms import RoomWork
+from pipeline.importing.staging_tables import STEPS, table_name
+from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, ImportSource
 from pipeline.spark.job_steps import spark_steps
 from pipeline.spark.site_session import site_session
@@ -70,7 +67,7 @@ from streams.jobs.folders import any_folder
 from streams.jobs.job_run import JobRun
 from streams.jobs.rows import claim_abandoned_jobs, hold_lock
 from streams.jobs.run import run_job
-from streams.writing.name import written_by
+from streams.writing.name import writer_name, written_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +94,7 @@ class ImportOptions:
     resume: bool = False
     master: str | None = None
     keys: str | Path | None = None
-    events_per_batch: int = EVENTS_PER_BATCH
+    events_per_pack: int = EVENTS_PER_PACK
     pause: Callable[[str], None] = field(default=lambda step: None)
 
 
@@ -184,8 +181,6 @@ class _Import:
         self._signatures = signatures
         self._begun = time.monotonic()
         self._parts: list[Part] = []
-        self._ready = ReadyRooms(self._ready_rooms, options.events_per_batch)
-        self._analyzed = 0
 
     def run(self) -> Outcome:
         self._inputs = self._remember_sources()
@@ -205,36 +200,19 @@ class _Import:
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             create_staging(cursor, self._job, self._signatures.name)
-        with LoaderThreads(self._job, self._ready, self._using, default_loaders()) as loading:
-            try:
-                return self._steps_with(loading)
-            except LoaderFailed as failed:  # noticed while Spark ran; its tasks have ended by now
-                raise failed.error from None
-
-    def _steps_with(self, loading: LoaderThreads) -> Outcome:
         begun = time.monotonic()
-        with self._spark(loading) as spark:
+        with site_session("import", self._options.master, light=True) as spark, spark_steps(self._run, spark):
             spark_seconds = time.monotonic() - begun
             self._run.say(f"Spark: started in {spark_seconds:.1f} s")
             scans = self._read(spark)
             self._plan()
-            loading.begin()
-            self._rooms(spark)
-        if lost := self._load(loading):
+            left_out = self._load(spark)
+        if left_out:
             with transaction.atomic(using=self._using), self._cursor() as cursor:
-                quarantine_rooms(cursor, self._job, lost)
+                quarantine_rooms(cursor, self._job, left_out)
         extend_rooms(self._run)
         quarantined = self._store_broken(scans)
         return self._outcome(quarantined, spark_seconds)
-
-    @contextmanager
-    def _spark(self, loading: LoaderThreads) -> Iterator[SparkSession]:
-        """Yields a Spark session. If the job is to end or a loader has failed, the session's tasks are cancelled."""
-        with (
-            site_session("import", self._options.master, light=True) as spark,
-            spark_steps(self._run, spark, loading.look),
-        ):
-            yield spark
 
     # --- sources ----------------------------------------------------------------------------------------------------
 
@@ -332,49 +310,24 @@ class _Import:
             make_plan(cursor, self._job, as_history=self._options.as_history)
         self._options.pause("plan")
 
-    def _rooms(self, spark: SparkSession) -> None:
+    def _load(self, spark: SparkSession) -> set[str]:
+        """Computes and loads the rooms that are not loaded yet. Returns the IDs of rooms that were left out."""
         with self._cursor() as cursor:
             rooms = planned_rooms(cursor, self._job)
-        work = RoomWork(self._job, dsn(self._using), self._options.as_history)
-        total = sum(room.events for room in rooms)
-        with self._run.watch("rooms", total, "events", self._worked_out):
-            stage_rooms(spark, work, pack_rooms(rooms))
-        self._options.pause("rooms")
-        self._ready.finish()
+            total = sum(room.events for room in rooms) + events_done(cursor, self._job)
+        work = RoomWork(LoadWork(dsn(self._using), self._job, writer_name()), self._options.as_history)
+        with self._run.watch("load", total, "events", self._events_done):
+            left_out = load_rooms(spark, work, pack_rooms(rooms, self._options.events_per_pack))
+        self._options.pause("load")
+        return left_out
 
-    def _worked_out(self) -> int:
-        """Returns the number of events whose rows are computed, in finished rooms and in large unfinished rooms."""
-        return self._counter("result_room", "sum(events)")() + self._counter(WORKING.name, "sum(events)")()
+    def _events_done(self) -> int:
+        with self._cursor() as cursor:
+            return events_done(cursor, self._job)
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
         with long_transaction(self._using) as cursor:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
-
-    def _ready_rooms(self) -> list[LoadedRoom]:
-        """Returns the rooms whose rows are staged and that are not loaded yet.
-
-        Loader threads call this method, but never two threads at the same time. The method also updates PostgreSQL's
-        statistics of the staged rows, each time that the number of these rows has doubled.
-        """
-        with self._cursor() as cursor:
-            rooms = ready_rooms(cursor, self._job)
-            worked_out = self._counter("result_room", "sum(events)")()
-            if worked_out > 2 * self._analyzed:  # each time that the rows have doubled
-                analyze_results(cursor, self._job)
-                self._analyzed = worked_out
-        return rooms
-
-    def _load(self, loading: LoaderThreads) -> set[str]:
-        """Waits until the remaining rooms are loaded. Returns the IDs of the rooms that ``load_batch`` left out."""
-        with self._cursor() as cursor:
-            left = sum(room.events for room in ready_rooms(cursor, self._job))
-        lost: set[str] = set()
-        before = loading.events
-        with self._run.watch("load", left, "events", lambda: min(loading.events - before, left)):
-            for loaded in loading.loaded():
-                lost |= loaded.lost
-                self._options.pause("load")
-        return lost
 
     # --- figures ----------------------------------------------------------------------------------------------------
 

@@ -7,29 +7,32 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from events.format.parsing import ParsedEvent
-from pipeline.frames.parse_lines import LineRules, parse_lines
-from pipeline.frames.sources.inputs import read_part
-from pipeline.frames.sources.parts import BrokenLine, Line, Part
-from pipeline.importing.packed_events import pack
+from pipeline.frames.parse_lines import LineRules
+from pipeline.frames.read_events import Reading, part_batches
+from pipeline.frames.sources.parts import Part
 from pipeline.importing.staging_tables import (
     BROKEN,
+    EVENT_COLUMNS,
     STAGED_EVENTS,
     STEPS,
     VERSIONS,
-    copy_rows,
     staging_connection,
     table_name,
 )
+from pipeline.loading.copy_rows import copy_batches
+from pipeline.spark.run_tasks import run_tasks
 
-__all__ = ["LINES_PER_PART", "LineWork", "StoredVersions", "sequence_number", "stage_part"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["LINES_PER_PART", "LineWork", "StoredVersions", "sequence_number", "stage_part", "stage_parts"]
 
 LINES_PER_PART = 2**32
-_ROWS_PER_COPY = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,19 @@ def sequence_number(part: int, line: int) -> int:
     return part * LINES_PER_PART + line
 
 
+def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> None:
+    """Parses all parts into the staging tables, in a Spark task for each part. To be called in Spark's driver."""
+
+    def stage(number: int) -> str:
+        return str(stage_part(work, number, parts[number]))
+
+    run_tasks(spark, len(parts), stage)
+
+
 def stage_part(work: LineWork, number: int, part: Part) -> int:
     """Parses a part into the staging tables. Returns the number of lines read, or 0 if the part was staged before."""
+    from pyarrow import compute  # noqa: PLC0415 - executors only
+
     with staging_connection(work.dsn) as connection, connection.cursor() as cursor:
         # Attempts A and B of one task: B's insert waits for A's transaction. If A commits, B finds the row and does nothing.
         # If A fails, its rows and its ledger row are rolled back together, and B stages the part.
@@ -94,49 +108,21 @@ def stage_part(work: LineWork, number: int, part: Part) -> int:
             return 0
         read = 0
         rules = replace(work.rules, versions=StoredVersions(cursor, work.job))
-        for events, broken in _batches(rules, number, read_part(part, rules.limit_bytes)):
-            copy_rows(cursor, work.job, STAGED_EVENTS, events)
-            copy_rows(cursor, work.job, BROKEN, broken)
-            read += len(events) + len(broken)
+        for batch in part_batches(Reading([part], [sequence_number(number, 0)], rules), 0):
+            is_event = compute.is_null(batch.column("reason"))
+            _copy(cursor, table_name(work.job, STAGED_EVENTS.name), batch.filter(is_event), EVENT_COLUMNS)
+            broken = batch.filter(compute.invert(is_event))
+            _copy(cursor, table_name(work.job, BROKEN.name), broken, ("reason", "detail", "head"))
+            read += batch.num_rows
         cursor.execute(
             f"UPDATE {table_name(work.job, STEPS.name)} SET lines = %s WHERE step = %s", [read, f"part {number}"]
         )
     return read
 
 
-Rows = list[Sequence[Any]]
+def _copy(cursor: Any, table: str, batch: pa.RecordBatch, columns: tuple[str, ...]) -> None:
+    import pyarrow as pa  # noqa: PLC0415 - executors only
 
-
-def _batches(rules: LineRules, part: int, lines: Iterable[Line | BrokenLine]) -> Iterator[tuple[Rows, Rows]]:
-    """Parses the lines. Yields batches of (rows for the table of events, rows for the table of broken lines).
-
-    A batch has at most some thousand lines.
-    """
-    events: Rows = []
-    broken: Rows = []
-    first = sequence_number(part, 0)
-    for parsed in parse_lines(lines, rules):
-        if isinstance(parsed, BrokenLine):
-            broken.append((first + parsed.number, parsed.reason, parsed.detail, parsed.head))
-        else:
-            number, event = parsed
-            events.append(_row(first + number, event))
-        if len(events) + len(broken) >= _ROWS_PER_COPY:
-            yield events, broken
-            events, broken = [], []
-    yield events, broken
-
-
-def _row(place: int, event: ParsedEvent) -> Sequence[Any]:
-    return (
-        place,
-        event.room_id,
-        event.room_version,
-        event.event_id,
-        event.type,
-        event.outlier,
-        event.content_hash_matches,
-        event.stream_ordering,
-        pack(event),
-        event.json,
-    )
+    if batch.num_rows:
+        arrays = {"seq": batch.column("line")} | {name: batch.column(name) for name in columns}
+        copy_batches(cursor, table, [pa.RecordBatch.from_pydict(arrays)])

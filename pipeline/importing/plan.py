@@ -18,20 +18,20 @@ from pipeline.importing.parse_lines import LINES_PER_PART
 from pipeline.importing.staging_tables import (
     BROKEN,
     PREFIX,
-    RESULT_TABLES,
     ROOMY,
     STAGED_EVENTS,
     STAGED_TABLES,
     STEPS,
     VERSIONS,
+    WORKING,
     table_name,
 )
 
 __all__ = [
     "PlannedRoom",
-    "analyze_results",
     "create_staging",
     "drop_staging",
+    "events_done",
     "leftover_staging",
     "make_plan",
     "planned_rooms",
@@ -43,9 +43,9 @@ __all__ = [
 ROOM_KNOWN = "room-known"
 ROOM_PURGED = "room-purged"
 MOST_QUARANTINED = 1_000_000
-_CREATED = "created, format 3"
-"""Ledger step, with the version of the staging format (``packed`` and the columns). Increase the number when the format changes.
-Then a job that an earlier version staged starts again, and its bytes are not misread."""
+_CREATED = "created, format 4"
+"""Ledger step, with the version of the staging format. Increase the number when the format changes. Then a job that an earlier
+version staged starts again."""
 _PLANNED = "planned"
 
 #: Selects each event once. Of several lines with the same event ID, a line that is no outlier wins over an outlier,
@@ -59,7 +59,7 @@ WHERE NOT EXISTS (
     SELECT FROM events_event known
     WHERE known.event_id = e.event_id AND (e.outlier OR NOT known.outlier OR known.room_id <> e.room_id)
 )
-ORDER BY e.event_id, e.outlier, NOT e.fits, e.seq
+ORDER BY e.event_id, e.outlier, NOT e.content_hash_matches, e.seq
 """
 #: A room has one version: that of its create event. Without a create event, it is the version that most of its events
 #: state.
@@ -116,10 +116,21 @@ CREATE UNLOGGED TABLE {kept} AS
 SELECT k.*, r.room_no FROM {new} k JOIN {room} r USING (room_id)
 ORDER BY r.room_no, k.stream_ordering NULLS LAST, k.seq
 """
+_NOT_LOADED = """
+SELECT room_no, room_id, events FROM {room} r
+WHERE NOT EXISTS (SELECT FROM pipeline_importedroom done WHERE done.job_id = %s AND done.room_id = r.room_id)
+ORDER BY room_no
+"""
+#: Of rooms that are loaded, all events count. Of others, those for which event auth is done count half.
+_EVENTS_DONE = """
+SELECT coalesce(sum(CASE WHEN done.room_id IS NULL THEN w.events / 2 ELSE r.events END), 0)
+FROM {room} r LEFT JOIN {working} w USING (room_no)
+LEFT JOIN pipeline_importedroom done ON done.job_id = %s AND done.room_id = r.room_id
+"""
 _STORE_BROKEN = """
 INSERT INTO pipeline_quarantinedline (job_id, file, line, reason, detail, content)
 SELECT %(job)s, p.path, p.lines_before + b.seq %% %(lines_per_part)s, b.reason, coalesce(b.detail, ''),
-       coalesce(nullif(b.content, ''), substring(e.json FROM 1 FOR %(head)s), '')
+       coalesce(nullif(b.head, ''), substring(e.json FROM 1 FOR %(head)s), '')
 FROM {broken} b
 JOIN unnest(%(paths)s::text[], %(before)s::bigint[]) WITH ORDINALITY AS p(path, lines_before, place)
      ON p.place - 1 = b.seq / %(lines_per_part)s
@@ -130,7 +141,7 @@ ORDER BY b.seq LIMIT %(most)s
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoom:
-    """A room to compute. ``room_no`` is the room's number in the job. Rooms are loaded in the order of their numbers."""
+    """A room to compute. ``room_no`` is the room's number in the job."""
 
     room_no: int
     room_id: str
@@ -138,7 +149,8 @@ class PlannedRoom:
 
 
 def _named(sql: str, job: int) -> str:
-    tables = {name: table_name(job, name) for name in ("new", "kept", "known", "room", STAGED_EVENTS.name, BROKEN.name)}
+    names = ("new", "kept", "known", "room", STAGED_EVENTS.name, BROKEN.name, WORKING.name)
+    tables = {name: table_name(job, name) for name in names}
     return sql.format(**tables)
 
 
@@ -155,9 +167,6 @@ def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
     drop_staging(cursor, [job])
     for table in STAGED_TABLES:
         cursor.execute(table.ddl(job))
-    for table in RESULT_TABLES[1:]:  # the first, result_room, is found by its primary key
-        name = table_name(job, table.name)
-        cursor.execute(f"CREATE INDEX {name}_room ON {name} (room_no)")
     _step(cursor, job, created)
 
 
@@ -226,19 +235,15 @@ def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
 
 
 def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
-    """Returns all rooms of the plan, in the order in which they are to be loaded."""
-    cursor.execute(_named("SELECT room_no, room_id, events FROM {room} ORDER BY room_no", job))
+    """Returns the rooms of the plan that are not loaded yet, in the order of their numbers."""
+    cursor.execute(_named(_NOT_LOADED, job), [job])
     return [PlannedRoom(*row) for row in cursor.fetchall()]
 
 
-def analyze_results(cursor: Any, job: int) -> None:
-    """Updates PostgreSQL's statistics of the result tables, for which autovacuum is off.
-
-    Only the column ``room_no`` needs statistics, because rows are found by the room's number. Joins need no statistics,
-    because the statements that load rooms fix the order of their joins.
-    """
-    for table in RESULT_TABLES:
-        cursor.execute(f"ANALYZE {table_name(job, table.name)} (room_no)")
+def events_done(cursor: Any, job: int) -> int:
+    """Returns how many events of the planned rooms are done, for the progress."""
+    cursor.execute(_named(_EVENTS_DONE, job), [job])
+    return int(cursor.fetchone()[0])
 
 
 def quarantine_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:

@@ -6,12 +6,13 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from streams.db.copy_in import copy_in
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["copy_batches", "varchar_arrays"]
 
-_BYTES_PER_READ = 256 * 1024
 _VARCHAR = 1043  # object ID of the type, the same on every server
 _EMPTY_ARRAY = struct.pack(">iii", 0, 0, _VARCHAR)
 _LENGTH = struct.Struct(">i")
@@ -26,8 +27,7 @@ def copy_batches(cursor: Any, table: str, batches: Iterable[pa.RecordBatch]) -> 
     first = next(rest, None)
     if first is not None:
         columns = ", ".join(first.schema.names)
-        content = _Content(_encoded(first, rest))
-        cursor.copy_expert(f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)", content, _BYTES_PER_READ)
+        copy_in(cursor, f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)", _encoded(first, rest))
 
 
 def _encoded(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
@@ -38,24 +38,6 @@ def _encoded(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
     for batch in rest:
         yield encoder.write_batch(batch)
     yield encoder.finish()
-
-
-class _Content:
-    """A file object that COPY reads once. The content of the file is ``pieces``, one piece after the other."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._left = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        """Returns the next bytes of the content, at most ``size`` bytes. Returns no bytes at the end of the content."""
-        while not self._left:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return b""
-            self._left = memoryview(piece)
-        some, self._left = self._left[:size], self._left[size:]
-        return bytes(some)
 
 
 def varchar_arrays(values: pa.Array) -> pa.Array:

@@ -15,16 +15,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import connections
 
 from events.errors import PurgeRefused
 from events.maintenance.purge_lock import purge_lock
 from events.maintenance.restore import (
-    TEMPORARY,
     EventsRestored,
+    RestoredRoom,
+    add_archived,
     copy_groups,
     invalidate_cached_events,
     restore_events,
@@ -35,28 +37,31 @@ from events.models import CurrentState, Room
 from events.operations.purge_room import is_purging
 from events.room_lock import room_transaction
 from pipeline.archive.folders import folder_of_archive
-from pipeline.archive.format import MANIFEST, ArchivedFile, Manifest
+from pipeline.archive.format import MANIFEST, Manifest
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
 from pipeline.errors import ArchiveDamaged, ArchiveElsewhere
+from state.group_ids import reserve_group_ids
 from streams import registry
 from streams.caches import invalidate_room_state
-from streams.db import driver
 from streams.db.consistent_read import long_transaction
 from streams.jobs.arguments import JSON, Argument, Type
 from streams.jobs.job_run import Count, JobRun
 from streams.jobs.operation import Operation, Words, operation
 from streams.jobs.throttle import throttled
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 __all__ = ["Restore"]
 
 EVENTS_PER_TRANSACTION = 2_000
-_IDS_PER_QUERY = 10_000
 _IN_PLACE = "SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND (NOT outlier OR event_id = ANY(%s))"
+_MAP = "INSERT INTO {mapping} SELECT * FROM unnest(%s::bigint[], %s::bigint[])"
 _MAPPED = "SELECT count(*), count(g.id) FROM {mapping} map LEFT JOIN state_stategroup g USING (id)"
+#: Tables of an archive of a whole room -> the tables whose rows they have.
+_OF_ROOM = {
+    "current": "events_currentstate",
+    "change": "events_currentstatedelta",
+    "visibility": "events_eventvisibility",
+}
 
 
 def _folder(_: str, value: Any) -> str:
@@ -116,14 +121,13 @@ class _Restore:
         self._check_fit(gone)
         with ExitStack() as stack:
             cursor = stack.enter_context(connections[self._using].cursor())
-            stack.callback(self._drop_temporary)
             if gone:
                 stack.enter_context(long_transaction(self._using))
-            self._temporary(cursor)
-            if gone:
-                restore_room(cursor, self._room_id)
-            self._copy_groups(cursor)
-            self._events(gone)
+                self._restore_room(cursor)
+            extremities = {row["event_id"] for row in self._rows("leaf")}
+            gaps = {row["stream_ordering"]: row["instance_name"] for row in self._rows("hole")}
+            groups = self._copied_groups(cursor)
+            self._events(RestoredRoom(self._room_id, self._using, groups, extremities, gaps, gone))
             rebuilt = self._finish(gone)
         return {
             "room_id": self._room_id,
@@ -159,64 +163,57 @@ class _Restore:
                         "yet: it is of another one, or of a later time. Import its events: manage.py import_events --as-history "
                         f"{self._folder}/event-*.parquet"
                     )
-        rooms = [
-            row for batch in self._batches("room") for row in batch.select(["room_id", "room_version"]).to_pylist()
-        ]
-        if rooms != [{"room_id": self._room_id, "room_version": self._manifest.room_version}]:
+        rooms = [(row["room_id"], row["room_version"]) for row in self._rows("room")]
+        if rooms != [(self._room_id, self._manifest.room_version)]:
             raise ArchiveDamaged(
                 f"{self._folder}: the files are not those of {self._room_id} in room version {self._manifest.room_version}, "
                 "which the manifest names. Take another copy of the archive; nothing was changed."
             )
 
-    # --- tables -----------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------------------------
 
-    def _temporary(self, cursor: Any) -> None:
-        """Creates the temporary tables. Fills all of them except those for events, state groups and deltas."""
-        self._drop_temporary()
-        for name, columns in TEMPORARY.items():
-            cursor.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
-        for table in ("room", "leaf", "hole", "visibility", "current", "change"):
-            for batch in self._batches(table):
-                _copy(cursor, f"restored_{table}", batch)
-
-    def _drop_temporary(self) -> None:
-        if connections[self._using].in_atomic_block and connections[self._using].needs_rollback:
-            return  # in a failed transaction no statement runs; the tables go with it, or with the connection
-        with connections[self._using].cursor() as cursor:
-            cursor.execute(f"DROP TABLE IF EXISTS {', '.join(f'pg_temp.{name}' for name in TEMPORARY)}")
-
-    def _batches(self, table: str, rows: int | None = None) -> Iterator[pa.RecordBatch]:
+    def _batches(self, table: str, *columns: str) -> Iterator[list[dict[str, Any]]]:
         for file in self._manifest.of(table):
-            yield from self._of_file(file, rows or EVENTS_PER_TRANSACTION)
+            for batch in read_batches(self._folder / file.name, table, EVENTS_PER_TRANSACTION):
+                yield (batch.select(columns) if columns else batch).to_pylist()
 
-    def _of_file(self, file: ArchivedFile, rows: int) -> Iterator[pa.RecordBatch]:
-        return read_batches(self._folder / file.name, file.table, rows)
+    def _rows(self, table: str, *columns: str) -> Iterator[dict[str, Any]]:
+        return chain.from_iterable(self._batches(table, *columns))
+
+    def _restore_room(self, cursor: Any) -> None:
+        (room,) = self._rows("room")
+        restore_room(cursor, room)
+        for table, stored_in in _OF_ROOM.items():
+            for rows in self._batches(table):
+                add_archived(cursor, self._room_id, stored_in, rows)
 
     # --- state groups -----------------------------------------------------------------------------------------------
 
-    def _copy_groups(self, cursor: Any) -> None:
-        """Copies archived state groups to the database.
+    def _copied_groups(self, cursor: Any) -> dict[int, int]:
+        """Copies archived state groups to the database. Returns archived ID -> ID of the copy.
 
         These are the groups of archived events that are not stored here, and all groups below these groups.
 
-        A group is stored as a delta to the group below it. Does nothing if an earlier run of the job, which was killed,
+        A group is stored as a delta to the group below it. Copies nothing if an earlier run of the job, which was killed,
         has copied these groups.
         """
         if self._has_mapping(cursor):
-            return
-        needed = self._needed_groups(cursor)
+            cursor.execute(f"SELECT archived, id FROM {self._mapping}")
+            return dict(cursor.fetchall())
+        needed = sorted(self._needed_groups(cursor))
         self._groups = len(needed)
         with long_transaction(self._using):
             cursor.execute(f"DROP TABLE IF EXISTS {self._mapping}")
             cursor.execute(f"CREATE TABLE {self._mapping} (archived bigint PRIMARY KEY, id bigint NOT NULL)")
-            for table, column in (("group", "id"), ("delta", "state_group")):
-                for batch in self._batches(table):
-                    _copy(cursor, f"restored_{table}", _only(batch, column, needed))
-            cursor.execute("ANALYZE restored_group; ANALYZE restored_delta")
+            ids = dict(zip(needed, reserve_group_ids(cursor, len(needed)), strict=True))
+            for groups in self._batches("group"):
+                copy_groups(cursor, self._room_id, (group for group in groups if group["id"] in ids), (), ids)
+            for deltas in self._batches("delta"):
+                copy_groups(cursor, self._room_id, (), (delta for delta in deltas if delta["state_group"] in ids), ids)
             # The mapping commits with the groups. If the mapping exists when a killed job is run again, all groups were
             # copied.
-            copy_groups(cursor, self._room_id, self._mapping)
-            cursor.execute("TRUNCATE restored_group, restored_delta")
+            cursor.execute(_MAP.format(mapping=self._mapping), [list(ids), list(ids.values())])
+        return ids
 
     def _has_mapping(self, cursor: Any) -> bool:
         """Returns true if an earlier run, which was killed, copied the state groups, and all copies still exist."""
@@ -228,77 +225,42 @@ class _Restore:
         return bool(mapped == here)
 
     def _needed_groups(self, cursor: Any) -> set[int]:
-        needed: set[int] = set()
-        for batch in self._batches("event", _IDS_PER_QUERY):
-            ids, outliers = batch.column("event_id").to_pylist(), batch.column("outlier").to_pylist()
-            cursor.execute(_IN_PLACE, [ids, [one for one, out in zip(ids, outliers, strict=True) if out]])
+        needed: set[int | None] = set()
+        for events in self._batches("event", "event_id", "outlier", "state_group"):
+            ids, outliers = [row["event_id"] for row in events], [row["event_id"] for row in events if row["outlier"]]
+            cursor.execute(_IN_PLACE, [ids, outliers])
             here = {event_id for (event_id,) in cursor.fetchall()}
-            groups = batch.column("state_group").to_pylist()
-            needed.update(g for one, g in zip(ids, groups, strict=True) if g is not None and one not in here)
-        below = [
-            pair
-            for batch in self._batches("group", _IDS_PER_QUERY)
-            for pair in zip(batch.column("id").to_pylist(), batch.column("prev_group").to_pylist(), strict=True)
-        ]
-        needed.update(self._below(needed, below))
-        return needed
-
-    @staticmethod
-    def _below(needed: set[int], below: list[tuple[int, int | None]]) -> set[int]:
-        """Returns the IDs of the state groups in ``needed``, and of all groups below them.
-
-        ``below`` holds (state group, the group to which it is a delta or None), in ascending order of the state group.
-        """
-        found = set(needed)
-        for group, prev in reversed(below):
-            if group in found and prev is not None:
-                found.add(prev)
-        return found
+            needed.update(row["state_group"] for row in events if row["event_id"] not in here)
+        groups = [(row["id"], row["prev_group"]) for row in self._rows("group", "id", "prev_group")]
+        for group, prev in reversed(groups):  # so that the groups below a group come after it
+            if group in needed:
+                needed.add(prev)
+        return {group for group in needed if group is not None}
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _events(self, gone: bool) -> None:
+    def _events(self, room: RestoredRoom) -> None:
         with self._run.stage("restore", self._manifest.rows("event"), "events") as count:
-            steps = self._steps(count, gone)
-            deque(steps if gone else throttled(steps), maxlen=0)
+            steps = self._steps(count, room)
+            deque(steps if room.whole else throttled(steps), maxlen=0)
 
-    def _steps(self, count: Count, gone: bool) -> Iterator[None]:
+    def _steps(self, count: Count, room: RestoredRoom) -> Iterator[None]:
         """Restores the events in batches, each batch in a transaction. Yields after each batch.
 
         If the room is gone, these transactions are savepoints of one outer transaction.
         """
-        for batch in self._batches("event"):
-            with room_transaction(self._using), connections[self._using].cursor() as cursor:
-                _copy(cursor, "restored_event", batch)
-                restore_events(self._room_id, self._mapping, self._using, self._done, whole=gone)
-            count.add(batch.num_rows)
+        for events in self._batches("event"):
+            with room_transaction(self._using):
+                restore_events(room, events, self._done)
+            count.add(len(events))
             yield
 
     def _finish(self, gone: bool) -> bool:
         with long_transaction(self._using) as cursor:
-            rebuilt = not gone and restore_visibility(cursor, self._room_id, self._using)
+            rebuilt = not gone and restore_visibility(cursor, self._room_id, self._batches("visibility"), self._using)
             cursor.execute(f"DROP TABLE {self._mapping}")
             members = CurrentState.objects.using(self._using).filter(room_id=self._room_id, type="m.room.member")
             if gone:
                 invalidate_cached_events()
                 invalidate_room_state(self._room_id, list(members.values_list("state_key", flat=True)))
         return rebuilt
-
-
-def _only(batch: pa.RecordBatch, column: str, wanted: set[int]) -> pa.RecordBatch:
-    """Returns the rows of ``batch`` whose value in ``column`` is in ``wanted``."""
-    import pyarrow as pa  # noqa: PLC0415 - only where rows are read
-
-    return batch.filter(pa.array([value in wanted for value in batch.column(column).to_pylist()], pa.bool_()))
-
-
-def _copy(cursor: Any, table: str, batch: pa.RecordBatch) -> None:
-    """Copies rows into a temporary table by binary COPY."""
-    import pgpq  # noqa: PLC0415 - only where rows are written
-
-    if not batch.num_rows:
-        return
-    encoder = pgpq.ArrowToPostgresBinaryEncoder(batch.schema)
-    content = encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
-    columns = ", ".join(batch.schema.names)
-    driver.copy_in(cursor, f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)", content)

@@ -23,7 +23,6 @@ Needs no Django.
 
 from __future__ import annotations
 
-import io
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -41,6 +40,7 @@ from pipeline.source.staging import NOW, drop_staging, staging_name, sweep
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.json_codec import decode_json, encode_json
 from streams.core.names import check_name, name_without_number
+from streams.db.copy_in import copy_in
 from streams.db.long_transactions import NO_LIMITS
 from streams.errors import BadJson
 
@@ -182,8 +182,8 @@ class FactWriter(DataSourceArrowWriter):
         }
         rows = pa.RecordBatch.from_pydict(arrays)
         encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-        content = encoder.write_header() + encoder.write_batch(rows) + encoder.finish()
-        cursor.copy_expert(f"COPY {self.staging} FROM STDIN (FORMAT BINARY)", io.BytesIO(content))
+        content = (encoder.write_header(), encoder.write_batch(rows), encoder.finish())
+        copy_in(cursor, f"COPY {self.staging} FROM STDIN (FORMAT BINARY)", content)
 
     def _staged(self, column: Column, values: pa.Array) -> pa.Array:
         """Converts the values of a column to the form that the staging table has.

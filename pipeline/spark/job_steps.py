@@ -6,7 +6,7 @@ The figures of their Spark stages are stored in the job's summary. Runs in Spark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -36,17 +36,12 @@ def job_group(run: JobRun) -> tuple[str, str]:
 
 
 @contextmanager
-def spark_steps(run: JobRun, spark: SparkSession, also: Callable[[], None] = lambda: None) -> Iterator[None]:
+def spark_steps(run: JobRun, spark: SparkSession) -> Iterator[None]:
     """Calls ``run.step`` at intervals in another thread while the block waits for Spark.
 
     If ``step`` raises an error, the block's Spark tasks are cancelled and the block ends with that error. Only Spark jobs
-    that the block's own thread starts are cancelled. ``also`` is called before each ``step``. If ``also`` raises a
-    ``PipelineError``, the effect is the same.
+    that the block's own thread starts are cancelled.
     """
-
-    def look() -> None:
-        also()
-        run.step()
 
     def describe() -> None:
         with suppress(Exception):  # a name: the JVM may be gone, and then the work itself says so
@@ -58,7 +53,7 @@ def spark_steps(run: JobRun, spark: SparkSession, also: Callable[[], None] = lam
     group, description = job_group(run)
     stages, before, run.stage_changed = StagesSince(spark, group), run.stage_changed, describe
     try:
-        with cancelled_steps(look, spark, group, description):
+        with cancelled_steps(run.step, spark, group, description):
             yield
         _add_figures(run, stages, prefix=f"{group}, {run.kind}: ")
     finally:

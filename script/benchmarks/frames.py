@@ -1,8 +1,6 @@
-"""CPU of the rows of rooms as frames, for an event, beside that of an import up to the same rows.
+"""CPU of the rows of rooms as frames, for an event: read, kept as Parquet, planned and computed.
 
-Both read the same files. The frames are read, kept as Parquet, planned and computed (``frames_once``); of the import the stages
-before the load count: scan, read, plan and rooms, whose results are in staging tables. The import shuffles in PostgreSQL, the
-frames in Spark. Walls are those of a machine that does nothing else.
+``load`` compares the whole way into the tables with an import. Walls are those of a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -16,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from script.benchmarks.histories import make_history, sizes_of_rooms
-from script.benchmarks.import_ import once
 from script.benchmarks.report import Report
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 100_000)
 _WHO = ("driver", "jvm", "workers", "postgres")
-_BEFORE_LOAD = ("scan", "read", "plan", "rooms")
 
 
 def frames_of(paths: list[Path], folder: Path) -> dict[str, Any]:
@@ -48,7 +44,7 @@ def add(report: Report, name: str, steps: dict[str, dict[str, float]], memory: d
 
 
 def main() -> None:
-    """Compute the frames, then import."""
+    """Compute the frames."""
     columns = ["rows", "events_per_second", "cpu_us_per_event", *(f"{who}_us" for who in _WHO), "workers_mb", "jvm_mb"]
     report = Report("frames", f"Rows of rooms as frames, {EVENTS:,} events", columns)
     with tempfile.TemporaryDirectory() as name:
@@ -56,7 +52,4 @@ def main() -> None:
         paths = make_history(folder, sizes_of_rooms(EVENTS, max(EVENTS // 500, 2), EVENTS // 5))
         found = frames_of(paths, folder / "spark")
         add(report, "frames", found["steps"], found["memory"])
-        imported = once(paths)
-        stages = {stage: imported["stages"][stage] for stage in _BEFORE_LOAD}
-        add(report, "import", stages, imported["memory"])
     report.finish()

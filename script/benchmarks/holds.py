@@ -26,6 +26,7 @@ from script.benchmarks.server_cpu import server_seconds, spent
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.db import driver
+from streams.db.copy_in import copy_in
 from streams.holds.look import look
 from streams.writing.name import use_instance
 
@@ -97,7 +98,7 @@ def in_atomic(append: Callable[[], None]) -> None:
 def copy(table: str, facts: int) -> None:
     """COPY."""
     with connection.cursor() as cursor:
-        driver.copy_in(cursor.cursor, f"COPY {table} (cache_name) FROM STDIN", b"bench\n" * facts)
+        copy_in(cursor.cursor, f"COPY {table} (cache_name) FROM STDIN", [b"bench\n" * facts])
 
 
 def append(facts: int = 1) -> None:

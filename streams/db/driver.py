@@ -64,7 +64,6 @@ __all__ = [
     "bound_times",
     "channel",
     "connection_lost",
-    "copy_in",
     "database_lost",
     "direct_connection",
     "dsn",
@@ -103,7 +102,7 @@ DatabaseError = _driver.DatabaseError
 OperationalError = _driver.OperationalError
 BehindPooler = _driver.BehindPooler
 received, receive, notices = _driver.received, _driver.receive, _driver.notices
-copy_in, go_to_last_result = _driver.copy_in, _driver.go_to_last_result
+go_to_last_result = _driver.go_to_last_result
 
 
 class WrongEncoding(_driver.OperationalError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import MutableSequence
 from typing import Any
 
@@ -23,7 +22,6 @@ __all__ = [
     "bound_times",
     "connect",
     "connection_string",
-    "copy_in",
     "go_to_last_result",
     "notices",
     "receive",
@@ -79,11 +77,6 @@ def receive(connection: Any) -> list[Any]:
     """Reads the data that has arrived on a connection of ``connect``, without waiting. Returns the same list as ``received``."""
     connection.poll()
     return received(connection)
-
-
-def copy_in(cursor: Any, statement: str, content: bytes) -> None:
-    """Executes a ``COPY … FROM STDIN`` statement with this content."""
-    cursor.copy_expert(statement, io.BytesIO(content))
 
 
 def go_to_last_result(cursor: Any) -> None:

@@ -31,7 +31,6 @@ __all__ = [
     "bound_times",
     "connect",
     "connection_string",
-    "copy_in",
     "go_to_last_result",
     "notices",
     "receive",
@@ -106,12 +105,6 @@ def receive(connection: Any) -> list[Any]:
     while (notification := pgconn.notifies()) is not None:
         pgconn.notify_handler(notification)
     return received(connection)
-
-
-def copy_in(cursor: Any, statement: str, content: bytes) -> None:
-    """Executes a ``COPY … FROM STDIN`` statement with this content."""
-    with cursor.copy(statement) as copy:
-        copy.write(content)
 
 
 def go_to_last_result(cursor: Any) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 from pipeline.importing.job import PART_BYTES
-from pipeline.importing.load_rooms import EVENTS_PER_BATCH
-from pipeline.importing.loaders import MOST_LOADERS
-from pipeline.importing.spark_tasks import EVENTS_PER_TASK
+from pipeline.importing.load_rooms import EVENTS_PER_PACK
 from pipeline.source.options import ReadOptions
 from tests.support.session import PROJECT
 
@@ -44,7 +42,6 @@ def test_core_hours_are_the_microseconds_times_a_thousand_million():
 def test_the_sizes_of_pieces_are_those_of_the_program():
     read = ReadOptions(dsn="", stream="events")
     pieces = " ".join(" ".join(row) for row in rows("| | cut into | at 10^8 events |"))
-    for size in (EVENTS_PER_TASK, EVENTS_PER_BATCH, read.rows_per_partition, read.max_rows):
+    for size in (EVENTS_PER_PACK, read.rows_per_partition, read.max_rows):
         assert f"{size:,}" in pieces
     assert f"parts of {PART_BYTES // 2**20} MiB" in pieces
-    assert {4: "four"}[MOST_LOADERS] + " loaders" in PAGE

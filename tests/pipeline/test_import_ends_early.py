@@ -111,10 +111,10 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_nothing_is_loaded
 
 
 def broken_off(paths):
-    """An import that fails when everything is worked out and nothing is loaded."""
+    """An import that fails when everything is read and nothing is loaded."""
 
     def fail(step):
-        if step == "rooms":
+        if step == "plan":
             raise OSError("out of patience")
 
     with pytest.raises(OSError, match="out of patience"):

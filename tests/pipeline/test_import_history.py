@@ -116,7 +116,7 @@ def test_the_job_is_done(imported):
     job = Job.objects.get()
     stages = job.summary.pop("spark")
     assert (job.state, job.summary) == ("done", imported.record())
-    assert [stage["name"] for stage in stages] == ["scan", "read", "rooms"] and all(stage["tasks"] for stage in stages)
+    assert [stage["name"] for stage in stages] == ["scan", "read", "load"] and all(stage["tasks"] for stage in stages)
 
 
 def test_nothing_is_left_in_staging(imported):

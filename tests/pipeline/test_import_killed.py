@@ -16,32 +16,43 @@ from tests.support.waiting import DEADLINE_SECONDS
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark"), pytest.mark.slow]
 
 KILLED = """
-import io, time
-from pipeline.importing import job as importing, load_rooms as promotion, spark_tasks
+import io, json, time
+from pipeline.importing import job as importing
 from pipeline.importing.job import ImportOptions, import_history
-from pipeline.models import ImportedRoom, Job
+from pipeline.importing.load_rooms import load_rooms
+from pipeline.spark.run_tasks import run_tasks
 
 def die(step):
     if step == sys.argv[1]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-if sys.argv[1] == "middle":
-    ordered, whole = promotion._ORDERED, promotion._Batch._run
-    def run(batch, sql, more=None):
-        whole(batch, sql, more)
-        if sql is ordered[0] and len(batch._rooms) and Job.objects.filter(importedroom__isnull=False).exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-    promotion._Batch._run = run
-if sys.argv[1] == "beside":
-    def half(spark, work, packs):
-        spark_tasks.stage_rooms(spark, work, packs[: len(packs) // 2])
-        deadline = time.monotonic() + 60
-        while not ImportedRoom.objects.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
-    importing.pack_rooms = lambda rooms: spark_tasks.pack_rooms(rooms, events=1)
-    importing.stage_rooms = half
-options = ImportOptions(sys.argv[2:], events_per_batch=300, pause=die)
+def half(spark, work, packs):
+    load_rooms(spark, work, packs[: len(packs) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def middle(spark, work, packs):
+    driver = os.getpid()
+
+    def load(number):
+        from pipeline.importing.load_rooms import load_planned
+        from pipeline.loading import load_pack as loading
+        whole = loading.load_pack
+
+        def step(name):
+            if number == 3 and name == "copied events":
+                os.kill(driver, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        loading.load_pack = lambda work, pack: whole(work, pack, step)
+        try:
+            return json.dumps(load_planned(work, packs[number]))
+        finally:
+            loading.load_pack = whole
+
+    run_tasks(spark, len(packs), load)
+
+importing.load_rooms = {"half": half, "middle": middle}.get(sys.argv[1])
+options = ImportOptions(sys.argv[2:], events_per_pack=300, master="local[1]", pause=die)
 import_history(options, io.StringIO())
 """
 
@@ -74,7 +85,7 @@ def loaded_rooms():
 
 
 @pytest.mark.parametrize(
-    "step", [*(pytest.param(step, marks=pytest.mark.scenario) for step in ("read", "beside")), "middle"]
+    "step", [*(pytest.param(step, marks=pytest.mark.scenario) for step in ("read", "half")), "middle"]
 )
 def test_a_resumed_import_ends_like_a_clean_one(step, clean, killed_import):
     killed_import(step)
@@ -98,7 +109,7 @@ def test_rooms_are_whole_after_a_kill_and_a_new_import_loses_and_doubles_nothing
 
 @pytest.mark.scenario
 def test_a_crash_of_postgresql_empties_staging_and_the_job_begins_anew(clean, killed_import):
-    killed_import("load")
+    killed_import("middle")
     with connection.cursor() as cursor:
         for table in staging_tables():
             cursor.execute(f"TRUNCATE {table}")  # what recovery does to unlogged tables

@@ -1,20 +1,16 @@
-"""Loading when others take IDs meanwhile: the order is the given one all the same."""
+"""Loaded rooms are news to whoever cached something of them."""
 
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from events.models import Event
-from pipeline.importing.spark_tasks import stage_rooms
-from pipeline.models import Job, JobState
-from pipeline.spark.run_tasks import run_tasks
 from streams import registry
 from streams.catalog.models import CacheInvalidation
 from tests.integration.events.cached_topics import membership_of, topic_of
-from tests.pipeline.imports import bare_room, run_import, write_lines
+from tests.pipeline.imports import run_import, write_lines
 from tests.support.made_rooms import ALICE, public_room
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -35,23 +31,3 @@ def test_loaded_rooms_drop_what_was_cached_of_them(spark, tmp_path):
     assert membership_of(rooms[0].room_id, ALICE) == "join"
     keys = CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", "keys")
     assert list(keys) == [("cs_cache_fake", [room.room_id, ALICE]) for room in rooms]
-
-
-def test_a_loader_that_fails_ends_what_spark_is_at(spark, tmp_path, monkeypatch):
-    def fail(*_):
-        raise ArithmeticError("a loader's own words")
-
-    def and_more(session, work, packs):
-        stage_rooms(session, work, packs)
-        run_tasks(session, 1, lambda _: str(time.sleep(120)))
-
-    monkeypatch.setattr("pipeline.importing.loaders.load_batch", fail)
-    monkeypatch.setattr("pipeline.importing.job.stage_rooms", and_more)
-    path = write_lines(tmp_path / "rooms.jsonl", *({"json": e, "room_version": "2"} for e in bare_room(1, 5)))
-    begun = time.monotonic()
-    with pytest.raises(ArithmeticError, match="own words"):
-        run_import(path, events_per_batch=1)
-    assert time.monotonic() - begun < 90
-    assert Job.objects.get().state == JobState.FAILED
-    monkeypatch.undo()
-    assert run_import(path, resume=True).imported == 5

@@ -45,9 +45,8 @@ def test_executors_have_our_rules_and_never_django(spark):
             "frames.stored",
             "frames.differences",
             "frames.work_out_rooms",
-            "importing.spark_tasks",
             "importing.parse_lines",
-            "importing.work_out_rooms",
+            "importing.load_rooms",
         ):
             importlib.import_module(f"pipeline.{name}")
         return [name for name in sys.modules if name.split(".")[0] in ("django", "replsite")]

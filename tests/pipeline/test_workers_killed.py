@@ -89,7 +89,7 @@ def test_an_import_whose_worker_is_killed_ends_like_a_clean_one():
             table = table_name(Job.objects.latest("pk").pk, STAGED_EVENTS.name)
             blocked.append(workers_are_killed(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
             killed.append(blocked[0].__enter__())
-        elif step == "rooms":
+        elif step == "load":
             blocked[0].__exit__(None, None, None)
 
     outcome = run_import(*paths, pause=pause)

@@ -13,6 +13,7 @@ from django.db.models.expressions import RawSQL
 
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.db import driver
+from streams.db.copy_in import copy_in
 from streams.holds.constraint import StreamHolds
 from streams.holds.look import Seen, look
 from streams.sequence import StreamSequence, sequence_of
@@ -102,7 +103,7 @@ class Session:
 
     def copy(self, what: str, text: str) -> None:
         """COPY … FROM STDIN."""
-        driver.copy_in(self.cursor, f"COPY {what} FROM STDIN", text.encode())
+        copy_in(self.cursor, f"COPY {what} FROM STDIN", [text.encode()])
 
     def close(self) -> None:
         """End the session, as the end of its client does."""

@@ -10,7 +10,7 @@ from events.integrity import repair, room_mending
 from events.models import EventVisibility
 from pipeline.archive import write
 from pipeline.frames.sources import inputs
-from pipeline.importing.staging_tables import connect, staging_connection
+from pipeline.importing.staging_tables import staging_connection
 from pipeline.maintenance import resync_executor
 from pipeline.maintenance.resync_executor import RoomsWork
 from pipeline.operations import restore as restore_kind
@@ -191,10 +191,8 @@ def test_a_view_for_a_page_keeps_them(limited):
 
 
 def test_sessions_of_tasks_have_none(limited):
-    session = connect(dsn())
-    with session, session.cursor() as cursor:
+    with staging_connection(dsn()) as session, session.cursor() as cursor:
         assert set(limits_in(cursor).values()) == {"0"}
-    session.close()
 
 
 def test_a_transaction_of_a_job_goes_on_beyond_the_servers_limit_for_all_transactions():

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from django.core.checks import run_checks
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.test import override_settings
 
 from streams.catalog.models import CacheInvalidation
 from streams.checks import check_driver
 from streams.db import driver
+from streams.db.copy_in import copy_in
 from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, fact, stream
@@ -249,9 +250,20 @@ def test_a_text_with_its_values_is_for_any_session():
 def test_rows_are_copied():
     with closing(driver.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE of_drivers (n integer, t text)")
-        driver.copy_in(cursor, "COPY of_drivers FROM STDIN", b"1\ta\n2\t\\N\n")
+        copy_in(cursor, "COPY of_drivers FROM STDIN", [b"1\ta\n2", b"\t\\N\n"])
         cursor.execute("SELECT * FROM of_drivers ORDER BY n")
         assert cursor.fetchall() == [(1, "a"), (2, None)]
+
+
+@pytest.mark.django_db
+def test_a_cursor_of_django_raises_its_errors_when_rows_are_copied():
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE of_drivers (n integer PRIMARY KEY) ON COMMIT DROP")
+        copy_in(cursor, "COPY of_drivers FROM STDIN", [b"1\n", b"2\n"])
+        with pytest.raises(IntegrityError), transaction.atomic():
+            copy_in(cursor, "COPY of_drivers FROM STDIN", [b"2\n"])
+        cursor.execute("SELECT n FROM of_drivers ORDER BY n")
+        assert cursor.fetchall() == [(1,), (2,)]
 
 
 # --- what cannot work is refused ----------------------------------------------------------------------------------

@@ -15,14 +15,11 @@ TABLES = (
 )  # fmt: skip
 #: Everything else that writes a room builds ``RoomRows``.
 WRITERS = {
-    "events/maintenance/group_compaction.py": "other groups with the same states",
     "events/maintenance/group_gc.py": "groups that no event needs",
     "events/maintenance/purge_batch.py": "sets of events by depth, which stay in the database",
-    "events/maintenance/restore.py": "archived rows, from temporary tables",
     "events/operations/purge_room.py": "all rows of a room, some thousand at a time",
     "events/room_lock_sql.py": "the content generation, with the lock",
     "events/rows.py": "all others",
-    "pipeline/importing/load_rooms.py": "new rooms, from staging tables",
     "pipeline/loading/load_pack.py": "new rooms, by COPY",
 }
 
@@ -74,6 +71,17 @@ def test_many_rows_are_divided_and_only_single_rows_are_prepared():
         rows.add("events_eventedge", f"${number}", "$a")
     found = [(len(values), again) for _, values, again in rows.after_facts()]
     assert found == [(2_000, False), (2_000, False), (2, True)]
+
+
+def test_added_rows_may_have_further_columns():
+    rows = RoomRows()
+    rows.add("events_timelinegap", ROOM, 5, "a", received_at=None)
+    ((text, values, _),) = rows.after_facts()
+    assert text == (
+        "INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name, received_at) VALUES (%s, %s, %s, %s) "
+        "ON CONFLICT (room_id, stream_ordering) DO NOTHING"
+    )
+    assert values == [ROOM, 5, "a", None]
 
 
 def test_nothing_is_removed_by_no_key():

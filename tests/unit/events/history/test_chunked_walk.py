@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from events.errors import HistoryError
-from events.history.rows import GivenEvents, RoomHistory
+from events.history.rows import RoomHistory
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
-from tests.support.room_results import room_history
+from tests.support.room_results import GivenEvents, room_history
 
 CHUNKS = [1, 7, 100]
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pipeline.frames.event_columns import event_arrays, parsed_events
 from pipeline.frames.parse_lines import LineRules, parse_lines
-from pipeline.frames.read_events import _Reading, part_batches
+from pipeline.frames.read_events import Reading, part_batches
 from pipeline.frames.schemas import EVENTS
 from pipeline.frames.sources.lines import parts_of
 from pipeline.frames.sources.parts import Line
@@ -57,7 +57,7 @@ def test_batches_are_bounded_in_rows_and_in_bytes(tmp_path):
     lines = [json.dumps({"json": event["json"] | large, "room_version": "9"}).encode()] * 100 + [b"?"] * 5_000
     path = tmp_path / "in"
     path.write_bytes(b"\n".join(lines))
-    reading = _Reading(parts_of(3, path, 1 << 30), [7], LineRules())
+    reading = Reading(parts_of(3, path, 1 << 30), [7], LineRules())
     batches = list(part_batches(reading, 0))
     rows = [row for batch in batches for row in batch.select(["source", "line", "reason", "name"]).to_pylist()]
     assert [row["line"] for row in rows] == list(range(8, 5108)) and {row["source"] for row in rows} == {3}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from events.history.rows import GivenEvents
 from pipeline.frames import room_events
 from pipeline.frames.bundles import bundled
 from pipeline.frames.event_columns import event_arrays, parsed_events
@@ -15,7 +14,7 @@ from pipeline.frames.room_rows import room_rows
 from pipeline.frames.schemas import EVENTS, ROOM_FRAMES
 from pipeline.frames.sources.parts import Line
 from tests.support.room_data import ROOM_NAMES, event_lines
-from tests.support.room_results import room_history
+from tests.support.room_results import GivenEvents, room_history
 
 SMALL_ROOMS = [room for room in ROOM_NAMES if room != "large_v10"]
 
