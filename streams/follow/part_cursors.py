@@ -17,7 +17,7 @@ _WAIT_SECONDS = "greatest(extract(epoch FROM retry_at - clock_timestamp()), 0)::
 _COLUMNS = f"part, position, apart_upto, attempts, {_WAIT_SECONDS}"
 _ALL = f"SELECT {_COLUMNS} FROM streams_partcursor WHERE {_OF} AND by_field = %(by)s ORDER BY position"
 #: A part that moved since the statement began is tested again as it is now, and returned as it is now.
-_TAKE = f"""
+_RESERVE = f"""
 SELECT {_COLUMNS} FROM streams_partcursor
 WHERE {_OF} AND by_field = %(by)s AND part = ANY(%(parts)s) AND coalesce(retry_at <= clock_timestamp(), true)
   AND (apart_upto IS NOT NULL) = %(apart)s
@@ -131,9 +131,9 @@ class PartCursors:
         cursor.execute(_ALL, self._of)
         return [Part(*row) for row in cursor.fetchall()]
 
-    def take(self, cursor: Any, parts: Sequence[int], limit: int, *, apart: bool) -> list[Part]:
+    def reserve(self, cursor: Any, parts: Sequence[int], limit: int, *, apart: bool) -> list[Part]:
         """Locks at most ``limit`` of these parts until the transaction ends, without those that others have."""
-        cursor.execute(_TAKE, {**self._of, "parts": list(parts), "limit": limit, "apart": apart})
+        cursor.execute(_RESERVE, {**self._of, "parts": list(parts), "limit": limit, "apart": apart})
         return [Part(*row) for row in cursor.fetchall()]
 
     def move(

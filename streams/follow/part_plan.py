@@ -99,9 +99,9 @@ class Window:
         """Returns the parts that have no facts between their positions and the window's end."""
         return [part for part in parts if part.position < self.upto and not self._tokens.get(part.number)]
 
-    def plan(self, taken: Iterable[Part], most: int) -> Plan:
+    def plan(self, reserved: Iterable[Part], most: int) -> Plan:
         """Returns the first ``most`` facts of these parts."""
-        positions = {part.number: part.position for part in taken}
+        positions = {part.number: part.position for part in reserved}
         waiting = sorted((token, part) for part in positions for token in islice(self._tokens.get(part, ()), most + 1))
         facts, left = waiting[:most], waiting[most:]
         moves = dict.fromkeys(positions, self.upto)

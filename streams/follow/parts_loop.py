@@ -173,17 +173,17 @@ class PartsLoop(HandlerLoop):
     def _work(self) -> bool:
         """Handles facts in one transaction, if there are some that no other process has. Returns false otherwise."""
         for apart in (True, False):
-            if (ready := self._window.ready(self._parts, apart=apart)) and self._take(ready, apart=apart):
+            if (ready := self._window.ready(self._parts, apart=apart)) and self._reserve(ready, apart=apart):
                 return True
         return False
 
-    def _take(self, ready: list[int], *, apart: bool) -> bool:
+    def _reserve(self, ready: list[int], *, apart: bool) -> bool:
         most = 1 if apart else self._most
-        batch, began = _Batch(), time.monotonic()
+        batch, started = _Batch(), time.monotonic()
 
         def work() -> None:
             with connections[self._using].cursor() as cursor:
-                batch.parts = self._cursors.take(cursor, ready, min(self._share, most), apart=apart)
+                batch.parts = self._cursors.reserve(cursor, ready, min(self._share, most), apart=apart)
             self._pass_over(batch.parts)
             batch.plan = self._window.plan(batch.parts, most)
             self._handle(batch)
@@ -209,7 +209,7 @@ class PartsLoop(HandlerLoop):
             self._pass_over([Part(number, upto) for number, upto in batch.plan.moves.items()])
             self._late_seconds = self._window.missed = 0
             if not apart:
-                self._pace(batch, time.monotonic() - began)
+                self._pace(batch, time.monotonic() - started)
             self._delays.handled(batch.plan.facts[-1][0])
         return bool(batch.parts)
 
@@ -240,10 +240,10 @@ class PartsLoop(HandlerLoop):
                 self._cursors.move(cursor, batch.plan.moves, batch.handled, batch.parked)
 
     def _call(self, batch: _Batch, facts: list[KeyFact]) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         self.handler.call(self._chunk(*facts))
         check_not_undone(self._using)
-        batch.handler_seconds += time.monotonic() - began
+        batch.handler_seconds += time.monotonic() - started
 
     def _chunk(self, *facts: KeyFact) -> Chunk:
         return Chunk(self.handler.stream, [row for fact in facts for row in fact.rows], self._streams_using)
