@@ -7,7 +7,7 @@ import re
 import pytest
 
 from events.models import ForwardExtremity
-from pipeline.operations.resync import WHAT
+from pipeline.operations.resync_and_room_mend import WHAT
 from streams.jobs.command import command_lines
 from tests.support.made_rooms import BOB, MadeRoom
 from tests.support.persisted_rooms import persist_all

@@ -17,7 +17,7 @@ from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, RoomReport
 from events.integrity.repair import check_room
 from pipeline.maintenance.room_tasks import MASTER
-from pipeline.operations.resync import Resync, compare_rooms
+from pipeline.operations.resync_and_room_mend import Resync, compare_rooms
 from streams.conf import stream_settings
 from streams.jobs.command import CommandLine, command_line
 from streams.jobs.run import run_job
