@@ -29,8 +29,8 @@ from replsite.history.samples import (
     verdicts_of,
 )
 from replsite.history.site_changes import VERSION, outage, restart, version_change
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.snapshot import Snapshot
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.snapshot import Snapshot
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.schema_mark import marked_lock

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from replsite.snapshot.snapshot import Snapshot
+from replsite.live_rows.snapshot import Snapshot
 from replsite.status.words import Severity, Verdict, WriterWord
 from streams.runtime.text import plain_label
 

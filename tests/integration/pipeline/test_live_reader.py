@@ -16,7 +16,7 @@ from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
 from pipeline.live.statistics_table import READER, STATISTICS, StatisticsTable
 from pipeline.models import BatchLedger
 from replsite.metrics.cluster import families
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from replsite.status.words import HealthWord
 from streams import registry
 from streams.errors import ReaderNameTaken

@@ -24,7 +24,7 @@ from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.spark.session import spark_session
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams import registry
 from streams.checks import check_declarations, check_session
 from streams.core.declaration import ColumnKind
