@@ -1,7 +1,7 @@
 """Builds the live page as data (pure): its health, its figures, and the groups of rows of its tables.
 
 The page in the browser (``fragments``) and ``manage.py streams`` are both made from this data, so they cannot disagree.
-The rows and columns of a table are in ``replsite.live_rows``, in the module of the table.
+The rows and columns of a table are in ``replsite/live_rows``, in the module of the table.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Shows positions, open appends, readers and their lag: the live page for terminals and scripts; and ends appends (`abort`).
 
+The rows and columns of its tables are in ``replsite/live_rows``, a file for each table.
+
 Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Something is
 wrong if a status has the severity ``wrong``. Examples are a stream that is blocked by an open append, a reader that is stuck,
 and a sequence below the stored position of its stream.
