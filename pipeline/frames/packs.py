@@ -50,7 +50,7 @@ class Packs:
 
         ``events_of_small`` is the number of events in all other rooms together.
         """
-        names = [room_id for room_id, _ in sorted(large, key=lambda one: (-one[1], one[0]))]
+        names = [room_id for room_id, _ in sorted(large, key=lambda room: (-room[1], room[0]))]
         small = -(-events_of_small // events_per_pack)
         return cls({room_id: number for number, room_id in enumerate(names)}, small)
 
@@ -58,7 +58,6 @@ class Packs:
         return max(len(self.large) + self.small, 1)
 
     def number(self, room_id: str) -> int:
-        """Returns the number of the room's pack."""
         found = self.large.get(room_id)
         return len(self.large) + crc32(room_id.encode()) % max(self.small, 1) if found is None else found
 

@@ -34,7 +34,7 @@ MASTER = master(
 )
 _ROOMS_PER_TASK = 500
 _MOST_TASKS = 64
-_LOOK_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
 _Answer = TypeVar("_Answer")
 
 
@@ -67,9 +67,9 @@ def pack(rooms: Sequence[SizedRoom], most: int) -> Iterator[list[SizedRoom]]:
 def session_if_worth_it(
     run: JobRun, name: str, master: str | None, rooms: Sequence[SizedRoom], in_process: int
 ) -> Iterator[SparkSession | None]:
-    """Yields a Spark session, or null if this process is to do the work.
+    """Yields a Spark session, or None if this process is to do the work.
 
-    If ``master`` is null, Spark is used on three conditions: Java is installed, there are at least two rooms, and the
+    If ``master`` is None, Spark is used on three conditions: Java is installed, there are at least two rooms, and the
     sizes of the rooms add up to more than ``in_process``. If ``master`` is given, Spark is always used. Then
     ``JavaMissing`` is raised if Java is not installed.
     """
@@ -100,7 +100,7 @@ def ask_rooms(
     """
     tasks = _Tasks(spark, job_group(run), work, pack(rooms, most))
     try:
-        while tasks.begin():
+        while tasks.submit():
             yield from tasks.ended()
             run.step()
     finally:
@@ -125,7 +125,7 @@ class _Tasks(Generic[_Answer]):
         self._pool = ThreadPoolExecutor(self._most, "rooms")
         self._waiting: dict[Future[list[_Answer]], int] = {}
 
-    def begin(self) -> bool:
+    def submit(self) -> bool:
         """Submits packs, up to twice as many as can run at a time. Returns false if all packs have ended."""
         # For each pack that a task computes, another pack is queued in the pool. So no core is idle while the caller
         # handles answers.
@@ -137,7 +137,7 @@ class _Tasks(Generic[_Answer]):
 
     def ended(self) -> Iterator[tuple[int, list[_Answer]]]:
         """Waits up to a second for a pack to end. Yields (size, answers) of each pack that has ended."""
-        for future in wait(self._waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
+        for future in wait(self._waiting, _WAIT_SECONDS, FIRST_COMPLETED).done:
             yield self._waiting.pop(future), future.result()
 
     def close(self) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["HEAD_BYTES", "TOLD", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
+__all__ = ["GIVEN_COLUMNS", "HEAD_BYTES", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
 
 HEAD_BYTES = 300
 """The largest number of bytes of a broken line that are kept."""
-TOLD = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
+GIVEN_COLUMNS = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
 """Values beside an event's JSON that a source may give: keys of a JSON Lines wrapper, or columns of a table."""
 
 
@@ -57,12 +57,12 @@ class Part:
 class Line(msgspec.Struct, frozen=True, gc=False):
     """A line or a row with an event. ``content`` has the bytes of the line without line feed, or the JSON of the row.
 
-    For a row of a table, ``told`` maps the names of the other columns to their values. For a line, ``told`` is null.
+    For a row of a table, ``given`` maps the names of the other columns to their values. For a line, ``given`` is None.
     """
 
     number: int
     content: bytes
-    told: Mapping[str, Any] | None = None
+    given: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

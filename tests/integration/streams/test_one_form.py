@@ -363,7 +363,7 @@ def test_columns_of_spark(ids):
     names = tuple(column.key for column in declaration().tables[0].columns)
     (piece,) = pieces({writer(): (ids[0] - 1, ids[-1])}, [])
     try:
-        batches = list(read_piece(ReadParameters(driver.dsn(), NAME, names, own=declaration()), piece))
+        batches = list(read_piece(ReadParameters(driver.dsn(), NAME, names, of_site=declaration()), piece))
     finally:
         for _, one in read_rows._kept:
             one.close()
