@@ -11,10 +11,11 @@ Runs in Spark's driver and executors, without Django.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
@@ -22,6 +23,7 @@ from uuid import uuid4
 from pipeline.frames.task_rows import BatchFunction, TaskRows
 from pipeline.private_files import make_folder
 from streams.jobs.errors import UnusableArguments
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +160,8 @@ def _write(folder: str, describing: Describing | None, batches: Iterator[pa.Reco
     from pyspark import TaskContext  # noqa: PLC0415
 
     descriptions: list[str] = []
-    groups = _groups(batches if describing is None else describing(batches, descriptions))
+    described = batches if describing is None else describing(batches, descriptions)
+    groups = map(pa.Table.from_batches, bounded_batches(described, attrgetter("nbytes"), _GROUP_BYTES))
     first = next(groups, None)
     if first is None:
         return
@@ -174,22 +177,6 @@ def _write(folder: str, describing: Describing | None, batches: Iterator[pa.Reco
         size = out.tell()
     about = {"name": [name], "rows": [rows], "bytes": [size], "description": ["".join(descriptions)]}
     yield pa.RecordBatch.from_pydict(about)
-
-
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yields the rows as tables, one for each row group of the file. A row group exceeds its size limit by one batch at most."""
-    import pyarrow as pa  # noqa: PLC0415 - executors only
-
-    some: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        some.append(batch)
-        size += batch.nbytes
-        if size >= _GROUP_BYTES:
-            yield pa.Table.from_batches(some)
-            some, size = [], 0
-    if some:
-        yield pa.Table.from_batches(some)
 
 
 def _read(folder: str, names: Any, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

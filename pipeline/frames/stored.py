@@ -43,6 +43,7 @@ from pipeline.frames.stored_sql import (
 from pipeline.frames.task_rows import InSnapshot
 from pipeline.source.shared_snapshot import in_snapshot, read_batches, shared_snapshot
 from state.rules.room_versions import room_version
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -252,19 +253,14 @@ def _lists(sizes: Iterable[tuple[str, int]], most: int) -> Iterator[tuple[int, R
     Yields (number of events, part, room ID or None) for each list. The room ID is given if the list is a single room
     with more than ``most`` events.
     """
-    rooms: list[str] = []
-    size = 0
+    small: list[tuple[str, int]] = []
     for room_id, events in sizes:
         if events > most:
             yield events, RoomPart(rooms=(room_id,)), room_id
-            continue
-        if rooms and (size + events > most or len(rooms) == _ROOMS_PER_PART):
-            yield size, RoomPart(rooms=tuple(rooms)), None
-            rooms, size = [], 0
-        rooms.append(room_id)
-        size += events
-    if rooms:
-        yield size, RoomPart(rooms=tuple(rooms)), None
+        else:
+            small.append((room_id, events))
+    for part in bounded_batches(small, itemgetter(1), most, _ROOMS_PER_PART):
+        yield sum(events for _, events in part), RoomPart(rooms=tuple(room_id for room_id, _ in part)), None
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipeline.errors import JavaMissing, SparkFailed
@@ -22,6 +23,7 @@ from pipeline.spark.job_steps import job_group
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
 from streams.jobs.job_run import JobRun
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,20 +49,12 @@ class SizedRoom:
 
 
 def pack(rooms: Sequence[SizedRoom], most: int) -> Iterator[list[SizedRoom]]:
-    """Yields packs of at most 500 rooms and of at most the size ``most``. A larger room is a pack of its own.
+    """Returns packs of at most 500 rooms and of at most the size ``most``. A larger room is a pack of its own.
 
     The largest rooms come first. So no large room is handled alone at the end, while other cores are idle.
     """
-    found: list[SizedRoom] = []
-    size = 0
-    for room in sorted(rooms, key=lambda room: -room.size):
-        if found and (size + room.size > most or len(found) == _ROOMS_PER_TASK):
-            yield found
-            found, size = [], 0
-        found.append(room)
-        size += room.size
-    if found:
-        yield found
+    largest_first = sorted(rooms, key=lambda room: -room.size)
+    return bounded_batches(largest_first, attrgetter("size"), most, _ROOMS_PER_TASK)
 
 
 @contextmanager
