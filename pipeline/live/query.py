@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from pipeline.live.ledger import Vectors, read_offsets, record_batch
 from pipeline.live.named_table import NamedTable
 from pipeline.source.data_source import register
-from pipeline.source.schemas import declaration_of, spark_schema
+from pipeline.source.stream_schemas import declaration_of, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -120,7 +120,7 @@ def _day(text: str | None) -> int | None:
 
 
 def _export(run: JobRun, folder: Path, master: str | None) -> Mapping[str, Any]:
-    from pipeline.export.export import ExportRequest, export_tables  # noqa: PLC0415 - needs pyspark
+    from pipeline.export.write_tables import ExportRequest, export_tables  # noqa: PLC0415 - needs pyspark
 
     given = run.arguments
     request = ExportRequest(

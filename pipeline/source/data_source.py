@@ -61,8 +61,8 @@ from pipeline.source.options import ReadOptions, WriteOptions
 from pipeline.source.positions import SourcePositions, known_positions
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.source.reader_row import ReaderRow, store_reader
-from pipeline.source.schemas import chosen_columns, declaration_of, site_declarations, spark_schema
 from pipeline.source.sql import cuts_sql
+from pipeline.source.stream_schemas import chosen_columns, declaration_of, site_declarations, spark_schema
 from streams.core.recorded import is_recorded
 from streams.core.watermarks import trim_mark
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION

@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import datasource
 
 from pipeline.source.literals import literal
-from pipeline.source.schemas import fact_columns
+from pipeline.source.stream_schemas import fact_columns
 from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.queries import token_sql
 

@@ -16,8 +16,8 @@ from pipeline.connections import connect_arrow
 from pipeline.source.filters import Condition, tables_of
 from pipeline.source.literals import literal
 from pipeline.source.offsets import PartitionRange
-from pipeline.source.schemas import arrow_schema, declaration_of
 from pipeline.source.sql import rows_of_piece_sql
+from pipeline.source.stream_schemas import arrow_schema, declaration_of
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed, lost_facts, trim_mark
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION

@@ -35,8 +35,8 @@ from events import declarations as events_catalog
 from pipeline.connections import connect
 from pipeline.errors import FactsNotAppended
 from pipeline.source.options import WriteOptions
-from pipeline.source.schemas import chosen_columns, declaration_of
 from pipeline.source.staging import NOW, drop_staging, staging_name, sweep
+from pipeline.source.stream_schemas import chosen_columns, declaration_of
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.json_codec import decode_json, encode_json
 from streams.core.names import check_name, name_without_number

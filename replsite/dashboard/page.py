@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from replsite.dashboard.summary import summary_tiles
+from replsite.live_rows.cells import Group, Table, Tile
 from replsite.live_rows.jobs import JOBS, job_groups
 from replsite.live_rows.readers import READERS, reader_groups
 from replsite.live_rows.snapshot import Snapshot
 from replsite.live_rows.storage import ROOMS, STORAGE, room_groups, storage_groups
 from replsite.live_rows.streams import STREAMS, stream_groups
-from replsite.live_rows.table import Group, Table, Tile
 from replsite.live_rows.workers import WORKERS, worker_groups
 from replsite.status.words import Health, Problem
 from streams.runtime.amounts import count

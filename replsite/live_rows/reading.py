@@ -16,6 +16,7 @@ from typing import Any
 from replsite import installed_apps
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
+from replsite.live_rows.cells import worst_first
 from replsite.live_rows.jobs import JobsView, read_jobs
 from replsite.live_rows.lags import NO_LAG, facts_upto, read_lags
 from replsite.live_rows.readers import MOST_PARKED, ReaderRow, ReaderStreamRow, read_readers
@@ -24,7 +25,6 @@ from replsite.live_rows.snapshot import Snapshot
 from replsite.live_rows.storage import STORAGE_SECONDS, StorageView, read_storage
 from replsite.live_rows.stored_samples import read_samples, warm
 from replsite.live_rows.streams import ExpectedRow, HolderRow, StreamRow, WriterRow, read_writers
-from replsite.live_rows.table import worst_first
 from replsite.live_rows.verdicts import (
     Limits,
     disk_verdict,

@@ -22,9 +22,9 @@ from django.db import DatabaseError as DjangoDatabaseError
 from django.db import connections
 
 from replsite.dashboard.page import TABLES, live_page_data
+from replsite.live_rows.cells import Column, Group, as_json
 from replsite.live_rows.reading import limits, read_current_snapshot
 from replsite.live_rows.snapshot import Snapshot
-from replsite.live_rows.table import Column, Group, as_json
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from replsite.terminal.tables import Content, lines_of

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from replsite import health
 from replsite.dashboard import views
+from replsite.live_rows.cells import as_json
 from replsite.live_rows.shared import SHARED
-from replsite.live_rows.table import as_json
 from replsite.live_rows.verdicts import Limits, hold_verdict, reader_verdict, site_health
 from replsite.management.commands import streams as streams_command
 from replsite.metrics import cluster

@@ -11,8 +11,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from replsite.live_rows import lags
+from replsite.live_rows.cells import as_json
 from replsite.live_rows.reading import read_snapshot
-from replsite.live_rows.table import as_json
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from streams import registry
