@@ -1,7 +1,7 @@
 """The settings of the site: each field is one setting, with its default, its bounds and its meaning (pure).
 
-``DATABASE_URL`` is here, too. How long the history of the live page is kept is no setting: ``SPANS`` in
-``replsite/history/samples.py``.
+``DATABASE_URL`` is here, too. How long the history of the live page is kept is no setting
+(``replsite/history/retention.py``).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The site's history: sampling, storage, charts. How long it is kept is no setting (``SPANS`` in ``samples``)."""
+"""The site's history: sampling, storage, charts, and how long it is kept."""

@@ -17,21 +17,6 @@ from streams.runtime.text import plain_label
 MOST_SUBJECTS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A span of the history that a chart shows: the length of a step, and how long its samples are kept."""
-
-    title: str
-    step_seconds: int
-    kept_seconds: int
-
-
-SPANS = {
-    "hour": Span("Last hour", 15, 3_600),
-    "day": Span("Last day", 120, 86_400),
-    "month": Span("Last 30 days", 3_600, 30 * 86_400),
-}
-
 _NOT_THERE = Verdict("not there", Severity.FINE, "It is not listed any more.")
 Subject = tuple[str, str, str]
 """(stream, writer, reader). One of the last two is empty."""
