@@ -1,7 +1,7 @@
 """Imports room histories from files and databases into the site's tables. Runs in Spark's driver, and needs Django.
 
     scan     Spark    count lines and find announced room versions in every part of the sources
-    read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.parse_lines)
+    read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.stage_lines)
     plan     SQL      select new events, number the rooms                         (pipeline.importing.plan)
     load     Spark    compute all rows of each room, copy them into the tables    (pipeline.importing.load_rooms)
     known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
@@ -40,7 +40,6 @@ from pipeline.frames.sources.parts import Part
 from pipeline.importing.extend_rooms import extend_rooms
 from pipeline.importing.keys import TRUSTED, VERIFIED, Signatures, read_keys
 from pipeline.importing.load_rooms import EVENTS_PER_PACK, RoomWork, load_rooms, pack_rooms
-from pipeline.importing.parse_lines import LineWork, stage_parts
 from pipeline.importing.plan import (
     create_staging,
     drop_staging,
@@ -52,6 +51,7 @@ from pipeline.importing.plan import (
     store_broken,
     store_versions,
 )
+from pipeline.importing.stage_lines import LineWork, stage_parts
 from pipeline.importing.staging_tables import STEPS, table_name
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, ImportSource

@@ -22,8 +22,8 @@ from pipeline.frames.bundles import bundled
 from pipeline.frames.room_events import rooms_of
 from pipeline.frames.room_rows import room_rows
 from pipeline.frames.schemas import EVENTS
-from pipeline.importing.parse_lines import LINES_PER_PART
 from pipeline.importing.plan import PlannedRoom
+from pipeline.importing.stage_lines import LINES_PER_PART
 from pipeline.importing.staging_tables import (
     EVENT_COLUMNS,
     ROOMY,

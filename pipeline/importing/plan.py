@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.frames.sources.parts import HEAD_BYTES, Part
 from pipeline.frames.work_out_rooms import VERSION_DIFFERS
-from pipeline.importing.parse_lines import LINES_PER_PART
+from pipeline.importing.stage_lines import LINES_PER_PART
 from pipeline.importing.staging_tables import (
     BROKEN,
     PREFIX,

@@ -29,7 +29,7 @@ TASK_MODULES = (
     "pipeline.frames.stored",
     "pipeline.frames.work_out_rooms",
     "pipeline.loading.load_pack",
-    "pipeline.importing.parse_lines",
+    "pipeline.importing.stage_lines",
     "pipeline.importing.load_rooms",
     "pipeline.archive.parts",
     "pipeline.maintenance.compress_executor",

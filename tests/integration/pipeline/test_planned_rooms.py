@@ -13,8 +13,8 @@ from pipeline.frames.parse_lines import LineRules
 from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.importing import load_rooms
 from pipeline.importing.load_rooms import RoomWork, load_planned
-from pipeline.importing.parse_lines import LineWork, stage_part
 from pipeline.importing.plan import create_staging, drop_staging, events_done, make_plan, planned_rooms
+from pipeline.importing.stage_lines import LineWork, stage_part
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, Job
 from streams.db.driver import dsn
