@@ -25,7 +25,7 @@ from pipeline.frames.event_columns import event_arrays
 from pipeline.frames.parse_lines import LineRules, PartScan, parse_lines, scan_part
 from pipeline.frames.schemas import BROKEN_LINES, EVENTS
 from pipeline.frames.sources.inputs import Input, check_unchanged, open_inputs, parts_of_inputs, read_part
-from pipeline.frames.sources.parts import BrokenLine, Part
+from pipeline.frames.sources.parts import BrokenLine, Part, lines_before
 from pipeline.frames.task_rows import InSnapshot, TaskRows, as_read
 from pipeline.spark.run_tasks import run_tasks
 
@@ -147,7 +147,9 @@ def read_events(
                 announced.setdefault(room_id, version)
         rules = LineRules(limit_bytes, keys, server, announced | dict(versions or {}))
         # By broadcast: a closure would be sent with every task, and the versions of 10^5 rooms take megabytes.
-        reading = spark.sparkContext.broadcast(Reading(parts, _lines_before(parts, scans), rules))
+        reading = spark.sparkContext.broadcast(
+            Reading(parts, lines_before(parts, [scan.lines for scan in scans]), rules)
+        )
         rows = TaskRows(spark, len(parts), partial(_read_part, reading))
         return SourceFrames(rows, [source.name for source in inputs], scans, inputs, stack.pop_all())
 
@@ -162,15 +164,6 @@ def scan_parts(
         return json.dumps([found.lines, dict(found.versions)])
 
     return [PartScan(*json.loads(answer)) for answer in run_tasks(spark, len(parts), scan)]
-
-
-def _lines_before(parts: Sequence[Part], scans: Sequence[PartScan]) -> list[int]:
-    """Returns, for each part, the number of lines before the part in the same source."""
-    found, counted = [], 0
-    for number, part in enumerate(parts):
-        counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + scans[number - 1].lines
-        found.append(counted)
-    return found
 
 
 def _chosen(

@@ -6,14 +6,14 @@ number within its part, from 1. A line or row that cannot be read is a ``BrokenL
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-__all__ = ["GIVEN_COLUMNS", "HEAD_BYTES", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
+__all__ = ["GIVEN_COLUMNS", "HEAD_BYTES", "BrokenLine", "Form", "Line", "Part", "PassedLines", "lines_before"]
 
 HEAD_BYTES = 300
 """The largest number of bytes of a broken line that are kept."""
@@ -80,3 +80,12 @@ class PassedLines:
     """A marker with the number of lines read so far, including lines that were skipped."""
 
     number: int
+
+
+def lines_before(parts: Sequence[Part], lines: Sequence[int]) -> list[int]:
+    """Returns, for each part, the number of lines before the part in the same source. ``lines`` are those of each part."""
+    found, counted = [], 0
+    for number, part in enumerate(parts):
+        counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + lines[number - 1]
+        found.append(counted)
+    return found
