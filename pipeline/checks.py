@@ -31,14 +31,12 @@ def check_spark_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any)
         check_master(conf.spark_master)
     except UnusableArguments as error:
         found.append(Error(str(error), hint="See REPLSITE_SPARK_MASTER.", id="pipeline.E001"))
-    if not _is_configuration(conf.spark_conf):
+    settings: Any = conf.spark_conf
+    if not isinstance(settings, Mapping) or not all(
+        isinstance(name, str) and name.startswith("spark.") and isinstance(value, str)
+        for name, value in settings.items()
+    ):
         text = "REPLSITE_SPARK_CONF must be a JSON object of Spark's settings: names that begin with spark. and words."
         found.append(Error(text, hint='For instance {"spark.executor.memory": "4g"}.', id="pipeline.E002"))
     found += [Error(text, hint=hint, id="pipeline.E003") for text, hint in out_of_bounds(conf)]
     return found
-
-
-def _is_configuration(conf: Any) -> bool:
-    return isinstance(conf, Mapping) and all(
-        isinstance(name, str) and name.startswith("spark.") and isinstance(value, str) for name, value in conf.items()
-    )

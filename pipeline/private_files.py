@@ -10,8 +10,8 @@ from typing import IO
 
 __all__ = ["fsync_folder", "make_folder", "open_new", "remove_folder"]
 
-_MOST_LOOKS = 10_000
-"""A late file costs one more look, so this is far more than there are tasks at a time."""
+_MOST_TRIES = 10_000
+"""A late file costs one more try, so this is far more than there are tasks at a time."""
 
 
 def make_folder(folder: Path) -> None:
@@ -19,8 +19,8 @@ def make_folder(folder: Path) -> None:
     missing = [folder]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_new(path: Path) -> IO[bytes]:
@@ -41,14 +41,14 @@ def fsync_folder(folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Removes a folder and its files, even if late Spark tasks still create files in it. Raises ``OSError``."""
-    # Spark gives a job up when one of its tasks fails, and does not wait for the others. Without a second look:
+    # Spark gives a job up when one of its tasks fails, and does not wait for the others. Without a second try:
     # 1. this process lists the folder, 2. a task that still runs creates its file, 3. removing the folder fails, and an
     # archive that failed is left on the disk. Once the folder is gone, no task can create a file in it.
-    for looks in range(1, _MOST_LOOKS + 1):
+    for tries in range(1, _MOST_TRIES + 1):
         try:
             shutil.rmtree(folder)
             return
         except OSError as error:
             late = error.errno == errno.ENOTEMPTY or (error.errno == errno.ENOENT and folder.exists())
-            if not late or looks == _MOST_LOOKS:
+            if not late or tries == _MOST_TRIES:
                 raise

@@ -27,11 +27,11 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.snapshot import Snapshot
+from replsite.live_rows.verdicts import DISK_FULL, disk_verdict
 from replsite.postgres.errors import DiskFull
 from replsite.postgres.server import EmbeddedServer
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.verdicts import DISK_FULL, disk_verdict
 from replsite.status.words import HealthWord, Severity
 from streams.conf import stream_settings
 from streams.db import driver

@@ -23,8 +23,8 @@ from django.db.models import Count, QuerySet
 from django.db.models.functions import Now
 from django.http import Http404
 
-from replsite.snapshot.reading import limits
-from replsite.snapshot.shared import SHARED
+from replsite.live_rows.reading import limits
+from replsite.live_rows.shared import SHARED
 from streams import registry
 from streams.conf import stream_settings
 from streams.db import driver

@@ -1,7 +1,8 @@
 """Django settings of the site: the one place that reads the environment.
 
-Its own settings are declared elsewhere, each with its default, bounds and meaning: ``replsite/site_settings.py`` (the site),
-``streams/stream_settings.py`` (streams, rooms and HTTP) and ``pipeline/pipeline_settings.py``. Code asks ``conf.py`` beside them.
+Its own settings are declared elsewhere, each with its default, bounds and meaning: ``replsite/site_settings.py`` (the site,
+``DATABASE_URL``), ``streams/stream_settings.py`` (streams, rooms and HTTP) and ``pipeline/pipeline_settings.py``. Code asks
+``conf.py`` beside them.
 
 Importing this module opens no connection and starts no process. Without ``DATABASE_URL``, the database backend starts
 the embedded PostgreSQL at the first connection. ``docs/reference/settings.md`` describes every variable.

@@ -1,4 +1,8 @@
-"""The settings of the site: each field is one setting, with its default, its bounds and its meaning (pure)."""
+"""The settings of the site: each field is one setting, with its default, its bounds and its meaning (pure).
+
+``DATABASE_URL`` is here, too. How long the history of the live page is kept is no setting
+(``replsite/history/retention.py``).
+"""
 
 from __future__ import annotations
 

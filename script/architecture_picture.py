@@ -33,16 +33,16 @@ _SAYS = {
     "streams": "the log engine",
 }
 STYLE = """
-:root { --back: #ffffff; --room: #f4f6fa; --edge: #c3cad8; --box: #ffffff; --pure: #dcefe3;
+:root { --back: #ffffff; --top: #f4f6fa; --edge: #c3cad8; --box: #ffffff; --pure: #dcefe3;
   --ink: #1c2433; --faint: #5c6880; --arrow: #3f51b5; }
 @media (prefers-color-scheme: dark) {
-  :root { --back: #14171f; --room: #1d222d; --edge: #465067; --box: #2a3140; --pure: #1f4432;
+  :root { --back: #14171f; --top: #1d222d; --edge: #465067; --box: #2a3140; --pure: #1f4432;
     --ink: #edf0f6; --faint: #a5afc2; --arrow: #9fa8ff; }
 }
 text { font-family: ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--ink); font-size: 13px; }
 .title { font-size: 17px; font-weight: 600; }
 .faint { fill: var(--faint); font-size: 11.5px; }
-.room { fill: var(--room); stroke: var(--edge); }
+.top { fill: var(--top); stroke: var(--edge); }
 .box { fill: var(--box); stroke: var(--edge); }
 .pure { fill: var(--pure); }
 .arrow { stroke: var(--arrow); stroke-width: 1.6; fill: none; marker-end: url(#head); }
@@ -58,7 +58,7 @@ def contracts() -> list[dict[str, Any]]:
     return list(found)
 
 
-def rooms() -> list[str]:
+def top_packages() -> list[str]:
     """Returns the names of our apps, the one that imports all others first."""
     return next(list(one["layers"]) for one in contracts() if one["type"] == "layers" and "containers" not in one)
 
@@ -84,10 +84,10 @@ def is_package(dotted: str) -> bool:
     return (PROJECT / dotted.replace(".", "/") / "__init__.py").exists()
 
 
-def packages(room: str) -> list[str]:
+def packages(top: str) -> list[str]:
     """Returns the packages of an app from the highest layer to the lowest, each followed by the packages in it."""
     found: list[str] = []
-    for name in (f"{room}.{name}" for layer in layers(room) for name in layer):
+    for name in (f"{top}.{name}" for layer in layers(top) for name in layer):
         if is_package(name):
             found += [name, *_inner(name)]
     return found
@@ -114,25 +114,25 @@ def picture() -> str:
     """Returns the drawing as SVG: a column for each app, with its layers from top to bottom."""
     columns, x, low = [], _MARGIN, 0
     ends: list[tuple[int, int]] = []
-    for room in rooms():
-        drawn, height = _room(room, x)
+    for top in top_packages():
+        drawn, height = _top_package(top, x)
         columns.append(drawn)
-        ends.append((x, x + _WIDTHS[room]))
-        x, low = x + _WIDTHS[room] + _GAP, max(low, height)
+        ends.append((x, x + _WIDTHS[top]))
+        x, low = x + _WIDTHS[top] + _GAP, max(low, height)
     width, height = x - _GAP + _MARGIN, low + 44
     arrows = [_arrow(left[1] + 3, 38, right[0] - 4, 38) for left, right in pairwise(ends)]
     legend = (
         f'<rect class="box pure" x="{_MARGIN}" y="{height - 28}" width="22" height="14" rx="3"/>'
         f'<text class="faint" x="{_MARGIN + 30}" y="{height - 16}">pure: no database, socket or clock</text>'
-        f'<text class="faint" x="{_MARGIN + 260}" y="{height - 16}">An arrow reads &#8220;imports&#8221;: a room imports'
+        f'<text class="faint" x="{_MARGIN + 260}" y="{height - 16}">An arrow reads &#8220;imports&#8221;: a column imports'
         " those to its right, a package those below it. Small text: single modules, or packages inside.</text>"
     )
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
             ' aria-labelledby="t d">',
-            '<title id="t">Rooms and packages of replsite</title>',
-            f'<desc id="d">{escape("; ".join(f"{room}: {_described(room)}" for room in rooms()))}</desc>',
+            '<title id="t">Packages of replsite</title>',
+            f'<desc id="d">{escape("; ".join(f"{top}: {_described(top)}" for top in top_packages()))}</desc>',
             f"<style>{STYLE}</style>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 0 L8 4 L0 8 z" style="fill: var(--arrow)"/></marker></defs>',
@@ -146,33 +146,33 @@ def picture() -> str:
     )
 
 
-def _described(room: str) -> str:
-    return ", ".join(name for layer in layers(room) for name in layer if is_package(f"{room}.{name}"))
+def _described(top: str) -> str:
+    return ", ".join(name for layer in layers(top) for name in layer if is_package(f"{top}.{name}"))
 
 
-def _room(room: str, x: int) -> tuple[str, int]:
+def _top_package(top: str, x: int) -> tuple[str, int]:
     """Returns the column of an app as SVG, and the y coordinate of its end."""
     parts: list[str] = []
-    width = _WIDTHS[room]
+    width = _WIDTHS[top]
     y, middle, before = _TOP + 8, x + width // 2, None
-    for layer in layers(room):
+    for layer in layers(top):
         if before is not None:
             parts.append(_arrow(middle, before + 2, middle, y - 2))
-        names = [name for name in layer if is_package(f"{room}.{name}")]
+        names = [name for name in layer if is_package(f"{top}.{name}")]
         modules = [name for name in layer if name not in names]
         for row in _rows(names, width - 2 * _PAD):
-            parts += _boxes(room, row, x, y, width)
+            parts += _boxes(top, row, x, y, width)
             y += _LINE + 4
-        small = [f"{name}: {', '.join(inner)}" for name in names if (inner := _inside(f"{room}.{name}"))]
+        small = [f"{name}: {', '.join(inner)}" for name in names if (inner := _inside(f"{top}.{name}"))]
         for text in [*(part for one in small for part in _wrapped(one, width)), *_wrapped(", ".join(modules), width)]:
             parts.append(f'<text class="faint" text-anchor="middle" x="{middle}" y="{y + 11}">{escape(text)}</text>')
             y += 16
         before = y
         y += _BAND_GAP
     head = (
-        f'<rect class="room" x="{x}" y="8" width="{width}" height="{y - 8 - _BAND_GAP + 10}" rx="8"/>'
-        f'<text class="title" text-anchor="middle" x="{middle}" y="34">{room}</text>'
-        f'<text class="faint" text-anchor="middle" x="{middle}" y="52">{_SAYS[room]}</text>'
+        f'<rect class="top" x="{x}" y="8" width="{width}" height="{y - 8 - _BAND_GAP + 10}" rx="8"/>'
+        f'<text class="title" text-anchor="middle" x="{middle}" y="34">{top}</text>'
+        f'<text class="faint" text-anchor="middle" x="{middle}" y="52">{_SAYS[top]}</text>'
     )
     return "\n".join([head, *parts]), y
 
@@ -197,10 +197,10 @@ def _wide(name: str) -> float:
     return len(name) * _LETTER + 16
 
 
-def _boxes(room: str, names: list[str], x: float, y: float, width: float) -> Iterator[str]:
+def _boxes(top: str, names: list[str], x: float, y: float, width: float) -> Iterator[str]:
     at = x + (width - sum(map(_wide, names)) - _BOX_GAP * (len(names) - 1)) / 2
     for name in names:
-        kind = "box pure" if f"{room}.{name}" in pure() else "box"
+        kind = "box pure" if f"{top}.{name}" in pure() else "box"
         yield (
             f'<rect class="{kind}" x="{at:.1f}" y="{y}" width="{_wide(name):.1f}" height="{_LINE}" rx="5"/>'
             f'<text text-anchor="middle" x="{at + _wide(name) / 2:.1f}" y="{y + 16.5}">{name}</text>'
@@ -229,10 +229,10 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 def page(text: str) -> str:
     """Returns the text of the page with the tables that follow from the code."""
-    for room in rooms():
-        begin, end = f"<!-- packages of {room} -->", f"<!-- end of packages of {room} -->"
+    for top in top_packages():
+        begin, end = f"<!-- packages of {top} -->", f"<!-- end of packages of {top} -->"
         lines = "\n".join(
-            f"| `{name.replace('.', '/')}` | {words_of(name)} |" for name in packages(room) if "management" not in name
+            f"| `{name.replace('.', '/')}` | {words_of(name)} |" for name in packages(top) if "management" not in name
         )
         table = f"{begin}\n\n| package | holds |\n|---|---|\n{lines}\n\n{end}"
         text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, table=table: table, text, flags=re.DOTALL)

@@ -108,28 +108,6 @@ _AT_ITS_KEY = _AT.format(
     JOIN state_stategroup AS own USING (id)"""
 )
 
-#: Several groups at once: first one row for each of their chains, then the delta rows of these chains. A delta row is
-#: sent once, even if several groups need it.
-_MANY = """
-WITH RECURSIVE spans AS (
-    SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
-    UNION ALL
-    SELECT spans.wanted, below.chain, below.id FROM spans, state_stategroup AS below
-    WHERE below.id = (SELECT prev_group FROM state_stategroup WHERE id = spans.chain)
-), chains AS (
-    SELECT chain, max(upto) AS upto FROM spans GROUP BY chain
-)
-SELECT wanted, chain, upto AS state_group, NULL AS type, NULL AS state_key, NULL AS event_id FROM spans
-UNION ALL
-SELECT NULL, chains.chain, read.* FROM chains, LATERAL (
-    SELECT state_group, type, state_key, event_id FROM state_stategroupdelta AS delta
-    WHERE delta.chain = chains.chain AND delta.state_group <= chains.upto {condition}
-    OFFSET 0
-) AS read
-"""
-
-
-_MOST_TOUCHED = 1_000
 _SPANS_OF_MANY = """
 WITH RECURSIVE spans AS (
     SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
@@ -137,8 +115,24 @@ WITH RECURSIVE spans AS (
     SELECT spans.wanted, below.chain, below.id FROM spans, state_stategroup AS below
     WHERE below.id = (SELECT prev_group FROM state_stategroup WHERE id = spans.chain)
 )
-SELECT wanted, chain, upto FROM spans
 """
+#: Several groups at once: first one row for each of their chains, then the delta rows of these chains. A delta row is
+#: sent once, even if several groups need it.
+_MANY = f"""
+{_SPANS_OF_MANY}, chains AS (
+    SELECT chain, max(upto) AS upto FROM spans GROUP BY chain
+)
+SELECT wanted, chain, upto AS state_group, NULL AS type, NULL AS state_key, NULL AS event_id FROM spans
+UNION ALL
+SELECT NULL, chains.chain, read.* FROM chains, LATERAL (
+    SELECT state_group, type, state_key, event_id FROM state_stategroupdelta AS delta
+    WHERE delta.chain = chains.chain AND delta.state_group <= chains.upto {{condition}}
+    OFFSET 0
+) AS read
+"""
+
+
+_MOST_TOUCHED = 1_000
 #: The keys of the delta rows in some ranges of chains, ``_MOST_TOUCHED`` rows of each at most.
 _TOUCHED = f"""
 SELECT asked.wanted, asked.chain, read.type, read.state_key
@@ -206,7 +200,7 @@ def changes_from(known: int, groups: Collection[int], using: str = "default") ->
     """
     spans: dict[int, dict[int, int]] = {}
     with connections[using].cursor() as cursor:
-        cursor.execute(_SPANS_OF_MANY, {"groups": [known, *groups]})
+        cursor.execute(f"{_SPANS_OF_MANY} SELECT wanted, chain, upto FROM spans", {"groups": [known, *groups]})
         for group, chain, upto in cursor.fetchall():
             spans.setdefault(group, {})[chain] = upto
         known_spans = spans.pop(known, {})

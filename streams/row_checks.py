@@ -184,7 +184,7 @@ def check_holds(
             may_read = cursor.fetchone()[0]  # None before ``migrate``
             found += [
                 # A warning: ``migrate`` may be about to mend it.
-                Warning(f"Stream {weak.stream!r}: {weak.what}, in database {alias!r}.", hint=hint, id="streams.W021")
+                Warning(f"Stream {weak.stream!r}: {weak.problem}, in database {alias!r}.", hint=hint, id="streams.W021")
                 for weak in (weaknesses(cursor) if may_read else ())
                 if weak.stream and weak.loses
             ]

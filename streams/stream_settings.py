@@ -1,4 +1,8 @@
-"""The settings of the stream engine: each field is one setting, with its default, its bounds and its meaning (pure)."""
+"""The settings of the stream engine: each field is one setting, with its default, its bounds and its meaning (pure).
+
+No settings are the time between two looks (``SAFETY_SECONDS`` in ``streams/reading/looker.py``), and the number of jobs at
+work: each process of ``manage.py runjobs`` carries out one.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ a new plan from what is stored then. Assumes that no purge of the room runs mean
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from state.errors import StateError
 from state.groups.compaction import WrittenRows
 from state.store import full_states, reserve_group_ids
 from streams.db.consistent_read import read_only_snapshot
+from streams.runtime.batches import bounded_batches
 
 _ROWS_PER_TRANSACTION = 5_000
 _EVENTS_PER_TRANSACTION = 1_000
@@ -190,7 +191,7 @@ class RoomCompaction:
         self._ids |= ids
         self._plan.new.mark_stored(ids)
         rows = {number: len(builder.step(number)[1]) for number in new}
-        for part in _parts(new, rows, _ROWS_PER_TRANSACTION, _ROWS_PER_TRANSACTION):
+        for part in bounded_batches(new, rows.__getitem__, _ROWS_PER_TRANSACTION, _ROWS_PER_TRANSACTION):
             self._write_part(part)
             yield
 
@@ -209,7 +210,7 @@ class RoomCompaction:
         """
         keys = [row[4] for row in self._plan.new.builder.group_rows()]
         sizes = {group: 2 * keys[self._plan.new.numbers[group]] for group in old}
-        for part in _parts(old, sizes, _ENTRIES_PER_TRANSACTION, _PAIRS_PER_TRANSACTION):
+        for part in bounded_batches(old, sizes.__getitem__, _ENTRIES_PER_TRANSACTION, _PAIRS_PER_TRANSACTION):
             yield [(group, self._ids[self._plan.new.numbers[group]]) for group in part]
 
     def _move(self, pairs: Sequence[tuple[int, int]]) -> Iterator[None]:
@@ -268,20 +269,3 @@ class RoomCompaction:
                     f"{self.room_id}: state group {before} would read differently as {after}; no event was changed. "
                     "Run manage.py room check on the room."
                 )
-
-
-def _parts(items: Sequence[int], sizes: Mapping[int, int], most: int, most_items: int) -> Iterator[list[int]]:
-    """Divides the items, in their order, into lists of at most ``most_items`` items whose sizes add up to at most ``most``.
-
-    ``sizes`` has the size of each item. An item that is larger than ``most`` gets a list of its own.
-    """
-    part: list[int] = []
-    size = 0
-    for item in items:
-        if part and (size + sizes[item] > most or len(part) == most_items):
-            yield part
-            part, size = [], 0
-        part.append(item)
-        size += sizes[item]
-    if part:
-        yield part

@@ -45,10 +45,10 @@ class ParquetArchiver(Archiver):
     )  # fmt: skip
 
     def check(self, checked: Mapping[str, Any]) -> None:
-        if checked["archive"] is None and any(checked[one.name] is not None for one in SPARK):
+        if checked["archive"] is None and any(checked[argument.name] is not None for argument in SPARK):
             raise UnusableArguments("spark and master are for the archive: name its folder, too.")
 
     def write(self, run: JobRun, room_id: str, cut: int | None = None, *, delete_local: bool = False) -> Archived:
-        told = run.arguments
-        options = {one.name: told[one.name] for one in SPARK}
-        return archive_room(run, ArchiveRequest(room_id, Path(told["archive"]), cut, delete_local, **options))
+        given = run.arguments
+        options = {argument.name: given[argument.name] for argument in SPARK}
+        return archive_room(run, ArchiveRequest(room_id, Path(given["archive"]), cut, delete_local, **options))

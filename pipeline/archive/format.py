@@ -214,7 +214,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path} lists {len(value['files']):,} files, and an archive has at most {MOST_FILES:,}. Take another copy of "
                 "the archive; nothing was changed."
             )
-        value["files"] = tuple(ArchivedFile(**one) for one in value["files"])
+        value["files"] = tuple(ArchivedFile(**file) for file in value["files"])
         value["positions"] = tuple(value["positions"])
         manifest = Manifest(**value)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["BUNDLES", "Contents", "bundled", "contents_noted", "contents_of", "unbundled"]
+__all__ = ["BUNDLES", "Contents", "bundled", "contents_of", "describing", "unbundled"]
 
 BUNDLES = "pack bigint, frame string, rows bigint, content binary"
 """The columns of bundles. ``pack`` is the number of the pack, ``content`` an Arrow record batch without its schema."""
@@ -85,22 +85,27 @@ class Contents:
     room_ids: Sequence[str]
 
     @classmethod
-    def of_notes(cls, notes: Iterable[str]) -> Self:
-        """Returns the contents of all bundles that the notes describe. ``contents_noted`` wrote the notes."""
-        found = [json.loads(note) for note in notes]
-        return cls(sum(one["events"] for one in found), [room_id for one in found for room_id in one["rooms"]])
+    def of_descriptions(cls, descriptions: Iterable[str]) -> Self:
+        """Returns the contents of all bundles for which ``describing`` wrote these descriptions."""
+        found = [json.loads(text) for text in descriptions]
+        return cls(
+            sum(bundles["events"] for bundles in found), [room for bundles in found for room in bundles["rooms"]]
+        )
 
 
-def contents_noted(batches: Iterator[pa.RecordBatch], notes: list[str]) -> Iterator[pa.RecordBatch]:
-    """Yields the bundles unchanged. At the end, appends a JSON text with their contents (``Contents``) to ``notes``."""
-    events, rooms = 0, list[str]()
+def describing(batches: Iterator[pa.RecordBatch], descriptions: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yields the bundles unchanged. At the end, appends a JSON text with their contents (``Contents``) to ``descriptions``."""
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    events, room_ids = 0, list[str]()
     for batch in batches:
         for name, rows, content in zip(*map(batch.column, ("frame", "rows", "content")), strict=True):
             events += rows.as_py() if name.as_py() == "events" else 0
             if name.as_py() == "rooms":
-                rooms += _room_ids(content)
+                rooms = pa.ipc.read_record_batch(content.as_buffer(), ROOM_FRAMES["rooms"].arrow())
+                room_ids += rooms.column("room_id").to_pylist()
         yield batch
-    notes.append(json.dumps({"events": events, "rooms": rooms}))
+    descriptions.append(json.dumps({"events": events, "rooms": room_ids}))
 
 
 def contents_of(bundles: DataFrame) -> Contents:
@@ -110,22 +115,15 @@ def contents_of(bundles: DataFrame) -> Contents:
     bundle is passed.
     """
 
-    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def describe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa  # noqa: PLC0415 - executors only
 
-        notes: list[str] = []
-        for _ in contents_noted(batches, notes):
+        descriptions: list[str] = []
+        for _ in describing(batches, descriptions):
             pass
-        yield pa.RecordBatch.from_pydict({"note": notes})
+        yield pa.RecordBatch.from_pydict({"description": descriptions})
 
-    needed = bundles.where("frame IN ('events', 'rooms')")
-    told = needed.selectExpr("frame", "rows", "if(frame = 'rooms', content, null) AS content")
-    return Contents.of_notes(row.note for row in told.mapInArrow(note, "note string").collect())
-
-
-def _room_ids(content: pa.BinaryScalar) -> list[str]:
-    import pyarrow as pa  # noqa: PLC0415 - executors only
-
-    rows = pa.ipc.read_record_batch(content.as_buffer(), ROOM_FRAMES["rooms"].arrow())
-    found: list[str] = rows.column("room_id").to_pylist()
-    return found
+    counted = bundles.where("frame IN ('events', 'rooms')")
+    without_events = counted.selectExpr("frame", "rows", "if(frame = 'rooms', content, null) AS content")
+    described = without_events.mapInArrow(describe, "description string").collect()
+    return Contents.of_descriptions(row.description for row in described)

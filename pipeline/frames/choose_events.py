@@ -80,7 +80,7 @@ class _Choice:
         self._marks = marks
         rooms, self._room = self._coded("room_id")
         self._rooms: list[str] = rooms.to_pylist()
-        self._counts = np.ones(self._keys.num_rows, dtype=bool)
+        self._is_chosen = np.ones(self._keys.num_rows, dtype=bool)
         self._aside: list[tuple[int, str, str]] = []
 
     def made(self) -> Chosen:
@@ -106,7 +106,7 @@ class _Choice:
         # An event may have two marks: ``COPY``, and a mark of a stored event. The sort makes the mark of the stored
         # event win, because a stored event is left out of all rooms of the sources anyway. Then it does not matter
         # which room has the best copy.
-        marks = {(room, event): mark for room, event, mark in sorted(found, key=lambda one: one[2] != Mark.COPY)}
+        marks = {(room, event): mark for room, event, mark in sorted(found, key=lambda row: row[2] != Mark.COPY)}
         likely = compute.is_in(self._keys["event_id"], value_set=named["event_id"].combine_chunks())
         outlier = self._keys["outlier"]
         for row in np.flatnonzero(_numpy(likely)).tolist():
@@ -114,7 +114,7 @@ class _Choice:
             mark = marks.get((room_id, event_id))
             if mark is None or (mark == Mark.STORED_OUTLIER and not outlier[row].as_py()):
                 continue
-            self._counts[row] = False
+            self._is_chosen[row] = False
             if mark != Mark.COPY:
                 self._aside.append((row, EVENT_KNOWN, f"event {event_id} is stored already"))
 
@@ -129,11 +129,11 @@ class _Choice:
         distinct, event = self._coded("event_id")
         if len(distinct) == len(event):
             return
-        several = np.bincount(event[self._counts], minlength=len(distinct))[event] > 1
-        rows = np.flatnonzero(several & self._counts)
+        several = np.bincount(event[self._is_chosen], minlength=len(distinct))[event] > 1
+        rows = np.flatnonzero(several & self._is_chosen)
         by_quality = [self._numbers("line"), self._numbers("source"), self._flags("content_hash_matches") == 0]
         ranked = rows[np.lexsort([values[rows] for values in (*by_quality, self._flags("outlier"), event)])]
-        self._counts[ranked[1:][event[ranked[1:]] == event[ranked[:-1]]]] = False
+        self._is_chosen[ranked[1:][event[ranked[1:]] == event[ranked[:-1]]]] = False
 
     def _leave_out_other_versions(self) -> None:
         """Leaves out events whose room version differs from the version of their room.
@@ -151,9 +151,9 @@ class _Choice:
         creates = _numpy(compute.equal(self._keys["type"], _CREATE))
         both = self._room.astype(np.int64) * len(versions) + version
         counted = Counter(
-            dict(zip(*map(np.ndarray.tolist, np.unique(both[self._counts], return_counts=True)), strict=True))
+            dict(zip(*map(np.ndarray.tolist, np.unique(both[self._is_chosen], return_counts=True)), strict=True))
         )
-        created = set(both[self._counts & creates].tolist())
+        created = set(both[self._is_chosen & creates].tolist())
         of_room: dict[int, list[int]] = {}
         for pair in counted:
             of_room.setdefault(pair // len(versions), []).append(pair)
@@ -161,12 +161,12 @@ class _Choice:
             best, *others = sorted(
                 pairs, key=lambda pair: (pair not in created, -counted[pair], versions[pair % len(versions)])
             )
-            for row in np.flatnonzero(np.isin(both, others) & self._counts).tolist() if others else ():
-                told, has = versions[version[row]], versions[best % len(versions)]
+            for row in np.flatnonzero(np.isin(both, others) & self._is_chosen).tolist() if others else ():
+                named, of_its_room = versions[version[row]], versions[best % len(versions)]
                 room_id = self._rooms[self._room[row]]
-                detail = f"said to be of version {told}, but room {room_id} has version {has}"
+                detail = f"said to be of version {named}, but room {room_id} has version {of_its_room}"
                 self._aside.append((row, VERSION_DIFFERS, detail))
-                self._counts[row] = False
+                self._is_chosen[row] = False
 
     def _leave_out_known_rooms(self) -> None:
         import numpy as np  # noqa: PLC0415 - executors only
@@ -174,15 +174,15 @@ class _Choice:
 
         stored = set(self._marks.filter(compute.equal(self._marks["mark"], Mark.ROOM_STORED))["room_id"].to_pylist())
         codes = [code for code, room_id in enumerate(self._rooms) if room_id in stored]
-        for row in np.flatnonzero(np.isin(self._room, codes) & self._counts).tolist():
+        for row in np.flatnonzero(np.isin(self._room, codes) & self._is_chosen).tolist():
             self._aside.append((row, ROOM_KNOWN, f"room {self._rooms[self._room[row]]} is stored already"))
-            self._counts[row] = False
+            self._is_chosen[row] = False
 
     def _order(self) -> np.ndarray[Any, Any]:
         """Returns the row numbers of the chosen events, sorted by room, stream ordering (nulls last) and place in the source."""
         import numpy as np  # noqa: PLC0415 - executors only
 
-        rows = np.flatnonzero(self._counts)
+        rows = np.flatnonzero(self._is_chosen)
         given = ~_numpy(self._keys["stream_ordering"].is_null())
         by = [self._numbers("line"), self._numbers("source"), self._numbers("stream_ordering"), ~given]
         places = np.empty(len(self._rooms), dtype=np.int64)
@@ -223,10 +223,12 @@ def in_order(batches: Sequence[pa.RecordBatch], order: np.ndarray[Any, Any]) -> 
 
     ends = np.cumsum([batch.num_rows for batch in batches])
     for first in range(0, len(order), _ROWS_PER_BATCH):
-        yield _taken(batches, ends, order[first : first + _ROWS_PER_BATCH])
+        yield _rows_at(batches, ends, order[first : first + _ROWS_PER_BATCH])
 
 
-def _taken(batches: Sequence[pa.RecordBatch], ends: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> pa.RecordBatch:
+def _rows_at(
+    batches: Sequence[pa.RecordBatch], ends: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]
+) -> pa.RecordBatch:
     import numpy as np  # noqa: PLC0415 - executors only
     import pyarrow as pa  # noqa: PLC0415
 

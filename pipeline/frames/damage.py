@@ -51,20 +51,16 @@ def damage_of_rooms(dsn: str, snapshot: str, name: str, part: RoomPart) -> Itera
         cursor.execute(_ALONE)
         cursor.execute(rooms_sql(part))
         for (room_id,) in cursor.fetchall():
-            rows = _damage_of_room(cursor, room_id)
+            with collector_paused():
+                found = find_damage(cursor, room_id)
+                rows = [
+                    (room_id, d.subject, d.table, d.key, d.column, _json(d.stored), _json(d.computed), d.mendable)
+                    for d in (differences(found.computed) if found is not None else ())
+                ]
             for start in range(0, len(rows), _ROWS_PER_BATCH):
                 batch = rows[start : start + _ROWS_PER_BATCH]
                 yield pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in batch], schema)
 
 
-def _damage_of_room(cursor: Any, room_id: str) -> list[tuple[Any, ...]]:
-    with collector_paused():
-        found = find_damage(cursor, room_id)
-        return [
-            (room_id, one.subject, one.table, one.key, one.column, _text(one.stored), _text(one.computed), one.mendable)
-            for one in (differences(found.computed) if found is not None else ())
-        ]
-
-
-def _text(value: Any) -> str | None:
+def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)

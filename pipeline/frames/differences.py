@@ -87,7 +87,7 @@ def _differing(compared: Mapping[str, _Compared], rows: DataFrame) -> DataFrame:
         .select("room_id", "frame", "key", "pair.stored", "pair.computed")
     )
     names = f.create_map(
-        *(item for name, one in compared.items() for item in (f.lit(name), _texts(map(f.lit, one.values))))
+        *(item for name, columns in compared.items() for item in (f.lit(name), _texts(map(f.lit, columns.values))))
     )
     return (
         differing.withColumn("names", names[f.col("frame")])
@@ -104,10 +104,13 @@ def _rows_of(compared: Mapping[str, _Compared], rooms: RoomFrames, *, is_stored:
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
 
-    def rows(name: str, one: _Compared) -> DataFrame:
+    def rows(name: str, columns: _Compared) -> DataFrame:
         schema = ROOM_FRAMES[name]
-        key = f.to_json(f.struct(*one.key), {"ignoreNullFields": "false"}) if one.key else f.lit("{}")
-        values = _texts(_text(schema.columns[column], column) for column in one.values)
+        key = f.to_json(f.struct(*columns.key), {"ignoreNullFields": "false"}) if columns.key else f.lit("{}")
+        values = _texts(
+            f.to_json(column) if schema.columns[column].type.startswith("array") else f.col(column).cast("string")
+            for column in columns.values
+        )
         frame: DataFrame = getattr(rooms, name)
         return frame.select(
             "room_id",
@@ -118,12 +121,6 @@ def _rows_of(compared: Mapping[str, _Compared], rooms: RoomFrames, *, is_stored:
         )
 
     return reduce(lambda above, below: above.union(below), (rows(*item) for item in compared.items()))
-
-
-def _text(column: Column, name: str) -> SparkColumn:
-    from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
-
-    return f.to_json(name) if column.type.startswith("array") else f.col(name).cast("string")
 
 
 def _texts(columns: Iterable[SparkColumn]) -> SparkColumn:
@@ -148,7 +145,8 @@ def _items() -> SparkColumn:
 
     alone = item(f.lit(None).cast("string"), whole("stored"), whole("computed"))
     zipped = f.transform(
-        f.arrays_zip("names", "stored", "computed"), lambda one: item(one["names"], one["stored"], one["computed"])
+        f.arrays_zip("names", "stored", "computed"),
+        lambda triple: item(triple["names"], triple["stored"], triple["computed"]),
     )
-    each = f.filter(zipped, lambda one: ~one["stored"].eqNullSafe(one["computed"]))
+    each = f.filter(zipped, lambda pair: ~pair["stored"].eqNullSafe(pair["computed"]))
     return f.when(f.col("stored").isNotNull() & f.col("computed").isNotNull(), each).otherwise(f.array(alone))

@@ -47,7 +47,7 @@ def event_arrays(events: Sequence[ParsedEvent]) -> dict[str, pa.Array]:
 def parsed_events(batch: pa.RecordBatch, stream_ordering: int | None = None) -> list[ParsedEvent]:
     """Returns the events of a batch, without their JSON. All events of the batch must be of the same room.
 
-    If ``stream_ordering`` is not null, all events get this stream ordering instead of their own.
+    If ``stream_ordering`` is given, all events get this stream ordering instead of their own.
     """
     if not batch.num_rows:
         return []

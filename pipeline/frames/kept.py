@@ -11,9 +11,11 @@ Runs in Spark's driver and executors, without Django.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
@@ -21,6 +23,7 @@ from uuid import uuid4
 from pipeline.frames.task_rows import BatchFunction, TaskRows
 from pipeline.private_files import make_folder
 from streams.jobs.errors import UnusableArguments
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["FILES", "MANIFEST", "Kept", "finish", "open_kept", "prepare", "writing"]
 
 MANIFEST = "manifest.json"
-FILES = "name string, rows bigint, bytes bigint, note string"
+FILES = "name string, rows bigint, bytes bigint, description string"
 """The columns of the frame that ``writing`` yields: the files that were written."""
-Note: TypeAlias = "Callable[[Iterator[pa.RecordBatch], list[str]], Iterator[pa.RecordBatch]]"
+Describing: TypeAlias = "Callable[[Iterator[pa.RecordBatch], list[str]], Iterator[pa.RecordBatch]]"
 """A function that yields the rows of a file unchanged. At the end, it appends a text about these rows to the list."""
 _FORMAT = 2
 _PREFIX, _SUFFIX = "rows-", ".parquet"
@@ -49,8 +52,8 @@ class Kept:
     about: Mapping[str, Any]
     count: int
     """Number of rows."""
-    notes: Sequence[str]
-    """The text about each file that ``note`` has made."""
+    descriptions: Sequence[str]
+    """The text about each file that the argument ``describing`` of ``writing`` has made."""
 
 
 def prepare(folder: str | Path) -> None:
@@ -70,13 +73,13 @@ def prepare(folder: str | Path) -> None:
         files.delete_file(f"{root}/{name}")
 
 
-def writing(folder: str | Path, note: Note | None = None) -> BatchFunction:
+def writing(folder: str | Path, describing: Describing | None = None) -> BatchFunction:
     """Returns a function that writes the rows of one task to a new file, and yields one row of ``FILES`` about the file.
 
-    ``note`` makes a text about the rows of the file. ``open_kept`` returns these texts in ``Kept.notes``. If ``note``
-    is null, these texts are empty.
+    ``describing`` makes a text about the rows of the file. ``open_kept`` returns these texts in ``Kept.descriptions``.
+    Without ``describing``, these texts are empty.
     """
-    return partial(_write, str(folder), note)
+    return partial(_write, str(folder), describing)
 
 
 def finish(
@@ -126,8 +129,8 @@ def open_kept(spark: SparkSession, folder: str | Path, kind: str) -> Kept:
         raise UnusableArguments(f"{folder}: the file {wrong[0]} is missing or incomplete. Compute the rows again.")
     shared = spark.sparkContext.broadcast([name for name, *_ in about["files"]])
     rows = TaskRows(spark, len(about["files"]), partial(_read, str(folder), shared))
-    _, counts, _, notes = zip(*about["files"], strict=True) if about["files"] else ((), (), (), ())
-    return Kept(rows, about, sum(counts), notes)
+    _, counts, _, descriptions = zip(*about["files"], strict=True) if about["files"] else ((), (), (), ())
+    return Kept(rows, about, sum(counts), descriptions)
 
 
 def _located(folder: str | Path) -> tuple[Any, str]:
@@ -151,13 +154,14 @@ def _is_ours(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def _write(folder: str, note: Note | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _write(folder: str, describing: Describing | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa  # noqa: PLC0415 - executors only
     from pyarrow import parquet  # noqa: PLC0415
     from pyspark import TaskContext  # noqa: PLC0415
 
-    notes: list[str] = []
-    groups = _groups(batches if note is None else note(batches, notes))
+    descriptions: list[str] = []
+    described = batches if describing is None else describing(batches, descriptions)
+    groups = map(pa.Table.from_batches, bounded_batches(described, attrgetter("nbytes"), _GROUP_BYTES))
     first = next(groups, None)
     if first is None:
         return
@@ -167,32 +171,12 @@ def _write(folder: str, note: Note | None, batches: Iterator[pa.RecordBatch]) ->
     rows = 0
     with files.open_output_stream(f"{root}/{name}") as out:
         with parquet.ParquetWriter(out, first.schema, compression=_COMPRESSION, write_statistics=False) as writer:
-            for group in _chained(first, groups):
+            for group in chain([first], groups):
                 writer.write_table(group)
                 rows += group.num_rows
         size = out.tell()
-    yield pa.RecordBatch.from_pydict({"name": [name], "rows": [rows], "bytes": [size], "note": ["".join(notes)]})
-
-
-def _chained(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    yield first
-    yield from rest
-
-
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yields the rows as tables, one for each row group of the file. A row group exceeds its size limit by one batch at most."""
-    import pyarrow as pa  # noqa: PLC0415 - executors only
-
-    some: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        some.append(batch)
-        size += batch.nbytes
-        if size >= _GROUP_BYTES:
-            yield pa.Table.from_batches(some)
-            some, size = [], 0
-    if some:
-        yield pa.Table.from_batches(some)
+    about = {"name": [name], "rows": [rows], "bytes": [size], "description": ["".join(descriptions)]}
+    yield pa.RecordBatch.from_pydict(about)
 
 
 def _read(folder: str, names: Any, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from pipeline.frames.choose_events import choose_events, in_order
 from pipeline.frames.room_events import Held
 from pipeline.frames.schemas import EVENTS, SET_ASIDE
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +52,7 @@ class Packs:
 
         ``events_of_small`` is the number of events in all other rooms together.
         """
-        names = [room_id for room_id, _ in sorted(large, key=lambda one: (-one[1], one[0]))]
+        names = [room_id for room_id, _ in sorted(large, key=lambda room: (-room[1], room[0]))]
         small = -(-events_of_small // events_per_pack)
         return cls({room_id: number for number, room_id in enumerate(names)}, small)
 
@@ -58,7 +60,6 @@ class Packs:
         return max(len(self.large) + self.small, 1)
 
     def number(self, room_id: str) -> int:
-        """Returns the number of the room's pack."""
         found = self.large.get(room_id)
         return len(self.large) + crc32(room_id.encode()) % max(self.small, 1) if found is None else found
 
@@ -83,17 +84,8 @@ def mark_parcels(packs: Packs) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
 
 
 def _parcels(packs: Packs, batches: Iterable[pa.RecordBatch], *, marks: bool) -> Iterator[pa.RecordBatch]:
-    some: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if batch.num_rows:
-            some.append(batch)
-            size += batch.nbytes
-        if size >= _PARCEL_BYTES:
-            yield _cut(packs, some, marks=marks)
-            some, size = [], 0
-    if some:
-        yield _cut(packs, some, marks=marks)
+    filled = (batch for batch in batches if batch.num_rows)
+    return (_cut(packs, some, marks=marks) for some in bounded_batches(filled, attrgetter("nbytes"), _PARCEL_BYTES))
 
 
 def _cut(packs: Packs, batches: Sequence[pa.RecordBatch], *, marks: bool) -> pa.RecordBatch:

@@ -75,14 +75,16 @@ def parse_lines(lines: Iterable[Line | BrokenLine], rules: LineRules) -> Iterato
             try:
                 yield line.number, as_seen_by(_parse(line, rules.versions, rules.keys), rules.server)
             except EventRefused as refused:
-                yield BrokenLine(line.number, str(refused.reason), _detail(refused, line), line.content[:HEAD_BYTES])
+                event_id = line.given.get("event_id") if line.given else None  # a row of a table has no line number
+                detail = storable(f"{event_id}: {refused.detail}" if event_id else refused.detail)[:1000]
+                yield BrokenLine(line.number, str(refused.reason), detail, line.content[:HEAD_BYTES])
         else:
             yield BrokenLine(line.number, line.reason, storable(line.detail)[:1000], line.head[:HEAD_BYTES])
 
 
 def _parse(line: Line, versions: Mapping[str, str], keys: KeyRing | None) -> ParsedEvent:
-    told = line.told
-    event = parse_line(line.content, versions) if told is None else parse_row(line.content, told, versions)
+    given = line.given
+    event = parse_line(line.content, versions) if given is None else parse_row(line.content, given, versions)
     if keys is None:
         return event
     _check(event, keys)
@@ -110,23 +112,14 @@ def _check(event: ParsedEvent, keys: KeyRing) -> None:
 
 
 def _announced(line: Line, keys: KeyRing | None) -> tuple[str, str] | None:
-    """Returns (room ID, room version) if the line is a create event, otherwise null.
+    """Returns (room ID, room version) if the line is a create event, otherwise None.
 
-    If ``keys`` is given, returns null for a create event without a valid signature.
+    If ``keys`` is given, returns None for a create event without a valid signature.
     """
-    announced = announced_version(line.content, line.told)
+    announced = announced_version(line.content, line.given)
     if announced is not None and keys is not None:
         try:
             _parse(line, {}, keys)
         except EventRefused:
             return None
     return announced
-
-
-def _detail(refused: EventRefused, line: Line) -> str:
-    """Returns the reason of a refusal as text.
-
-    If the event comes from a table, the text also has the event ID, because a row of a table has no line number.
-    """
-    event_id = line.told.get("event_id") if line.told else None
-    return storable(f"{event_id}: {refused.detail}" if event_id else refused.detail)[:1000]

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent
 from events.room.verification import KeyRing
@@ -26,8 +25,8 @@ from pipeline.frames.event_columns import event_arrays
 from pipeline.frames.parse_lines import LineRules, PartScan, parse_lines, scan_part
 from pipeline.frames.schemas import BROKEN_LINES, EVENTS
 from pipeline.frames.sources.inputs import Input, check_unchanged, open_inputs, parts_of_inputs, read_part
-from pipeline.frames.sources.parts import BrokenLine, Part
-from pipeline.frames.task_rows import TaskRows, as_read
+from pipeline.frames.sources.parts import BrokenLine, Part, lines_before
+from pipeline.frames.task_rows import InSnapshot, TaskRows, as_read
 from pipeline.spark.run_tasks import run_tasks
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ _KIND = "lines of sources"
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFrames:
+class SourceFrames(InSnapshot):
     """The frames of some sources. ``sources`` has the names of the sources. A source's number is the index of its name.
 
     ``rows`` has the rows of both frames, events and broken lines. So one pass over the sources can yield both frames. A
@@ -106,18 +105,6 @@ class SourceFrames:
         """Raises ``SourceChanged`` if a source has changed since ``read_events`` opened it."""
         check_unchanged(self._inputs)
 
-    def close(self) -> None:
-        """Ends the snapshots of databases. The frames may not be used any more."""
-        self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -160,9 +147,11 @@ def read_events(
                 announced.setdefault(room_id, version)
         rules = LineRules(limit_bytes, keys, server, announced | dict(versions or {}))
         # By broadcast: a closure would be sent with every task, and the versions of 10^5 rooms take megabytes.
-        reading = spark.sparkContext.broadcast(Reading(parts, _lines_before(parts, scans), rules))
+        reading = spark.sparkContext.broadcast(
+            Reading(parts, lines_before(parts, [scan.lines for scan in scans]), rules)
+        )
         rows = TaskRows(spark, len(parts), partial(_read_part, reading))
-        return SourceFrames(rows, [one.name for one in inputs], scans, inputs, stack.pop_all())
+        return SourceFrames(rows, [source.name for source in inputs], scans, inputs, stack.pop_all())
 
 
 def scan_parts(
@@ -175,15 +164,6 @@ def scan_parts(
         return json.dumps([found.lines, dict(found.versions)])
 
     return [PartScan(*json.loads(answer)) for answer in run_tasks(spark, len(parts), scan)]
-
-
-def _lines_before(parts: Sequence[Part], scans: Sequence[PartScan]) -> list[int]:
-    """Returns, for each part, the number of lines before the part in the same source."""
-    found, counted = [], 0
-    for number, part in enumerate(parts):
-        counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + scans[number - 1].lines
-        found.append(counted)
-    return found
 
 
 def _chosen(
@@ -212,18 +192,18 @@ def part_batches(reading: Reading, number: int) -> Iterator[pa.RecordBatch]:
     """Parses the lines of part ``number``. Yields events and broken lines as batches of bounded rows and bytes."""
     part, before = reading.parts[number], reading.lines_before[number]
     parsed = parse_lines(read_part(part, reading.rules.limit_bytes), reading.rules)
-    while some := list(_some(parsed)):
-        yield _batch(part, before, some)
+    while lines := list(_bounded(parsed)):
+        yield _batch(part, before, lines)
 
 
 Parsed = tuple[int, ParsedEvent] | BrokenLine
 
 
-def _some(parsed: Iterator[Parsed]) -> Iterator[Parsed]:
+def _bounded(parsed: Iterator[Parsed]) -> Iterator[Parsed]:
     size = 0
-    for one in islice(parsed, _ROWS_PER_BATCH):
-        yield one
-        size += 0 if isinstance(one, BrokenLine) else len(one[1].json)
+    for line in islice(parsed, _ROWS_PER_BATCH):
+        yield line
+        size += 0 if isinstance(line, BrokenLine) else len(line[1].json)
         if size > _BYTES_PER_BATCH:
             return
 
@@ -232,15 +212,15 @@ def _batch(part: Part, before: int, parsed: Sequence[Parsed]) -> pa.RecordBatch:
     """Returns a batch with the events in ``parsed``, followed by the broken lines in ``parsed``."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
 
-    broken = [one for one in parsed if isinstance(one, BrokenLine)]
-    events = [one for one in parsed if not isinstance(one, BrokenLine)]
-    numbers = [before + number for number, _ in events] + [before + one.number for one in broken]
-    own = event_arrays([event for _, event in events])
-    more: dict[str, Sequence[Any]] = {
+    broken = [line for line in parsed if isinstance(line, BrokenLine)]
+    events = [line for line in parsed if not isinstance(line, BrokenLine)]
+    numbers = [before + number for number, _ in events] + [before + line.number for line in broken]
+    of_events = event_arrays([event for _, event in events])
+    of_broken: dict[str, Sequence[Any]] = {
         "name": [part.name] * len(broken),
-        "reason": [one.reason for one in broken],
-        "detail": [one.detail for one in broken],
-        "head": [one.head for one in broken],
+        "reason": [line.reason for line in broken],
+        "detail": [line.detail for line in broken],
+        "head": [line.head for line in broken],
     }
     schema = pa.schema([*EVENTS.arrow(), *(field for field in BROKEN_LINES.arrow() if field.name in _OF_BROKEN)])
     columns = []
@@ -249,11 +229,11 @@ def _batch(part: Part, before: int, parsed: Sequence[Parsed]) -> pa.RecordBatch:
             column = pa.repeat(pa.scalar(part.file, pa.int64()), len(parsed))
         elif found.name == "line":
             column = pa.array(numbers, pa.int64())
-        elif found.name in more:
-            column = pa.concat_arrays([pa.nulls(len(events), found.type), pa.array(more[found.name], found.type)])
+        elif found.name in of_broken:
+            column = pa.concat_arrays([pa.nulls(len(events), found.type), pa.array(of_broken[found.name], found.type)])
         else:
-            column = (
-                pa.concat_arrays([own[found.name], pa.nulls(len(broken), found.type)]) if broken else own[found.name]
-            )
+            column = of_events[found.name]
+            if broken:
+                column = pa.concat_arrays([column, pa.nulls(len(broken), found.type)])
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -71,7 +71,6 @@ class RoomEvents:
         return [found[number] for number in numbers]
 
     def column(self, name: str) -> pa.Array:
-        """Returns the column ``name`` for all events of the room."""
         import pyarrow as pa  # noqa: PLC0415 - executors only
 
         return pa.concat_arrays([batch.column(name) for batch in self.batches])

@@ -44,4 +44,4 @@ class RoomFrames:
 
     def items(self) -> Iterator[tuple[str, DataFrame]]:
         """Yields (name, frame) of each frame, in the order of ``ROOM_FRAMES``."""
-        return ((name, getattr(self, name)) for name in (one.name for one in fields(RoomFrames)))
+        return ((name, getattr(self, name)) for name in (field.name for field in fields(RoomFrames)))

@@ -35,7 +35,14 @@ def room_rows(
     """
     history = RoomHistory(room, chunk, watch)
     places = {name: room.column(name) for name in ("source", "line", "stream_ordering")}
-    yield "rooms", _batch("rooms", room.room_id, [_room(history)])
+    of_room = (
+        history.version.name,
+        history.creator,
+        history.create_event_id,
+        history.current_state_unresolved,
+        history.visibility_unresolved,
+    )
+    yield "rooms", _batch("rooms", room.room_id, [of_room])
     for part in history.events():
         yield "events", _events(room.room_id, part, places)
         graph = [event for event in part.events if not event.outlier]
@@ -49,16 +56,6 @@ def room_rows(
         left = iter(rows)
         while some := list(islice(left, _ROWS_PER_BATCH)):
             yield name, _batch(name, room.room_id, some)
-
-
-def _room(history: RoomHistory) -> Sequence[Any]:
-    return (
-        history.version.name,
-        history.creator,
-        history.create_event_id,
-        history.current_state_unresolved,
-        history.visibility_unresolved,
-    )
 
 
 def _others(history: RoomHistory, given: _Positions) -> Iterator[tuple[str, Iterable[Sequence[Any]]]]:

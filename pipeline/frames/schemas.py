@@ -53,7 +53,7 @@ class Column(NamedTuple):
 class FrameSchema:
     """The schema of a frame.
 
-    ``table`` is the database table whose rows the frame holds, or null if there is no such table. ``key`` names the
+    ``table`` is the database table whose rows the frame holds, or None if there is no such table. ``key`` names the
     columns that identify a row among all rows of the frame.
     """
 
@@ -65,7 +65,6 @@ class FrameSchema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns, in order."""
         return tuple(self.columns)
 
     def spark(self) -> StructType:
@@ -86,7 +85,6 @@ class FrameSchema:
         return types.StructType([types.StructField(name, kinds[column.type]) for name, column in self.columns.items()])
 
     def arrow(self) -> pa.Schema:
-        """Returns the schema of the frame's Arrow batches."""
         import pyarrow as pa  # noqa: PLC0415 - only where batches are made or read
 
         kinds = {

@@ -16,8 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -41,8 +40,10 @@ from pipeline.frames.stored_sql import (
     links_sql,
     source_sql,
 )
+from pipeline.frames.task_rows import InSnapshot
 from pipeline.source.shared_snapshot import in_snapshot, read_batches, shared_snapshot
 from state.rules.room_versions import room_version
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +81,7 @@ class _Reading:
 
 
 @dataclass(frozen=True)
-class KnownKeys:
+class KnownKeys(InSnapshot):
     """Two frames with the keys of all events and rooms of a database, read in one snapshot.
 
     The frames may be used until ``close`` or the end of the ``with`` block.
@@ -92,21 +93,9 @@ class KnownKeys:
     """``room_id`` of all rooms."""
     _open: ExitStack = field(default_factory=ExitStack)
 
-    def close(self) -> None:
-        """Ends the snapshot."""
-        self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @dataclass(frozen=True)
-class StoredRooms(RoomFrames):
+class StoredRooms(InSnapshot, RoomFrames):
     """The rows of some rooms in a database, all in one snapshot.
 
     The frames may be used until ``close`` or the end of the ``with`` block. Until then, PostgreSQL cannot remove row
@@ -122,18 +111,6 @@ class StoredRooms(RoomFrames):
     """The differences between the stored rows and the rows computed from the stored events, as ``room check`` finds them
     (``DAMAGE``). A task holds one room in memory."""
     _open: ExitStack = field(default_factory=ExitStack)
-
-    def close(self) -> None:
-        """Ends the snapshot."""
-        self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def stored_rooms(
@@ -250,7 +227,7 @@ def _sizes_of(cursor: Any, rooms: Sequence[str]) -> Iterator[tuple[str, int]]:
 def _ranges(sizes: Iterable[tuple[str, int]], most: int) -> Iterator[tuple[int, RoomPart, str | None]]:
     """Divides all rooms into ranges of room IDs. ``sizes`` are (room ID, number of events), in the order of room IDs.
 
-    Yields (number of events, part, room ID or null) for each range. The room ID is given if the range ends with a room
+    Yields (number of events, part, room ID or None) for each range. The room ID is given if the range ends with a room
     of more than ``most`` events.
 
     There is no gap between the ranges. So rooms without events, which are not in ``sizes``, are in a range, too.
@@ -273,22 +250,17 @@ def _ranges(sizes: Iterable[tuple[str, int]], most: int) -> Iterator[tuple[int, 
 def _lists(sizes: Iterable[tuple[str, int]], most: int) -> Iterator[tuple[int, RoomPart, str | None]]:
     """Divides named rooms into lists. ``sizes`` are (room ID, number of events).
 
-    Yields (number of events, part, room ID or null) for each list. The room ID is given if the list is a single room
+    Yields (number of events, part, room ID or None) for each list. The room ID is given if the list is a single room
     with more than ``most`` events.
     """
-    rooms: list[str] = []
-    size = 0
+    small: list[tuple[str, int]] = []
     for room_id, events in sizes:
         if events > most:
             yield events, RoomPart(rooms=(room_id,)), room_id
-            continue
-        if rooms and (size + events > most or len(rooms) == _ROOMS_PER_PART):
-            yield size, RoomPart(rooms=tuple(rooms)), None
-            rooms, size = [], 0
-        rooms.append(room_id)
-        size += events
-    if rooms:
-        yield size, RoomPart(rooms=tuple(rooms)), None
+        else:
+            small.append((room_id, events))
+    for part in bounded_batches(small, itemgetter(1), most, _ROOMS_PER_PART):
+        yield sum(events for _, events in part), RoomPart(rooms=tuple(room_id for room_id, _ in part)), None
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -321,9 +293,14 @@ def _find_damage(work: _Reading, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def _read_source(work: _Reading, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    parser = _StoredEvents(work)
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    parser, schema = _StoredEvents(work), EVENTS.arrow()
     for rows in _queries(work, source_sql, batches):
-        yield _events_batch([*parser.events(rows.to_pydict())])
+        events = [*parser.events(rows.to_pydict())]
+        found = event_arrays(events)
+        arrays = [found[kind.name] if kind.name in found else pa.nulls(len(events), kind.type) for kind in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class _StoredEvents:
@@ -365,12 +342,3 @@ class _StoredEvents:
             for rows in read_batches(cursor, links_sql(event_ids)):
                 for event_id, edges, auth in zip(*rows.to_pydict().values(), strict=True):
                     yield event_id, (edges, auth)
-
-
-def _events_batch(events: Sequence[ParsedEvent]) -> pa.RecordBatch:
-    import pyarrow as pa  # noqa: PLC0415 - executors only
-
-    schema = EVENTS.arrow()
-    own = event_arrays(events)
-    arrays = [own[kind.name] if kind.name in own else pa.nulls(len(events), kind.type) for kind in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -42,7 +42,7 @@ UNION ALL SELECT set_config('max_parallel_workers_per_gather', '0', true)
 class RoomPart:
     """The rooms that one task reads: the list ``rooms``, or all rooms with ``after < room ID <= upto``.
 
-    Null for ``after`` and ``upto`` means no limit. For a part of a large room, ``first`` and ``last`` are the lowest
+    None for ``after`` and ``upto`` means no limit. For a part of a large room, ``first`` and ``last`` are the lowest
     and highest stream ordering of the events to read.
     """
 
@@ -179,7 +179,6 @@ def frame_sql(name: str, part: RoomPart) -> str:
 
 
 def keys_sql(name: str, part: RoomPart) -> str:
-    """Returns the query for the keys of the frame ``events`` or ``rooms``."""
     return _KEYS[name].format(e=part.events("e"), r=part.where("r"))
 
 

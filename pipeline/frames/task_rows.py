@@ -10,17 +10,34 @@ Runs in Spark's driver and executors, without Django.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchFunction", "TaskRows", "as_read", "mapped"]
+__all__ = ["BatchFunction", "InSnapshot", "TaskRows", "as_read", "mapped"]
 
 BatchFunction: TypeAlias = "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
+
+
+class InSnapshot:
+    """The base class of frames that may be used until ``close``, which ends their snapshot, or the end of a ``with`` block."""
+
+    __slots__ = ()
+    _open: ExitStack
+
+    def close(self) -> None:
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)

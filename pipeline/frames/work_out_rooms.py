@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from events.history.rows import EVENTS_PER_CHUNK
 from pipeline.frames import kept
-from pipeline.frames.bundles import BUNDLES, Contents, bundled, contents_noted, contents_of, unbundled
+from pipeline.frames.bundles import BUNDLES, Contents, bundled, contents_of, describing, unbundled
 from pipeline.frames.choose_events import VERSION_DIFFERS, Mark
 from pipeline.frames.packs import EVENTS_PER_PACK, PARCELS, Packs, chosen_events, event_parcels, mark_parcels
 from pipeline.frames.read_events import SourceFrames
@@ -97,7 +97,7 @@ class WorkedOutRooms(RoomFrames):
         ``keep`` left them.
         """
         kept.prepare(folder)
-        kept.finish(folder, self.map_bundles(kept.writing(folder, contents_noted), kept.FILES), {"kind": _KIND})
+        kept.finish(folder, self.map_bundles(kept.writing(folder, describing), kept.FILES), {"kind": _KIND})
         return self.kept(self.bundles.sparkSession, folder)
 
     @classmethod
@@ -105,7 +105,7 @@ class WorkedOutRooms(RoomFrames):
         """Returns the frames of a folder that ``keep`` has finished. Raises ``UnusableArguments`` for any other folder."""
         names = [column.split()[0] for column in BUNDLES.split(", ")]
         found = kept.open_kept(spark, folder, _KIND)
-        return cls.of_bundles(partial(found.rows.mapped, names), in_files=Contents.of_notes(found.notes))
+        return cls.of_bundles(partial(found.rows.mapped, names), in_files=Contents.of_descriptions(found.descriptions))
 
 
 def work_out_rooms(
@@ -137,7 +137,11 @@ def work_out_rooms(
     # into one partition.
     shuffled = parcels.repartitionById(len(packs), "pack")
     work_out = partial(_work_out, stream_ordering=_BACKWARD if as_history else None, chunk=chunk)
-    return WorkedOutRooms.of_bundles(partial(_then, shuffled, work_out))
+
+    def map_bundles(function: BatchFunction, schema: str) -> DataFrame:
+        return shuffled.mapInArrow(lambda parcels: function(work_out(parcels)), schema)
+
+    return WorkedOutRooms.of_bundles(map_bundles)
 
 
 # --- packs ------------------------------------------------------------------------------------------------------------
@@ -180,7 +184,8 @@ def _marks(
     Events whose ID also occurs in another room are marked, if the event of the other room is the one that is kept.
     Events and rooms that the database already has are marked, too.
     """
-    keys = mapped(rows, _KEYS, as_read, _key_schema())
+    schema = ", ".join(f"{name} {EVENTS.columns[name].type}" for name in _KEYS)
+    keys = mapped(rows, _KEYS, as_read, schema)
     if names_ids:
         yield _copies_elsewhere(keys)
     if known is not None:
@@ -188,17 +193,13 @@ def _marks(
         yield _known_rooms(counts, known)
 
 
-def _key_schema() -> str:
-    return ", ".join(f"{name} {EVENTS.columns[name].type}" for name in _KEYS)
-
-
 def _copies_elsewhere(keys: DataFrame) -> DataFrame:
     """Returns marks for events that are in several rooms. Each of these rooms gets a mark, except the room with the best copy."""
     from pyspark.sql import Window  # noqa: PLC0415 - drivers only
     from pyspark.sql import functions as f  # noqa: PLC0415
 
-    rooms = f.min("room_id").alias("one"), f.max("room_id").alias("other")
-    several = keys.groupBy("event_id").agg(*rooms).where("one <> other").select("event_id")
+    rooms = f.min("room_id").alias("first"), f.max("room_id").alias("last")
+    several = keys.groupBy("event_id").agg(*rooms).where("first <> last").select("event_id")
     best_first = Window.partitionBy("event_id").orderBy(
         "outlier", f.col("content_hash_matches").desc(), "source", "line"
     )
@@ -229,11 +230,6 @@ def _marked(rows: DataFrame, mark: Any) -> DataFrame:
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def _then(rows: DataFrame, first: BatchFunction, function: BatchFunction, schema: str) -> DataFrame:
-    """Calls ``function(first(batches))`` with the rows of each task. Returns the results as a frame with this schema."""
-    return rows.mapInArrow(lambda batches: function(first(batches)), schema)
 
 
 def _work_out(

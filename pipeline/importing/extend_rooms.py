@@ -33,7 +33,7 @@ _NEXT = """
 SELECT k.place, k.seq, k.backward, e.outlier, e.room_version, e.event_id, e.json
 FROM {known} k JOIN {event} e USING (seq) ORDER BY k.place LIMIT %s
 """
-_NOTE_ROOMS = """
+_COUNT_STORED = """
 INSERT INTO pipeline_importedroom (job_id, room_id, imported, rejected, unresolved)
 SELECT %s, room_id, imported, rejected, 0
 FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS found (room_id, imported, rejected)
@@ -46,7 +46,7 @@ _UNRESOLVED_ROOMS = """
 SELECT DISTINCT e.room_id FROM events_event e JOIN pipeline_importedroom i USING (room_id)
 WHERE i.job_id = %s AND i.unresolved = 0 AND e.state_unresolved ORDER BY e.room_id
 """
-_NOTE_UNRESOLVED = """
+_COUNT_UNRESOLVED = """
 UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
     SELECT e.room_id, count(*) AS unresolved FROM events_event e JOIN {event} s USING (event_id)
     WHERE e.state_unresolved AND e.room_id = ANY (%s) GROUP BY e.room_id
@@ -68,15 +68,18 @@ def extend_rooms(run: JobRun) -> None:
             with run.stage("known rooms", total, "events") as count:
                 while rows := _next(cursor, names):
                     with room_transaction(run.using):
-                        # ``_note`` deletes the batch's rows from ``known`` in the same transaction. So a killed job
+                        # ``_record_outcome`` deletes the batch's rows from ``known`` in the same transaction. So a killed job
                         # repeats the batch as a whole, or not at all.
                         outcome = persist(
-                            [_incoming(row) for row in rows],
+                            [
+                                Incoming(bytes(json), version, event_id, outlier=outlier, backfilled=backward)
+                                for _, _, backward, outlier, version, event_id, json in rows
+                            ],
                             run.using,
                             verified=True,  # checked when the lines were parsed, or the sources are trusted
                             history_of=server,
                         )
-                        _note(cursor, run.id, names, rows, outcome)
+                        _record_outcome(cursor, run.id, names, rows, outcome)
                     count.add(len(rows))
         # Above a filled gap there may be more events than one batch resolves. The rooms are read from the tables,
         # because this run may not have stored them: A stores the last batch and is killed, then B resumes the job,
@@ -86,7 +89,7 @@ def extend_rooms(run: JobRun) -> None:
         for room_id in rooms:
             with suppress(EventUnreadable):  # its events stay unresolved, and are counted so
                 resolve_room(room_id, run.using, imported=True)
-        cursor.execute(_NOTE_UNRESOLVED.format(**names), [rooms, run.id])
+        cursor.execute(_COUNT_UNRESOLVED.format(**names), [rooms, run.id])
 
 
 def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
@@ -102,12 +105,7 @@ def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
     return same[::-1] if kind else same
 
 
-def _incoming(row: Sequence[Any]) -> Incoming:
-    _, _, backward, outlier, version, event_id, json = row
-    return Incoming(bytes(json), version, event_id, outlier=outlier, backfilled=backward)
-
-
-def _note(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], outcome: PersistOutcome) -> None:
+def _record_outcome(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], outcome: PersistOutcome) -> None:
     """Adds the events of a batch to the counts of their rooms, and the refused events to the quarantine.
 
     Deletes the rows of the batch from the table of events that are still to be stored.
@@ -115,7 +113,7 @@ def _note(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], out
     stored = Counter(event.room_id for event in outcome.stored)
     rejected = Counter(event.room_id for event in outcome.stored if event.rejected_reason is not None)
     rooms = sorted(stored)
-    cursor.execute(_NOTE_ROOMS, [job, rooms, [stored[room] for room in rooms], [rejected[room] for room in rooms]])
+    cursor.execute(_COUNT_STORED, [job, rooms, [stored[room] for room in rooms], [rejected[room] for room in rooms]])
     for refused in outcome.refused:
         cursor.execute(
             "INSERT INTO {broken} (seq, reason, detail) VALUES (%s, %s, %s)".format(**names),

@@ -1,7 +1,7 @@
 """Imports room histories from files and databases into the site's tables. Runs in Spark's driver, and needs Django.
 
     scan     Spark    count lines and find announced room versions in every part of the sources
-    read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.parse_lines)
+    read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.stage_lines)
     plan     SQL      select new events, number the rooms                         (pipeline.importing.plan)
     load     Spark    compute all rows of each room, copy them into the tables    (pipeline.importing.load_rooms)
     known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
@@ -40,7 +40,6 @@ from pipeline.frames.sources.parts import Part
 from pipeline.importing.extend_rooms import extend_rooms
 from pipeline.importing.keys import TRUSTED, VERIFIED, Signatures, read_keys
 from pipeline.importing.load_rooms import EVENTS_PER_PACK, RoomWork, load_rooms, pack_rooms
-from pipeline.importing.parse_lines import LineWork, stage_parts
 from pipeline.importing.plan import (
     create_staging,
     drop_staging,
@@ -52,6 +51,7 @@ from pipeline.importing.plan import (
     store_broken,
     store_versions,
 )
+from pipeline.importing.stage_lines import LineWork, stage_parts
 from pipeline.importing.staging_tables import STEPS, table_name
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, ImportSource
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "ImportOptions", "Outcome", "import_history", "import_in"]
 
 KIND = "import_events"
-_SAID = {
+_SIGNATURE_LINES = {
     TRUSTED: "Signatures: trusted, as the sources have them; --keys FILE verifies them.",
     VERIFIED: "Signatures: verified with the keys that were named.",
 }
@@ -179,14 +179,14 @@ class _Import:
         self._options = options
         self._given = inputs
         self._signatures = signatures
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._parts: list[Part] = []
 
     def run(self) -> Outcome:
         self._inputs = self._remember_sources()
         self._drop_leftovers()
         self._run.store_before(self._figures())
-        self._run.say(_SAID[self._signatures.word])
+        self._run.say(_SIGNATURE_LINES[self._signatures.word])
         try:
             with disk_full(), watched_checkpoints(self._run):
                 outcome = self._steps()
@@ -200,9 +200,9 @@ class _Import:
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             create_staging(cursor, self._job, self._signatures.name)
-        begun = time.monotonic()
+        started = time.monotonic()
         with site_session("import", self._options.master, light=True) as spark, spark_steps(self._run, spark):
-            spark_seconds = time.monotonic() - begun
+            spark_seconds = time.monotonic() - started
             self._run.say(f"Spark: started in {spark_seconds:.1f} s")
             scans = self._read(spark)
             self._plan()
@@ -228,17 +228,19 @@ class _Import:
         if not known:
             given = enumerate(self._given)
             rows.bulk_create(
-                ImportSource(job_id=self._job, number=number, name=one.name, form=one.form, identity=one.identity)
-                for number, one in given
+                ImportSource(
+                    job_id=self._job, number=number, name=source.name, form=source.form, identity=source.identity
+                )
+                for number, source in given
             )
             return list(self._given)
-        if [row.name for row in known] != [one.name for one in self._given]:
+        if [row.name for row in known] != [source.name for source in self._given]:
             self._drop_staging([self._job])
             raise SourceChanged(
                 f"Job {self._job} began with {len(known)} files and databases, and there are others now. Import without --resume."
             )
         try:
-            return [unchanged(one, row.identity) for one, row in zip(self._given, known, strict=True)]
+            return [unchanged(source, row.identity) for source, row in zip(self._given, known, strict=True)]
         except SourceChanged:
             self._drop_staging([self._job])
             raise
@@ -263,11 +265,11 @@ class _Import:
 
     def _read(self, spark: SparkSession) -> list[PartScan]:
         limit = pipeline_settings().import_line_limit_bytes
-        with self._spark_reads(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
+        with self._sources_at_rest(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
             self._parts = parts
             with self._run.watch("scan", len(parts), "parts", FinishedTasks(spark)):
                 scans = scan_parts(spark, parts, limit, self._signatures.keys)
-            self._note_rows(scans)
+            self._store_row_counts(scans)
             self._store_versions(scans)
             rules = LineRules(limit, self._signatures.keys, stream_settings().server_name)
             work = LineWork(self._job, dsn(self._using), rules)
@@ -278,7 +280,7 @@ class _Import:
         return scans
 
     @contextmanager
-    def _spark_reads(self) -> Iterator[None]:
+    def _sources_at_rest(self) -> Iterator[None]:
         """Raises ``SourceChanged`` at the end of the block if a source has changed.
 
         ``SourceChanged`` replaces any error of the block, because the change of the source may have caused that error.
@@ -288,7 +290,7 @@ class _Import:
         finally:
             check_unchanged(self._inputs)
 
-    def _note_rows(self, scans: Sequence[PartScan]) -> None:
+    def _store_row_counts(self, scans: Sequence[PartScan]) -> None:
         rows = dict.fromkeys(range(len(self._inputs)), 0)
         for part, scan in zip(self._parts, scans, strict=True):
             rows[part.file] += scan.lines
@@ -339,15 +341,15 @@ class _Import:
             rejected=sum(room.rejected for room in loaded),
             quarantined=quarantined,
             rooms=len(loaded),
-            seconds=time.monotonic() - self._begun,
+            seconds=time.monotonic() - self._started,
             unresolved=sum(room.unresolved for room in loaded),
             spark_seconds=spark_seconds,
             job=self._job,
             signatures=self._signatures.word,
         )
 
-    def _counter(self, table: str, what: str) -> Callable[[], int]:
-        """Returns a function that queries a staging table for ``what``, an SQL aggregate such as ``sum(events)``.
+    def _counter(self, table: str, aggregate: str) -> Callable[[], int]:
+        """Returns a function that queries a staging table for an SQL aggregate such as ``sum(events)``.
 
         The function may be called in any thread, such as the thread that reports progress. It uses the connection of
         that thread.
@@ -355,7 +357,7 @@ class _Import:
 
         def count() -> int:
             with self._cursor() as cursor:
-                cursor.execute(f"SELECT coalesce({what}, 0) FROM {table_name(self._job, table)}")
+                cursor.execute(f"SELECT coalesce({aggregate}, 0) FROM {table_name(self._job, table)}")
                 return int(cursor.fetchone()[0])
 
         return count

@@ -18,7 +18,7 @@ _MOST_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """The treatment of signatures in an import. They are verified with ``keys``, or trusted if ``keys`` is null.
+    """The treatment of signatures in an import. They are verified with ``keys``, or trusted if ``keys`` is None.
 
     ``name`` identifies the keys. It has a digest of the file's content, so other keys have another name.
     """
@@ -28,12 +28,11 @@ class Signatures:
 
     @property
     def word(self) -> str:
-        """Returns ``trusted`` or ``verified``."""
         return TRUSTED if self.keys is None else VERIFIED
 
 
 def read_keys(path: str | Path | None) -> Signatures:
-    """Reads keys from a file in the format of ``KeyRing.from_json``. If ``path`` is null, signatures are trusted.
+    """Reads keys from a file in the format of ``KeyRing.from_json``. If ``path`` is None, signatures are trusted.
 
     Raises ``UnusableArguments`` if the file does not exist, is too large or unreadable, or has unusable keys.
     """

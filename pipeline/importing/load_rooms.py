@@ -22,8 +22,8 @@ from pipeline.frames.bundles import bundled
 from pipeline.frames.room_events import rooms_of
 from pipeline.frames.room_rows import room_rows
 from pipeline.frames.schemas import EVENTS
-from pipeline.importing.parse_lines import LINES_PER_PART
 from pipeline.importing.plan import PlannedRoom
+from pipeline.importing.stage_lines import LINES_PER_PART
 from pipeline.importing.staging_tables import (
     EVENT_COLUMNS,
     ROOMY,
@@ -95,12 +95,12 @@ def _rows(work: RoomWork, rooms: Sequence[PlannedRoom]) -> Iterator[tuple[str, p
     numbers = {room.room_id: room.room_no for room in rooms}
     for room in rooms_of(_staged(work, rooms), _BACKWARD if work.as_history else None):
         if len(room) > work.chunk:
-            yield from room_rows(room, work.chunk, partial(_note_progress, work.load, numbers[room.room_id]))
+            yield from room_rows(room, work.chunk, partial(_store_progress, work.load, numbers[room.room_id]))
         else:
             yield from room_rows(room, work.chunk)
 
 
-def _note_progress(work: LoadWork, room_no: int, events: int) -> None:
+def _store_progress(work: LoadWork, room_no: int, events: int) -> None:
     with staging_connection(work.dsn) as connection, connection.cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {table_name(work.job, WORKING.name)} (room_no, events) VALUES (%s, %s) "

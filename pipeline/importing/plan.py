@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.frames.sources.parts import HEAD_BYTES, Part
+from pipeline.frames.sources.parts import HEAD_BYTES, Part, lines_before
 from pipeline.frames.work_out_rooms import VERSION_DIFFERS
-from pipeline.importing.parse_lines import LINES_PER_PART
+from pipeline.importing.stage_lines import LINES_PER_PART
 from pipeline.importing.staging_tables import (
     BROKEN,
     PREFIX,
@@ -261,10 +261,6 @@ def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[i
     ``lines`` holds the number of lines of each part, from which the line number within the file is computed. At most
     ``MOST_QUARANTINED`` broken lines are stored, but all broken lines are counted.
     """
-    before, counted = [], 0
-    for number, part in enumerate(parts):
-        counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + lines[number - 1]
-        before.append(counted)
     cursor.execute("DELETE FROM pipeline_quarantinedline WHERE job_id = %s", [job])
     cursor.execute(
         _named(_STORE_BROKEN, job),
@@ -273,7 +269,7 @@ def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[i
             "lines_per_part": LINES_PER_PART,
             "head": HEAD_BYTES,
             "paths": [part.name for part in parts],
-            "before": before,
+            "before": lines_before(parts, lines),
             "most": MOST_QUARANTINED,
         },
     )

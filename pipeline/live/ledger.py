@@ -25,8 +25,8 @@ __all__ = [
     "hold_ledger",
     "ledger_vectors",
     "read_offsets",
+    "record_batch",
     "set_ledger",
-    "take_batch",
 ]
 
 Vectors = dict[str, dict[str, int]]
@@ -80,7 +80,7 @@ def set_ledger(cursor: Any, query: str, vectors: Vectors) -> None:
     cursor.execute(_SET, {"query": query, "offsets": json.dumps(vectors, sort_keys=True)})
 
 
-def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
+def record_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
     """Records in the ledger that the batch is applied. Returns false if the batch was applied before.
 
     The caller changes the query's tables in the same transaction. The query's row in the ledger is locked. So batches
@@ -132,10 +132,8 @@ def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vect
     lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2:]
     found: Vectors = {}
     for stream, line in zip(streams, lines, strict=True):
-        found[stream] = first.get(stream, {}) if line == "-" else _positions(json.loads(line))
+        if line == "-":
+            found[stream] = first.get(stream, {})
+        else:  # other entries of an offset, such as the database's epoch, are texts
+            found[stream] = {writer: at for writer, at in json.loads(line).items() if isinstance(at, int)}
     return found
-
-
-def _positions(offset: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the vector {writer: position} in an offset. Skips other entries of the offset, such as the database's epoch."""
-    return {writer: position for writer, position in offset.items() if isinstance(position, int)}

@@ -161,7 +161,7 @@ class _Pipeline:
         Returns when the process is to stop, or when the pipeline was idle for ``until_idle_seconds``.
         """
         beaten = 0.0
-        began = busy_at = time.monotonic()
+        started_at = busy_at = time.monotonic()
         limit = self._options.until_idle_seconds
         while not stopping():
             self._check_query()
@@ -170,7 +170,7 @@ class _Pipeline:
                 beaten = now
                 # The query sees stored positions only. A site without a process that looks would never have new ones.
                 look_now(self._using, even_if_led=False)
-                if self._taken_more() or now - began >= _WELL_SECONDS:
+                if self._applied_more() or now - started_at >= _WELL_SECONDS:
                     went_well()
                 if not self._caught_up():
                     busy_at = now
@@ -179,18 +179,17 @@ class _Pipeline:
             time.sleep(_POLL_SECONDS)
 
     def reached(self) -> dict[str, Vectors]:
-        """Returns the vectors that the query has reached."""
         with connections[self._using].cursor() as cursor:
             return {self._table.name: ledger_vectors(cursor, self._table.name)}
 
     def _check_query(self) -> None:
         if not self._query.isActive:
-            why = _shortly(self._query.exception())
+            why = _message_of(self._query.exception())
             raise QueryFailed(f"The query {self._table.name} of the live pipeline has failed: {why}")
         if self._held.closed or self._table.is_lost:
             raise QueryFailed("The live pipeline has lost the connection that holds its name.")
 
-    def _taken_more(self) -> bool:
+    def _applied_more(self) -> bool:
         """Returns true if batches were applied since the last call.
 
         The query runs on the connection that holds the pipeline's lock. So an error is raised if this connection, and
@@ -233,10 +232,10 @@ def _only_one(using: str, reader: str) -> Iterator[Any]:
         connection.close()
 
 
-def _shortly(error: Exception | None) -> str:
+def _message_of(error: Exception | None) -> str:
     """Returns the message of ``error`` without the Java stack trace."""
     if error is None:
         return "it has ended"
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    told = [line for line in lines if "Error" in line or "Exception" in line]
-    return (told or lines or [type(error).__name__])[-1][:1000]
+    named = [line for line in lines if "Error" in line or "Exception" in line]
+    return (named or lines or [type(error).__name__])[-1][:1000]

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
-from pipeline.live.ledger import Vectors, read_offsets, take_batch
+from pipeline.live.ledger import Vectors, read_offsets, record_batch
 from pipeline.live.named_table import NamedTable
 from pipeline.source.data_source import register
-from pipeline.source.schemas import declaration_of, spark_schema
+from pipeline.source.stream_schemas import declaration_of, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +82,7 @@ class LiveQuery:
         using = self._place.using
         try:
             with transaction.atomic(using=using), connections[using].cursor() as cursor:
-                if take_batch(cursor, self.table.name, offsets):
+                if record_batch(cursor, self.table.name, offsets):
                     self.table.apply(cursor, found, offsets)
         finally:
             connections[using].close()  # the thread is Spark's and may end without notice

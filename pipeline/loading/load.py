@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Loaded", "load"]
 
 _ROOMS_PER_QUERY = 10_000
-_MOST_TOLD = 3
+_MOST_NAMED = 3
 #: Selects the given rooms that are stored and that this job has not loaded.
 _KNOWN = """
 SELECT room_id FROM events_room r WHERE room_id = ANY(%s)
@@ -132,9 +132,9 @@ def _refuse_known(ids: Sequence[str], job: JobRun) -> None:
             cursor.execute(_KNOWN, [list(ids[start : start + _ROOMS_PER_QUERY]), job.id])
             known += [room_id for (room_id,) in cursor.fetchall()]
     if known:
-        told = ", ".join(sorted(known)[:_MOST_TOLD]) + (", …" if len(known) > _MOST_TOLD else "")
+        named = ", ".join(sorted(known)[:_MOST_NAMED]) + (", …" if len(known) > _MOST_NAMED else "")
         raise RoomsKnown(
-            f"{len(known):,} of {len(ids):,} rooms are stored already: {told}. Nothing was loaded. Leave their events out; "
+            f"{len(known):,} of {len(ids):,} rooms are stored already: {named}. Nothing was loaded. Leave their events out; "
             "manage.py import_events adds new events to rooms that are stored."
         )
 

@@ -49,7 +49,7 @@ LOADED = "rooms bigint, events bigint, left_out array<string>"
 """The columns of a task's result: how many rooms and events it loaded, and the rooms that it left out."""
 
 #: Rooms are sorted by ID, so that two packs with the same rooms cannot deadlock.
-_TAKE_ROOMS = f"""
+_INSERT_ROOMS = f"""
 {INSERT_INTO["events_room"]}
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::boolean[]) AS given (room_id)
 ORDER BY room_id COLLATE "C" ON CONFLICT (room_id) DO NOTHING RETURNING room_id
@@ -71,7 +71,7 @@ INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name, key
 SELECT (given ->> 0)::bigint, %(writer)s, %(cache)s, ARRAY(SELECT jsonb_array_elements_text(given -> 1))
 FROM jsonb_array_elements(%(given)s::jsonb) AS given
 """
-_NOTE_ROOMS = """
+_RECORD_ROOMS = """
 INSERT INTO pipeline_importedroom (job_id, room_id, imported, rejected, unresolved)
 SELECT %s, * FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::bigint[])
 """
@@ -150,11 +150,11 @@ class _Loading:
 
     def load(self) -> PackLoaded:
         self._cursor.execute(NO_LIMITS)
-        taken, left_out = self._take_rooms()
-        if not taken:
+        inserted, left_out = self._insert_rooms()
+        if not inserted:
             return PackLoaded(0, 0, left_out)
         positions = Positions(self._pack)
-        if positions.by_room.keys() != taken:
+        if positions.by_room.keys() != inserted:
             raise PackIncomplete("A pack has not all events of its rooms. Nothing of the pack was loaded.")
         self._step("rooms")
         groups = state_groups(self._pack)
@@ -173,13 +173,13 @@ class _Loading:
         values = {"writer": self._work.writer, "cache": ROOM_STATE, "given": json.dumps(given)}
         self._cursor.execute(_DROP_CACHED, values)
         counts = [(room_id, *rest) for room_id, rest in positions.by_room.items()]
-        self._cursor.execute(_NOTE_ROOMS, [self._work.job, *map(list, zip(*counts, strict=True))])
+        self._cursor.execute(_RECORD_ROOMS, [self._work.job, *map(list, zip(*counts, strict=True))])
         self._step("noted")
         return PackLoaded(len(counts), positions.numbered.count, left_out)
 
     # --- rooms --------------------------------------------------------------------------------------------------------
 
-    def _take_rooms(self) -> tuple[set[str], list[str]]:
+    def _insert_rooms(self) -> tuple[set[str], list[str]]:
         """Inserts the rows of the rooms. Returns (IDs of the inserted rooms, IDs of the rooms that are left out).
 
         Rooms that were not inserted are removed from the pack. If this job has loaded such a room before, the room is
@@ -188,17 +188,17 @@ class _Loading:
         rooms = self._pack.rooms()
         if not rooms:
             raise PackIncomplete("A pack has no rooms. Nothing of it was loaded.")
-        self._cursor.execute(_TAKE_ROOMS, [list(column) for column in zip(*rooms, strict=True)])
-        taken = {room_id for (room_id,) in self._cursor.fetchall()}
-        lost = [str(room[0]) for room in rooms if room[0] not in taken]
+        self._cursor.execute(_INSERT_ROOMS, [list(column) for column in zip(*rooms, strict=True)])
+        inserted = {room_id for (room_id,) in self._cursor.fetchall()}
+        lost = [str(room[0]) for room in rooms if room[0] not in inserted]
         if not lost:
-            return taken, []
+            return inserted, []
         # This has to be a new statement. The insert may have waited for another transaction, whose rows only a statement
         # that begins after its commit can see.
         self._cursor.execute(_LOADED_BEFORE, [self._work.job, lost])
         before = {room_id for (room_id,) in self._cursor.fetchall()}
         self._pack.without = lost
-        return taken, [room_id for room_id in lost if room_id not in before]
+        return inserted, [room_id for room_id in lost if room_id not in before]
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from events.columns import COLUMNS
@@ -19,6 +20,7 @@ from events.declarations import BACKFILL, EVENTS
 from pipeline.errors import PackIncomplete
 from pipeline.frames.schemas import ROOM_FRAMES
 from pipeline.loading.copy_rows import varchar_arrays
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +107,7 @@ class Pack:
         import pyarrow as pa  # noqa: PLC0415 - executors only
         from pyarrow import compute  # noqa: PLC0415
 
-        for some in _pieces(self.batches(frame)):
+        for some in bounded_batches(self.batches(frame), attrgetter("nbytes"), BYTES_PER_SORT):
             whole = pa.concat_batches(some)
             yield whole.take(compute.sort_indices(whole.column(key)))
 
@@ -129,19 +131,6 @@ class Pack:
         return found
 
 
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    some: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        some.append(batch)
-        size += batch.nbytes
-        if size >= BYTES_PER_SORT:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -152,15 +141,15 @@ class Numbered:
     the IDs for a whole column of numbers.
     """
 
-    def __init__(self, rooms: pa.Array, numbers: pa.Array, what: str) -> None:
-        """Takes two columns: the room and the number of each item. ``what`` names the items in errors, such as ``events``.
+    def __init__(self, rooms: pa.Array, numbers: pa.Array, items: str) -> None:
+        """Takes two columns: the room and the number of each item. ``items`` names them in errors, such as ``events``.
 
         Raises ``PackIncomplete`` if the numbers of a room are not 0 to n - 1, each exactly once.
         """
         import pyarrow as pa  # noqa: PLC0415 - executors only
         from pyarrow import compute  # noqa: PLC0415
 
-        self._what = what
+        self._items = items
         counted = pa.table({"room": rooms, "number": numbers}).group_by("room").aggregate([("number", "count")])
         counts = counted.column("number_count").combine_chunks()
         self._rooms = counted.column("room").combine_chunks()
@@ -170,7 +159,7 @@ class Numbered:
         self.places = self._places(rooms, numbers)
         in_order = self.places.take(compute.sort_indices(self.places))
         if not in_order.equals(pa.array(range(self.count), pa.int64())):
-            raise PackIncomplete(f"A pack has not all {what} of a room. Nothing of the pack was loaded.")
+            raise PackIncomplete(f"A pack has not all {items} of a room. Nothing of the pack was loaded.")
 
     def _places(self, rooms: pa.Array, numbers: pa.Array) -> pa.Array:
         """Returns, for each (room, number), the index of its ID in the list of IDs. If the number is null, the index is null."""
@@ -178,7 +167,9 @@ class Numbered:
 
         at = compute.index_in(rooms, self._rooms)
         if compute.any(compute.and_(compute.is_null(at), compute.is_valid(numbers))).as_py():
-            raise PackIncomplete(f"A pack has rows of a room without its {self._what}. Nothing of the pack was loaded.")
+            raise PackIncomplete(
+                f"A pack has rows of a room without its {self._items}. Nothing of the pack was loaded."
+            )
         return compute.add(self._first.take(at), numbers)
 
     def give(self, ids: pa.Array) -> None:
@@ -279,7 +270,6 @@ def _by_room(events: pa.Table) -> Mapping[str, tuple[int, int, int]]:
 class _Kind(StrEnum):
     """The way in which a column of a table is made from a column of the frame for this table."""
 
-    OWN = "own"
     GROUP = "group"  # the ID of the state group whose number the frame has
     POSITION = "position"  # the position of the event whose number the frame has
     WRITER = "writer"  # the name of the job's writer
@@ -322,7 +312,8 @@ def table_rows(frame: str, batch: pa.RecordBatch, writer: str, positions: Number
                 return batch.column(name).cast(pa.int16())
             case _Kind.INTEGER:
                 return batch.column(name).cast(pa.int32())
-        return batch.column(name)
 
     names = COLUMNS[str(ROOM_FRAMES[frame].table)]
-    return pa.RecordBatch.from_pydict({name: column(*_MADE.get(name, (_Kind.OWN, name))) for name in names})
+    return pa.RecordBatch.from_pydict(
+        {name: column(*_MADE[name]) if name in _MADE else batch.column(name) for name in names}
+    )

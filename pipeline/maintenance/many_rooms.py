@@ -30,12 +30,12 @@ EVENTS_IN_PROCESS = 50_000
 """The largest number of events that are checked without Spark. To start Spark takes as long as to check so many."""
 _ROOMS_AT_ONCE = 100_000
 _EVENTS_PER_TASK = 20_000
-_TOLD_AT_ONCE = 1_000
+_ROOMS_PER_TRANSACTION = 1_000
 
 _COUNTED = "(SELECT count(*) FROM events_event e WHERE e.room_id = r.room_id)"
 _NEXT_ROOMS = f"SELECT room_id, {_COUNTED} FROM events_room r WHERE room_id > %s ORDER BY room_id LIMIT %s"
 _NAMED_ROOMS = f"SELECT room_id, {_COUNTED} FROM unnest(%s::text[]) r (room_id)"
-_TAKE_MENDED = """
+_DELETE_MENDED = """
 DELETE FROM pipeline_mendedroom WHERE id IN (
     SELECT id FROM pipeline_mendedroom ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 ) RETURNING room_id, user_ids
@@ -48,30 +48,30 @@ def announce_repaired(using: str) -> int:
     Executors have recorded these rooms in the table ``MendedRoom``. This function deletes the rows from it. If several
     processes call this function at the same time, each row is handled by exactly one process.
     """
-    told = 0
+    announced = 0
     while True:
         # Rows are deleted in the transaction that appends the facts, so a killed process has done both or neither. Another
         # process that does the same at this time skips the locked rows.
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            cursor.execute(_TAKE_MENDED, [_TOLD_AT_ONCE])
+            cursor.execute(_DELETE_MENDED, [_ROOMS_PER_TRANSACTION])
             found = cursor.fetchall()
             for room_id, user_ids in found:
                 invalidate_room_state(room_id, user_ids)
             if found:
                 invalidate_cached_events()  # last: from here on readers of the stream wait for the commit
-        told += len(found)
+        announced += len(found)
         if not found:
             break
-    if told:
+    if announced:
         clear_caches()
-    return told
+    return announced
 
 
 class ManyRooms:
     """One run of a job that checks or repairs many rooms.
 
     On Spark, the largest rooms are checked first. In this process, rooms are checked in the given order, or in the
-    order of their IDs. If ``master`` is null, Spark is used only if there are at least two rooms, more than
+    order of their IDs. If ``master`` is None, Spark is used only if there are at least two rooms, more than
     ``EVENTS_IN_PROCESS`` events, and Java.
     """
 
@@ -87,7 +87,7 @@ class ManyRooms:
     def answers(self, stage: str, rooms: Sequence[str] | None) -> Iterator[RoomAnswer]:
         """Checks the rooms that no earlier run of the job has done. Yields an answer for each room.
 
-        ``rooms`` null means all rooms. For each answer, the caller must add the room to ``progress`` before it requests
+        ``rooms`` None means all rooms. For each answer, the caller must add the room to ``progress`` before it requests
         the next answer. After that, the room's events are reported as done.
         """
         announce_repaired(self._run.using)  # rooms that a killed run repaired without notifying
@@ -112,7 +112,7 @@ class ManyRooms:
         return [room for room in rooms if room.room_id not in self.progress]
 
     def _parts(self, rooms: Sequence[str] | None) -> Iterator[list[SizedRoom]]:
-        """Yields lists of 100,000 rooms with their sizes. If ``rooms`` is null, yields all rooms in the order of their IDs."""
+        """Yields lists of 100,000 rooms with their sizes. If ``rooms`` is None, yields all rooms in the order of their IDs."""
         connection = connections[self._run.using]
         names = None if rooms is None else list(dict.fromkeys(rooms))
         last, start = self.progress.through, 0

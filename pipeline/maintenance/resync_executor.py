@@ -27,10 +27,10 @@ from streams.runtime.gc_pause import freeze_objects
 
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
-_ONE_VIEW = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 #: No parallel workers. There are as many tasks as cores, so a second core for one query would be taken from another task.
 _ALONE = "SET max_parallel_workers_per_gather = 0"
-_TO_TELL = "INSERT INTO pipeline_mendedroom (room_id, user_ids) VALUES (%s, %s::text[])"
+_RECORD_MENDED = "INSERT INTO pipeline_mendedroom (room_id, user_ids) VALUES (%s, %s::text[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RoomsWork:
 
 @dataclass(frozen=True, slots=True)
 class RoomAnswer:
-    """The reports on a room before and after its repair. Both reports are null if there was no such room.
+    """The reports on a room before and after its repair. Both reports are None if there was no such room.
 
     If nothing was repaired, ``after`` is the same object as ``before``. If the room could not be repaired, ``after`` is a
     copy of ``before`` with the reason added to its doubts.
@@ -56,7 +56,7 @@ class RoomAnswer:
 
     @classmethod
     def of(cls, room_id: str, done: Resynced | None) -> RoomAnswer:
-        """Returns the answer for a room. ``done`` is the result of ``resync``, or null if there is no such room."""
+        """Returns the answer for a room. ``done`` is the result of ``resync``, or None if there is no such room."""
         return cls(room_id, *((None, None) if done is None else (done.before, done.after)))
 
 
@@ -70,8 +70,10 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
         with connection, connection.cursor() as cursor:
             cursor.execute(_ALONE)
             cursor.execute(NO_LIMITS_IN_SESSION)
-        rooms = RoomTransactions(partial(_transaction, connection, _ONE_VIEW), partial(_transaction, connection), _tell)
-        return [RoomAnswer.of(one, resync(rooms, one, work.subject, mend=work.mend)) for one in room_ids]
+        rooms = RoomTransactions(
+            partial(_transaction, connection, _ONE_SNAPSHOT), partial(_transaction, connection), _record_mended
+        )
+        return [RoomAnswer.of(room_id, resync(rooms, room_id, work.subject, mend=work.mend)) for room_id in room_ids]
     finally:
         connection.close()
         freeze_objects()
@@ -85,5 +87,5 @@ def _transaction(connection: Any, first: str = "") -> Iterator[Any]:
         yield cursor
 
 
-def _tell(cursor: Any, room_id: str, moved: Sequence[str]) -> None:
-    cursor.execute(_TO_TELL, [room_id, list(moved)])
+def _record_mended(cursor: Any, room_id: str, moved: Sequence[str]) -> None:
+    cursor.execute(_RECORD_MENDED, [room_id, list(moved)])

@@ -33,7 +33,7 @@ _WRITE = (
 class RoomProgress:
     """The stored progress of one job. ``room_id in progress`` is true if an earlier run of the job has done the room.
 
-    ``counted`` holds the counts that an earlier run of the job stored last, decoded from JSON. It is null if no counts
+    ``counted`` holds the counts that an earlier run of the job stored last, decoded from JSON. It is None if no counts
     are stored.
     """
 

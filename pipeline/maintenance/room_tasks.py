@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipeline.errors import JavaMissing, SparkFailed
@@ -22,6 +23,7 @@ from pipeline.spark.job_steps import job_group
 from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
 from streams.jobs.job_run import JobRun
+from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +36,7 @@ MASTER = master(
 )
 _ROOMS_PER_TASK = 500
 _MOST_TASKS = 64
-_LOOK_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
 _Answer = TypeVar("_Answer")
 
 
@@ -47,29 +49,21 @@ class SizedRoom:
 
 
 def pack(rooms: Sequence[SizedRoom], most: int) -> Iterator[list[SizedRoom]]:
-    """Yields packs of at most 500 rooms and of at most the size ``most``. A larger room is a pack of its own.
+    """Returns packs of at most 500 rooms and of at most the size ``most``. A larger room is a pack of its own.
 
     The largest rooms come first. So no large room is handled alone at the end, while other cores are idle.
     """
-    found: list[SizedRoom] = []
-    size = 0
-    for room in sorted(rooms, key=lambda room: -room.size):
-        if found and (size + room.size > most or len(found) == _ROOMS_PER_TASK):
-            yield found
-            found, size = [], 0
-        found.append(room)
-        size += room.size
-    if found:
-        yield found
+    largest_first = sorted(rooms, key=lambda room: -room.size)
+    return bounded_batches(largest_first, attrgetter("size"), most, _ROOMS_PER_TASK)
 
 
 @contextmanager
 def session_if_worth_it(
     run: JobRun, name: str, master: str | None, rooms: Sequence[SizedRoom], in_process: int
 ) -> Iterator[SparkSession | None]:
-    """Yields a Spark session, or null if this process is to do the work.
+    """Yields a Spark session, or None if this process is to do the work.
 
-    If ``master`` is null, Spark is used on three conditions: Java is installed, there are at least two rooms, and the
+    If ``master`` is None, Spark is used on three conditions: Java is installed, there are at least two rooms, and the
     sizes of the rooms add up to more than ``in_process``. If ``master`` is given, Spark is always used. Then
     ``JavaMissing`` is raised if Java is not installed.
     """
@@ -100,7 +94,7 @@ def ask_rooms(
     """
     tasks = _Tasks(spark, job_group(run), work, pack(rooms, most))
     try:
-        while tasks.begin():
+        while tasks.submit():
             yield from tasks.ended()
             run.step()
     finally:
@@ -125,7 +119,7 @@ class _Tasks(Generic[_Answer]):
         self._pool = ThreadPoolExecutor(self._most, "rooms")
         self._waiting: dict[Future[list[_Answer]], int] = {}
 
-    def begin(self) -> bool:
+    def submit(self) -> bool:
         """Submits packs, up to twice as many as can run at a time. Returns false if all packs have ended."""
         # For each pack that a task computes, another pack is queued in the pool. So no core is idle while the caller
         # handles answers.
@@ -137,7 +131,7 @@ class _Tasks(Generic[_Answer]):
 
     def ended(self) -> Iterator[tuple[int, list[_Answer]]]:
         """Waits up to a second for a pack to end. Yields (size, answers) of each pack that has ended."""
-        for future in wait(self._waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
+        for future in wait(self._waiting, _WAIT_SECONDS, FIRST_COMPLETED).done:
             yield self._waiting.pop(future), future.result()
 
     def close(self) -> None:

@@ -72,9 +72,9 @@ def find_folders(most: int = FOLDERS_READ) -> tuple[list[WrittenFolder], bool]:
             if number >= most:
                 is_whole = False
                 break
-            if (one := _recognised(path, is_export)) is not None:
-                found.append(one)
-    return sorted(found, key=lambda one: (-one.bytes, str(one.path))), is_whole
+            if (folder := _recognised(path, is_export)) is not None:
+                found.append(folder)
+    return sorted(found, key=lambda folder: (-folder.bytes, str(folder.path))), is_whole
 
 
 def find_folder(name: object) -> WrittenFolder:
@@ -147,13 +147,13 @@ def _folders(top: Path, *, deep: bool) -> Iterator[Path]:
 
 
 def _recognised(path: Path, is_export: bool) -> WrittenFolder | None:
-    """Returns the archive or export in the folder ``path``. Returns null if the folder is neither."""
+    """Returns the archive or export in the folder ``path``. Returns None if the folder is neither."""
     try:
         with os.scandir(path) as entries:
             there = list(entries)
-        known = all(map(_is_of_export if is_export else _is_of_archive, there))
+        is_ours = _is_of_export if is_export else _is_of_archive
         is_unfinished_archive = not is_export and path.name.endswith(archives.PARTIAL)
-        if not known or not (there or is_unfinished_archive):
+        if not all(map(is_ours, there)) or not (there or is_unfinished_archive):
             return None
         files, size = _amount(there)
         changed_at = path.stat().st_mtime
@@ -204,10 +204,10 @@ def _read_archive(found: WrittenFolder) -> WrittenFolder:
 def _read_export(found: WrittenFolder) -> WrittenFolder:
     try:
         with (found.path / exports.MANIFEST).open("rb") as file:
-            told = json.loads(file.read(_LARGEST_MANIFEST))
-        rooms, tables = told["rooms"], told["tables"]
+            manifest = json.loads(file.read(_LARGEST_MANIFEST))
+        rooms, tables = manifest["rooms"], manifest["tables"]
         events = int(tables["events"]["rows"]) if "events" in tables else None
-        made_at, number = int(told["made_at_ms"]) / 1000, None if rooms is None else len(rooms)
+        made_at, number = int(manifest["made_at_ms"]) / 1000, None if rooms is None else len(rooms)
         room_id = str(rooms[0]) if number == 1 else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return replace(found, is_damaged=True)

@@ -63,12 +63,12 @@ class Archive(Operation):
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Writes the archive. Returns the summary: the room's ID, the depth of the cut, and the figures of the archive."""
-        told, using = run.arguments, run.using
-        cut = depth_of_cut(told, using)
-        options = {name: told[name] for name in ("spark", "master", "delete_local")}
-        with purge_lock(told["room"], using):
-            written = archive_room(run, ArchiveRequest(told["room"], Path(told["folder"]), cut, **options))
-        return {"room_id": told["room"], "cut": cut, **written.figures}
+        given, using = run.arguments, run.using
+        cut = depth_of_cut(given, using)
+        options = {name: given[name] for name in ("spark", "master", "delete_local")}
+        with purge_lock(given["room"], using):
+            written = archive_room(run, ArchiveRequest(given["room"], Path(given["folder"]), cut, **options))
+        return {"room_id": given["room"], "cut": cut, **written.figures}
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{summary['room_id']}: {summary['events']} events in {summary['folder']}, {summary['bytes']:,} bytes"

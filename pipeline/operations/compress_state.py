@@ -47,8 +47,6 @@ GROUP BY room_id ORDER BY room_id
 
 @operation
 class CompressState(Operation):
-    """Rewrites state groups so that they take fewer rows."""
-
     name = "compress state"
     help = (
         "Rewrite the state groups of rooms to as few rows as they need; rooms that would not shrink stay as they are."
@@ -125,8 +123,8 @@ class _Rooms:
 
         Progress is counted in rooms. If there is only one room, progress is counted in events.
         """
-        told = self._run.arguments
-        rooms = self._sized(told["rooms"])
+        given = self._run.arguments
+        rooms = self._sized(given["rooms"])
         if len(rooms) == 1:
             for planned in self._planned(rooms):
                 self._room(planned)
@@ -139,7 +137,7 @@ class _Rooms:
         self._run.store_after(_figures(self._after))
         return {
             "rooms": len(rooms),
-            "dry_run": told["dry_run"],
+            "dry_run": given["dry_run"],
             "compressed": self._compressed,
             "skipped": self._skipped,
             "rows": [self._before.total, self._after.total],
@@ -154,7 +152,7 @@ class _Rooms:
     def _sized(self, names: Sequence[str] | None) -> list[SizedRoom]:
         """Returns the named rooms, each with its number of state groups.
 
-        If ``names`` is null, returns all rooms that have state groups.
+        If ``names`` is None, returns all rooms that have state groups.
         """
         storable = None if names is None else [name for name in dict.fromkeys(names) if can_be_stored(name)]
         with connections[self._run.using].cursor() as cursor:
@@ -166,14 +164,14 @@ class _Rooms:
     def _planned(self, rooms: Sequence[SizedRoom]) -> Iterator[PlannedRoom]:
         """Plans each room, in this process or on Spark. Yields the plans. The plan of a room without state groups is empty."""
         using, master = self._run.using, self._run.arguments.get("master")
-        here = [room for room in rooms if room.size]
+        grouped = [room for room in rooms if room.size]
         yield from (PlannedRoom(room.room_id) for room in rooms if not room.size)
-        with session_if_worth_it(self._run, "compress", master, here, GROUPS_IN_PROCESS) as spark:
+        with session_if_worth_it(self._run, "compress", master, grouped, GROUPS_IN_PROCESS) as spark:
             if spark is None:
-                for room in here:
+                for room in grouped:
                     yield plan_here(room.room_id, using)
                 return
-            for _, planned in ask_rooms(self._run, spark, here, _GROUPS_PER_TASK, partial(plan_rooms, dsn(using))):
+            for _, planned in ask_rooms(self._run, spark, grouped, _GROUPS_PER_TASK, partial(plan_rooms, dsn(using))):
                 yield from planned
 
     def _room(self, planned: PlannedRoom, rooms: Count | None = None) -> None:
@@ -186,7 +184,7 @@ class _Rooms:
             elif not self._is_worth_it(planned):
                 self._skipped += 1
             elif self._run.arguments["dry_run"]:
-                self._note(planned, planned.foreseen, planned.events)
+                self._count_compressed(planned, planned.foreseen, planned.events)
             else:
                 with purge_lock(room_id, using):
                     work = RoomCompaction(room_id, using)
@@ -197,7 +195,7 @@ class _Rooms:
                     self._carry_out(work, rooms)
                 if not work.finished:
                     self._unfinished.append(room_id)
-                self._note(work.planned, group_rows(room_id, using), work.moved)
+                self._count_compressed(work.planned, group_rows(room_id, using), work.moved)
         except PurgeRefused:
             self._busy.append(room_id)
         except (CompressionRefused, CompressionWentWrong) as error:
@@ -206,7 +204,7 @@ class _Rooms:
     def _is_worth_it(self, planned: PlannedRoom) -> bool:
         return planned.saving > 0 and planned.saving >= self._run.arguments["least_saving"]
 
-    def _note(self, planned: PlannedRoom, after: WrittenRows, moved: int) -> None:
+    def _count_compressed(self, planned: PlannedRoom, after: WrittenRows, moved: int) -> None:
         self._compressed += 1
         self._moved += moved
         self._before, self._after = _sum(self._before, planned.before), _sum(self._after, after)
@@ -226,8 +224,8 @@ class _Rooms:
             raise
 
 
-def _sum(one: WrittenRows, other: WrittenRows) -> WrittenRows:
-    return WrittenRows(one.groups + other.groups, one.deltas + other.deltas)
+def _sum(rows: WrittenRows, more: WrittenRows) -> WrittenRows:
+    return WrittenRows(rows.groups + more.groups, rows.deltas + more.deltas)
 
 
 def _figures(rows: WrittenRows) -> dict[str, int]:

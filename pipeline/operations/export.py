@@ -55,8 +55,6 @@ def _room_ids(_: str, value: Any) -> list[str]:
 
 @operation
 class Export(Operation):
-    """Writes tables to Parquet."""
-
     name = "export"
     help = "Write rooms, events, state and memberships to Parquet files, all of one moment, in a folder below exports."
     arguments = (
@@ -122,17 +120,17 @@ def _day(text: str | None) -> int | None:
 
 
 def _export(run: JobRun, folder: Path, master: str | None) -> Mapping[str, Any]:
-    from pipeline.export.export import ExportRequest, export_tables  # noqa: PLC0415 - needs pyspark
+    from pipeline.export.write_tables import ExportRequest, export_tables  # noqa: PLC0415 - needs pyspark
 
-    told = run.arguments
+    given = run.arguments
     request = ExportRequest(
         folder=folder.absolute(),
-        tables=told["tables"],
-        rooms=told["rooms"],
-        since=_day(told["since"]),
-        until=_day(told["until"]),
-        buckets=told["buckets"],
-        overwrite=told["overwrite"],
+        tables=given["tables"],
+        rooms=given["rooms"],
+        since=_day(given["since"]),
+        until=_day(given["until"]),
+        buckets=given["buckets"],
+        overwrite=given["overwrite"],
         master=master,
     )
     manifest = export_tables(run, request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.conf import pipeline_settings
@@ -124,4 +124,4 @@ def _opened(name: str) -> str:
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UnusableArguments(f"{name!r:.200} leads out of the folder {folder}. Put the file itself there.")
-    return str(Path(path))
+    return str(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from events.maintenance.purge_lock import purge_lock
@@ -34,14 +33,8 @@ __all__ = ["RemoveArchive", "folder_words"]
 _JOB = re.compile(rf"-([0-9]{{1,18}})(?:{re.escape(archives.PARTIAL)})?\Z")
 
 
-def _folder(_: str, value: Any) -> str:
-    return str(find_folder(value).path)
-
-
 @operation
 class RemoveArchive(Operation):
-    """Removes an archive or an export."""
-
     name = "remove archive"
     help = (
         "Remove an archive or an export from the site's folders, which frees its disk space; what only it has is gone."
@@ -49,7 +42,8 @@ class RemoveArchive(Operation):
     arguments = (
         Argument(
             "folder", Type.TEXT, "the archive or export, as archive, purge or export named it", typed="FOLDER",
-            required=True, check=_folder, in_form="its path, or its place below the folder of archives or exports",
+            required=True, check=lambda _, value: str(find_folder(value).path),
+            in_form="its path, or its place below the folder of archives or exports",
         ),
         dry_run("only say what would be removed"),
         YES,
@@ -69,7 +63,6 @@ class RemoveArchive(Operation):
         return self._summary(run, find_folder(run.arguments["folder"]))
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Removes the folder. Returns the summary."""
         path = run.arguments["folder"]
         with _unused(find_folder(path), run.using):
             found = find_folder(path)  # once more, as another process may have finished or removed it before the lock
@@ -88,7 +81,7 @@ class RemoveArchive(Operation):
     @staticmethod
     def _summary(run: JobRun, found: WrittenFolder) -> Mapping[str, Any]:
         is_here = found.room_id is not None and Room.objects.using(run.using).filter(pk=found.room_id).exists()
-        told = {
+        summary = {
             "folder": str(found.path),
             "what": found.kind,
             "room_id": found.room_id,
@@ -97,31 +90,31 @@ class RemoveArchive(Operation):
             "bytes": found.bytes,
             "dry_run": run.arguments["dry_run"],
         }
-        words = folder_words(told, is_room_here=is_here)
+        words = folder_words(summary, is_room_here=is_here)
         # The figures are texts, because numbers would be added to the sums of changed rows.
         run.store_before({"files": f"{found.files:,}", "size": byte_size(found.bytes)})
         run.store_after({"files": "0", "size": byte_size(0)})
         run.say(f"{safe_text(str(found.path), None)}: {words}")
-        return {**told, "words": words}
+        return {**summary, "words": words}
 
 
-def folder_words(told: Mapping[str, Any], *, is_room_here: bool) -> str:
-    """Returns the sentence that describes the removal of an archive or export. ``told`` is the job's summary.
+def folder_words(summary: Mapping[str, Any], *, is_room_here: bool) -> str:
+    """Returns the sentence that describes the removal of an archive or export. ``summary`` is the job's summary.
 
     For example ``archive of !a:b, made 22 Nov 2026 02:00 UTC, 6.0 GB in 14 files: removed; messages that were purged
     meanwhile are gone with it``. ``is_room_here`` is true if the room of the archive is in the database.
     """
-    of_room = f" of {safe_text(told['room_id'], None)}" if told["room_id"] else ""
-    made = "made" if told["what"] in ("archive", "export") else "last changed"
-    size = f"{byte_size(told['bytes'])} in {told['files']:,} file{'' if told['files'] == 1 else 's'}"
-    done = "would be removed" if told["dry_run"] else "removed"
-    what = f"{told['what']}{of_room}, {made} {told['made_at']}, {size}: {done}"
-    if told["what"] != "archive":
-        return what
+    of_room = f" of {safe_text(summary['room_id'], None)}" if summary["room_id"] else ""
+    made = "made" if summary["what"] in ("archive", "export") else "last changed"
+    size = f"{byte_size(summary['bytes'])} in {summary['files']:,} file{'' if summary['files'] == 1 else 's'}"
+    done = "would be removed" if summary["dry_run"] else "removed"
+    removed = f"{summary['what']}{of_room}, {made} {summary['made_at']}, {size}: {done}"
+    if summary["what"] != "archive":
+        return removed
     lost = (
         "messages that were purged meanwhile are gone with it" if is_room_here else "the room is in no other place here"
     )
-    return f"{what}; {lost}"
+    return f"{removed}; {lost}"
 
 
 @contextmanager
@@ -141,15 +134,10 @@ def _unused(found: WrittenFolder, using: str) -> Iterator[None]:
             # A purge writes an archive, then deletes the events. Without the room's lock: A writes it, B removes it, A
             # deletes what the archive had. A restore, too, holds the lock until it has read all files.
             stack.enter_context(purge_lock(found.room_id, using))
-        elif (job := _job_of(found.path)) is not None:
+        elif (named := _JOB.search(found.path.name)) is not None:
             # Without a manifest the room is not known, but the job that writes the archive is: it holds its own lock.
-            lock = stack.enter_context(hold_lock(using))
+            lock, job = stack.enter_context(hold_lock(using)), int(named[1])
             if not lock.acquire(job):
                 raise ArchiveInUse(f"Job {job} is writing {found.path}. Wait for it, or cancel it.")
             stack.callback(lock.release, job)
         yield
-
-
-def _job_of(path: Path) -> int | None:
-    found = _JOB.search(path.name)
-    return None if found is None else int(found[1])

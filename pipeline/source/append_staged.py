@@ -26,7 +26,7 @@ __all__ = ["Appended", "StagedWrite", "append_staged"]
 _VALUES_PER_STATEMENT = 10_000
 _KEPT = "90 days"
 
-_TAKE = """
+_CLAIM = """
 INSERT INTO pipeline_sourcewrite (write_id, stream, writer, facts) VALUES (%(write_id)s, %(stream)s, '', 0)
 ON CONFLICT (write_id) DO NOTHING RETURNING 1
 """
@@ -55,23 +55,20 @@ class StagedWrite:
 
     @property
     def stream(self) -> str:
-        """Returns the name of the stream."""
         return self.declaration.name
 
     @property
     def table(self) -> FactTable:
-        """Returns the only table of the stream."""
         return self.declaration.tables[0]
 
     @property
     def facts(self) -> int:
-        """Returns the number of facts in all attempts together."""
         return sum(rows for _, rows in self.attempts)
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The result of a write: number of facts, first ID and last ID. Both IDs are null if the write had no rows.
+    """The result of a write: number of facts, first ID and last ID. Both IDs are None if the write had no rows.
 
     ``done_before`` is true if an earlier write under the same ``write_id`` appended these facts.
     """
@@ -95,7 +92,7 @@ def append_staged(write: StagedWrite, dsn: str) -> Appended:
                 cursor.execute(_FORGET)
                 # A and B append under the same write_id. B's insert waits until A's transaction ends. If A commits, B gets no
                 # row back and reports A's facts. If A rolls back, B's insert succeeds and B appends.
-                cursor.execute(_TAKE, {"write_id": write.write_id, "stream": write.stream})
+                cursor.execute(_CLAIM, {"write_id": write.write_id, "stream": write.stream})
                 appended = _append(cursor, write) if cursor.fetchone() else _done_before(cursor, write)
         except psycopg2.Error as error:
             raise FactsNotAppended(f"Stream {write.stream}: {explain(error)}") from error

@@ -31,12 +31,10 @@ continues at 0.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,12 +61,13 @@ from pipeline.source.options import ReadOptions, WriteOptions
 from pipeline.source.positions import SourcePositions, known_positions
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.source.reader_row import ReaderRow, store_reader
-from pipeline.source.schemas import chosen_columns, declaration_of, own_declarations, spark_schema
 from pipeline.source.sql import cuts_sql
+from pipeline.source.stream_schemas import chosen_columns, declaration_of, site_declarations, spark_schema
 from streams.core.recorded import is_recorded
 from streams.core.watermarks import trim_mark
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 from streams.errors import EpochChanged
+from streams.runtime.gc_pause import freeze_objects
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +91,9 @@ def register(spark: SparkSession) -> None:
     """
     # Spark's processes load no Django. So the declarations travel with the class, which is pickled by value because no module
     # has it.
-    spark.dataSource.register(type("ReplsiteSourceOfThisSite", (ReplsiteSource,), {"own": own_declarations()}))
+    spark.dataSource.register(
+        type("ReplsiteSourceOfThisSite", (ReplsiteSource,), {"site_streams": site_declarations()})
+    )
     spark.conf.set(_PUSHDOWN, "true")
 
 
@@ -100,20 +101,20 @@ class ReplsiteSource(DataSource):
     """The data source of one stream. The docstring of the module describes options and offsets."""
 
     #: Streams that are declared by classes of the site's program, by name.
-    own: ClassVar[Mapping[str, StreamDeclaration]] = {}
+    site_streams: ClassVar[Mapping[str, StreamDeclaration]] = {}
 
     @classmethod
     def name(cls) -> str:
         return "replsite"
 
     def schema(self) -> StructType:
-        return spark_schema(declaration_of(ReadOptions.read(self.options).stream, self.own))
+        return spark_schema(declaration_of(ReadOptions.read(self.options).stream, self.site_streams))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _BatchReader(ReadOptions.read(self.options), schema, self.own)
+        return _BatchReader(ReadOptions.read(self.options), schema, self.site_streams)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return _StreamReader(ReadOptions.read(self.options), schema, self.own)
+        return _StreamReader(ReadOptions.read(self.options), schema, self.site_streams)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pipeline.source.write import fact_writer  # noqa: PLC0415 - readers do not need it
@@ -130,18 +131,18 @@ class _Facts:
     unbroken = False
 
     def __init__(
-        self, options: ReadOptions, schema: StructType, own: Mapping[str, StreamDeclaration] | None = None
+        self, options: ReadOptions, schema: StructType, site_streams: Mapping[str, StreamDeclaration] | None = None
     ) -> None:
         self.options = options
-        self.declaration = declaration_of(options.stream, own)
+        self.declaration = declaration_of(options.stream, site_streams)
         names = chosen_columns(self.declaration, schema)
-        mine = (own or {}).get(options.stream)
-        self.reading = ReadParameters(options.dsn, options.stream, names, unbroken=self.unbroken, own=mine)
+        of_site = (site_streams or {}).get(options.stream)
+        self.reading = ReadParameters(options.dsn, options.stream, names, unbroken=self.unbroken, of_site=of_site)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition.value, PartitionRange):  # if there are no partitions, Spark passes one of its own
             yield from read_piece(self.reading, partition.value)
-            _leave_to_itself()
+            freeze_objects()
 
     def cuts(
         self, cursor: Any, moved: Mapping[str, Range], limit: int | None = None, conditions: Sequence[Condition] = ()
@@ -163,22 +164,12 @@ class _Facts:
         return [InputPartition(piece) for piece in pieces(moved, [token for n, token in cuts if n % size == 0])]
 
 
-@cache
-def _leave_to_itself() -> None:
-    """Exempts all objects that exist now from garbage collection. Does this once in each Python worker.
-
-    After every task, Spark's daemon runs a garbage collection over the objects of all imported modules. This took
-    longer than to read 50,000 rows. These objects exist as long as the worker anyway.
-    """
-    gc.freeze()
-
-
 class _BatchReader(_Facts, DataSourceReader):
     """A reader of all facts that pass the filters and are complete at the time when the query is planned."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        taken, left = accepted(filters, self.declaration)
-        self.reading = replace(self.reading, conditions=tuple(taken))
+        applied, left = accepted(filters, self.declaration)
+        self.reading = replace(self.reading, conditions=tuple(applied))
         return iter(left)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -225,7 +216,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         now = self._ends_at or self._now()
-        begin = self._begin(start, now)
+        begin = self._continue_at(start, now)
         self._show(begin)  # Spark asks for the next end only when the batch before ``start`` is done
         target = now.target(linear=self.options.linear)
         moved = self._moved(begin, target)
@@ -268,7 +259,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
         kept = {_EPOCH: now.epoch, _LIFE: now.life}
         return {**cut_vector({}, vector, None), **{key: word for key, word in kept.items() if word}}
 
-    def _begin(self, offset: Mapping[str, Any], now: SourcePositions) -> Vector:
+    def _continue_at(self, offset: Mapping[str, Any], now: SourcePositions) -> Vector:
         """Returns the vector at which the query continues after the offset ``offset``. Raises ``EpochChanged``.
 
         If the offset belongs to an earlier generation, the vector is empty, because the new generation is read from 0.

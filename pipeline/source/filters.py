@@ -10,7 +10,7 @@ have a column, the column is null in all rows of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import datasource
 
 from pipeline.source.literals import literal
-from pipeline.source.schemas import fact_columns
+from pipeline.source.stream_schemas import fact_columns
 from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.queries import token_sql
 
@@ -72,15 +72,15 @@ def accepted(
 ) -> tuple[list[Condition], list[datasource.Filter]]:
     """Returns (conditions that the source applies, filters that Spark must apply itself)."""
     kinds = {**fact_columns(declaration), **_COMMON}
-    taken: list[Condition] = []
+    applied: list[Condition] = []
     left: list[datasource.Filter] = []
     for given in filters:
         condition = _condition(given)
         if condition is not None and _is_sound(condition, kinds):
-            taken.append(condition)
+            applied.append(condition)
         else:
             left.append(given)
-    return taken, left
+    return applied, left
 
 
 def _condition(given: datasource.Filter) -> Condition | None:
@@ -155,8 +155,8 @@ def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
 
     The column must never be null. All conditions on this column must be checks for equality or for null.
     """
-    own = [condition for condition in conditions if condition.column == column]
-    return all(condition.operator == "not null" or value in condition.values for condition in own)
+    on_column = [condition for condition in conditions if condition.column == column]
+    return all(condition.operator == "not null" or value in condition.values for condition in on_column)
 
 
 # --- SQL ----------------------------------------------------------------------------------------------------------
@@ -177,14 +177,11 @@ def condition_sql(condition: Condition, declaration: StreamDeclaration, table: F
     if condition.operator in ("null", "not null"):
         return f"{place} IS {condition.operator.upper()}"
     if condition.column == "received_at_ms":
-        return _any(condition.values, lambda value: _moment_sql(place, condition.operator, value))
+        alternatives = [_moment_sql(place, condition.operator, value) for value in condition.values]
+        return f"({' OR '.join(alternatives)})" if alternatives else "false"
     if condition.operator == "in":
         return f"{place} IN ({', '.join(map(literal, condition.values))})" if condition.values else "false"
     return f"{place} {condition.operator} {literal(condition.values[0])}"
-
-
-def _any(values: Sequence[Any], sql: Callable[[Any], str]) -> str:
-    return f"({' OR '.join(map(sql, values))})" if values else "false"
 
 
 def _moment_sql(place: str, operator: str, milliseconds: int) -> str:

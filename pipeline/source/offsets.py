@@ -64,7 +64,7 @@ def target_vector(stored: Mapping[str, Stored], *, linear: bool) -> Vector:
 def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int | None) -> Vector:
     """Returns the vector at which a batch ends: ``target``, but with every position below the token ``beyond``.
 
-    If ``beyond`` is null, no position is lowered. The result has all writers of ``start``. No position in the result is
+    If ``beyond`` is None, no position is lowered. The result has all writers of ``start``. No position in the result is
     below the writer's position in ``start``. Writers are sorted by name, because Spark compares offsets as text.
     """
     end = dict(start)

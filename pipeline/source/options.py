@@ -41,7 +41,9 @@ class ReadOptions:
     def read(cls, options: Mapping[str, str]) -> ReadOptions:
         """Returns the parsed options. Raises ``ValueError``."""
         _check_names(options, _READ)
-        linear = _view(options) == "linear"
+        if (view := options.get("view") or "writer") not in _VIEWS:
+            raise ValueError(f"the option view is {view!r}; it may be {' or '.join(_VIEWS)}")
+        linear = view == "linear"
         if linear and is_recorded(options["stream"]):
             raise ValueError(
                 "a recorded stream has no linear position, since its positions restart with each life of its writers; "
@@ -93,13 +95,6 @@ def _check_names(options: Mapping[str, str], known: tuple[str, ...]) -> None:
         )
     if missing := [name for name in ("dsn", "stream") if not options.get(name)]:
         raise ValueError(f"the source 'replsite' needs the option {' and '.join(missing)}")
-
-
-def _view(options: Mapping[str, str]) -> str:
-    view = options.get("view") or "writer"
-    if view not in _VIEWS:
-        raise ValueError(f"the option view is {view!r}; it may be {' or '.join(_VIEWS)}")
-    return view
 
 
 def _rows(options: Mapping[str, str], name: str, default: int, *, least: int) -> int:

@@ -36,7 +36,7 @@ class SourcePositions:
     """The stored positions of a stream's writers, with the epoch of the database.
 
     For a stream in memory, ``life`` names the stream's generation. For other streams, ``life`` is empty. ``given_out``
-    is the last value that the stream's sequence gave out, or null if this value cannot be known.
+    is the last value that the stream's sequence gave out, or None if this value cannot be known.
     """
 
     stored: Mapping[str, Stored]
@@ -66,10 +66,7 @@ def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositi
         return SourcePositions({writer: _Recorded(position) for _, writer, position in cursor.fetchall()}, epoch)
     stored, given_out = positions_and_sequence(cursor, declaration)
     life = max((at.generation for at in stored.values()), default=0) if declaration.in_memory else 0
-    return SourcePositions(stored, epoch, f"life {life}" if life else "", None if _is_standby(cursor) else given_out)
-
-
-def _is_standby(cursor: Any) -> bool:
-    """Returns true on a standby. There a sequence may be lower than positions that the primary has announced."""
+    # On a standby a sequence may be lower than positions that the primary has announced.
     cursor.execute("SELECT pg_is_in_recovery()")
-    return bool(cursor.fetchone()[0])
+    (is_standby,) = cursor.fetchone()
+    return SourcePositions(stored, epoch, f"life {life}" if life else "", None if is_standby else given_out)

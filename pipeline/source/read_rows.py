@@ -16,8 +16,8 @@ from pipeline.connections import connect_arrow
 from pipeline.source.filters import Condition, tables_of
 from pipeline.source.literals import literal
 from pipeline.source.offsets import PartitionRange
-from pipeline.source.schemas import arrow_schema, declaration_of
 from pipeline.source.sql import rows_of_piece_sql
+from pipeline.source.stream_schemas import arrow_schema, declaration_of
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed, lost_facts, trim_mark
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
@@ -25,7 +25,7 @@ from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streams.core.declaration import FactTable, StreamDeclaration
+    from streams.core.declaration import StreamDeclaration
 
 __all__ = ["ReadParameters", "read_piece"]
 
@@ -45,7 +45,7 @@ _kept: list[tuple[str, Any]] = []
 class ReadParameters:
     """The parameters for reading a stream, the same for all pieces. If ``unbroken`` is true, trimmed facts are an error.
 
-    If a class of the site declares the stream, ``own`` is its declaration. Otherwise ``own`` is null.
+    If a class of the site declares the stream, ``of_site`` is its declaration. Otherwise ``of_site`` is None.
     """
 
     dsn: str
@@ -53,12 +53,11 @@ class ReadParameters:
     names: tuple[str, ...]
     conditions: tuple[Condition, ...] = ()
     unbroken: bool = False
-    own: StreamDeclaration | None = None
+    of_site: StreamDeclaration | None = None
 
     @property
     def declaration(self) -> StreamDeclaration:
-        """The declaration of the stream."""
-        return self.own or declaration_of(self.stream)
+        return self.of_site or declaration_of(self.stream)
 
 
 def read_piece(reading: ReadParameters, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
@@ -67,10 +66,13 @@ def read_piece(reading: ReadParameters, piece: PartitionRange) -> Iterator[pa.Re
     If ``reading.unbroken`` is true and facts of the piece were trimmed, raises ``ResyncNeeded`` after the last row.
     """
     declaration = reading.declaration
+    schema = arrow_schema(declaration, reading.names)
     with _connection(reading.dsn) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
         for table in tables_of(reading.conditions, declaration):
-            yield from _rows_of(cursor, reading, table, piece)
+            cursor.execute(rows_of_piece_sql(declaration, table, piece, reading.names, reading.conditions))
+            for batch in cursor.fetch_record_batch():
+                yield _as_declared(batch, schema, table.name)
         # Checked after the rows were read: if facts were trimmed meanwhile, the low-water mark shows it now.
         if reading.unbroken:
             _check_whole(_Inlined(cursor), reading.stream, piece)
@@ -113,14 +115,6 @@ def _ask(connection: Any, statement: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         cursor.fetchall()
-
-
-def _rows_of(cursor: Any, reading: ReadParameters, table: FactTable, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
-    declaration = reading.declaration
-    schema = arrow_schema(declaration, reading.names)
-    cursor.execute(rows_of_piece_sql(declaration, table, piece, reading.names, reading.conditions))
-    for batch in cursor.fetch_record_batch():
-        yield _as_declared(batch, schema, table.name)
 
 
 def _as_declared(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pipeline.source.filters import Condition, condition_sql, tables_of
 from pipeline.source.literals import literal
 from pipeline.source.offsets import Bound, PartitionRange
-from pipeline.source.schemas import COMMON_COLUMNS
+from pipeline.source.stream_schemas import COMMON_COLUMNS
 from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.named_rows import json_sql, text_sql
 from streams.core.queries import bounds_sql, order_sql, token_sql

@@ -35,8 +35,8 @@ from events import declarations as events_catalog
 from pipeline.connections import connect
 from pipeline.errors import FactsNotAppended
 from pipeline.source.options import WriteOptions
-from pipeline.source.schemas import chosen_columns, declaration_of
 from pipeline.source.staging import NOW, drop_staging, staging_name, sweep
+from pipeline.source.stream_schemas import chosen_columns, declaration_of
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.json_codec import decode_json, encode_json
 from streams.core.names import check_name, name_without_number
@@ -98,7 +98,8 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
         filled = _check_columns(cursor, declaration, table, columns)
         cursor.execute(NOW)
         staging = staging_name(secrets.token_hex(8), cursor.fetchone()[0])
-        cursor.execute(_ddl(staging, columns))
+        of_facts = "".join(f", {quoted(column.name)} {_STAGED_TYPES[column.kind]}" for column in columns)
+        cursor.execute(f"CREATE UNLOGGED TABLE {staging} (attempt bigint NOT NULL, place bigint NOT NULL{of_facts})")
     return FactWriter(options, staging, columns, filled)
 
 
@@ -123,11 +124,6 @@ def _check_columns(
             f"a fact of stream {declaration.name} needs {', '.join(missing)}, which is not in what is written"
         )
     return tuple(sorted(given.intersection(never_null)))
-
-
-def _ddl(staging: str, columns: Sequence[Column]) -> str:
-    own = "".join(f", {quoted(column.name)} {_STAGED_TYPES[column.kind]}" for column in columns)
-    return f"CREATE UNLOGGED TABLE {staging} (attempt bigint NOT NULL, place bigint NOT NULL{own})"
 
 
 class FactWriter(DataSourceArrowWriter):
@@ -222,7 +218,7 @@ class FactWriter(DataSourceArrowWriter):
             self.options.write_id or self.staging,
             self.staging,
             tuple(column.name for column in self.columns),
-            tuple((one.attempt, one.rows) for one in sorted(staged, key=lambda one: one.partition)),
+            tuple((rows.attempt, rows.rows) for rows in sorted(staged, key=lambda rows: rows.partition)),
         )
         append_staged(write, self.options.dsn)
         sweep(self.options.dsn)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["cancelled_steps"]
 
 log = get_logger(__name__)
-_LOOK_SECONDS = 1.0
+_STEP_SECONDS = 1.0
 _CANCEL_SECONDS = 0.2
 _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
@@ -52,7 +52,7 @@ def cancelled_steps(step: Callable[[], None], spark: SparkSession, group: str, d
     finally:
         watcher.stop()
         for name in _GROUP_PROPERTIES:
-            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # null removes it
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
     if watcher.reason is not None:
         raise watcher.reason
 
@@ -70,7 +70,7 @@ class _Watcher(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        while self.reason is None and not self._over.wait(_LOOK_SECONDS):
+        while self.reason is None and not self._over.wait(_STEP_SECONDS):
             try:
                 self._step()
             except (JobError, PipelineError) as error:

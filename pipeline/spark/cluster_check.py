@@ -29,7 +29,7 @@ TASK_MODULES = (
     "pipeline.frames.stored",
     "pipeline.frames.work_out_rooms",
     "pipeline.loading.load_pack",
-    "pipeline.importing.parse_lines",
+    "pipeline.importing.stage_lines",
     "pipeline.importing.load_rooms",
     "pipeline.archive.parts",
     "pipeline.maintenance.compress_executor",
@@ -40,7 +40,7 @@ TASK_MODULES = (
     "pgpq",
 )
 _CONNECT_SECONDS = 10
-_MOST_TOLD = 3
+_MOST_HOSTS = 3
 _MOST_ASKED = 64
 _GROUP = "replsite check"
 
@@ -73,9 +73,11 @@ def check_executors(spark: SparkSession, dsn: str, seconds: float) -> None:
     answers = _ask(spark, dsn, seconds)
     unfit = {host: missing for host, missing in answers if missing}
     if unfit:
-        told = "; ".join(f"{host}: {', '.join(missing.values())}" for host, missing in list(unfit.items())[:_MOST_TOLD])
+        reasons = "; ".join(
+            f"{host}: {', '.join(missing.values())}" for host, missing in list(unfit.items())[:_MOST_HOSTS]
+        )
         raise ClusterUnfit(
-            f"{len(unfit)} of the hosts of {spark.sparkContext.master} cannot do this work: {told}. Install the packages of "
+            f"{len(unfit)} of the hosts of {spark.sparkContext.master} cannot do this work: {reasons}. Install the packages of "
             f"requirements.txt for the Python of REPLSITE_SPARK_CONF there, and let them reach the database."
         )
 

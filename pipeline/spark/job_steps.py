@@ -62,12 +62,12 @@ def spark_steps(run: JobRun, spark: SparkSession) -> Iterator[None]:
 
 def _add_figures(run: JobRun, stages: StagesSince, prefix: str) -> None:
     try:
-        found = [replace(one, name=one.name.removeprefix(prefix)) for one in stages.figures()]
+        found = [replace(stage, name=stage.name.removeprefix(prefix)) for stage in stages.figures()]
     except Exception as error:  # noqa: BLE001 - the work is done; another version of Spark may not have these figures
         log.warning("job.no_spark_figures", job=run.id, error=str(error)[:200])
         return
-    before = [StageFigures(**one) for one in run.also[SPARK]]
-    run.also[SPARK] = [asdict(one) for one in added_up([*before, *found])]
+    before = [StageFigures(**stage) for stage in run.also[SPARK]]
+    run.also[SPARK] = [asdict(stage) for stage in added_up([*before, *found])]
 
 
 def spark_words(summary: Any) -> list[str]:
@@ -76,8 +76,8 @@ def spark_words(summary: Any) -> list[str]:
     ``summary`` may be any JSON value, because another service may have written the job's row.
     """
     stages = summary.get(SPARK) if isinstance(summary, Mapping) else None
-    found = [one for one in stages if isinstance(one, Mapping)] if isinstance(stages, list) else []
-    return [_stage_words(one) for one in found[:MOST_FIGURES]]
+    found = [stage for stage in stages if isinstance(stage, Mapping)] if isinstance(stages, list) else []
+    return [_stage_words(stage) for stage in found[:MOST_FIGURES]]
 
 
 def _stage_words(stage: Mapping[str, Any]) -> str:

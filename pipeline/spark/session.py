@@ -30,10 +30,18 @@ from pipeline.spark.masters import check_master, check_master_answers, driver_ad
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_page", "spark_session"]
+__all__ = [
+    "LIGHT_DRIVER",
+    "PRIVATE_FILES",
+    "SHIPPED_PACKAGES",
+    "code_archive",
+    "find_java",
+    "spark_page",
+    "spark_session",
+]
 
 #: Packages whose modules executors may import. ``replsite`` is never one of them.
-SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
+SHIPPED_PACKAGES = ("streams", "state", "events", "pipeline")
 #: For a driver that only hands out tasks. Full JIT compilation would take half of the driver's CPU time and never pay
 #: off.
 LIGHT_DRIVER = {
@@ -55,7 +63,7 @@ _BATCH_BYTES = str(4 * 1024 * 1024)
 #: The module that forks the workers on this machine. Its folder is put on the workers' path, and holds nothing else.
 _DAEMON = {"spark.python.daemon.module": "warm_spark_daemon"}
 _DAEMONS_FOLDER = Path(__file__).resolve().parent / "workers"
-_ROOMS_FOLDER = Path(__file__).resolve().parents[2]
+_PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 _NOT_SHIPPED = {"management", "__pycache__", "templates"}
 _JVM_END_SECONDS = 10.0
 #: Prefixes of Django's and our own variables, which the JVM does not get.
@@ -303,7 +311,7 @@ def find_java(project: Path | None = None) -> str | None:
     if java := shutil.which("java"):
         _check_version(Path(java).resolve().parents[1], "java on the PATH")
         return None
-    fetched = (project or _ROOMS_FOLDER) / ".java"
+    fetched = (project or _PACKAGES_FOLDER) / ".java"
     if (fetched / "bin" / "java").exists():
         return str(fetched)
     raise JavaMissing(
@@ -348,12 +356,15 @@ def code_archive(folder: Path) -> Path:
     The file's name has a digest of its contents.
     """
     files = [
-        (path, path.relative_to(_ROOMS_FOLDER)) for room in SHIPPED_ROOMS for path in _modules(_ROOMS_FOLDER / room)
+        (path, path.relative_to(_PACKAGES_FOLDER))
+        for package in SHIPPED_PACKAGES
+        for path in sorted((_PACKAGES_FOLDER / package).rglob("*.py"))
+        if not _NOT_SHIPPED.intersection(path.relative_to(_PACKAGES_FOLDER).parts)
     ]
     digest = hashlib.blake2b(digest_size=8)
     for path, name in files:
         digest.update(f"{name}\0".encode() + path.read_bytes())
-    archive = folder / f"rooms-{digest.hexdigest()}.zip"
+    archive = folder / f"code-{digest.hexdigest()}.zip"
     if not archive.exists():
         fresh = archive.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(fresh, "w") as bundle:
@@ -361,7 +372,3 @@ def code_archive(folder: Path) -> Path:
                 bundle.write(path, str(name))
         fresh.rename(archive)  # in one step, so another process never sees half an archive
     return archive
-
-
-def _modules(room: Path) -> list[Path]:
-    return sorted(path for path in room.rglob("*.py") if not _NOT_SHIPPED.intersection(path.relative_to(room).parts))

@@ -25,7 +25,7 @@ _EVENTS_MS = 5_000
 class StagesSince:
     """The stages of a job group's Spark jobs. Spark jobs that began before this object was made are ignored.
 
-    If ``group`` is null, the job group of the calling thread is used.
+    If ``group`` is None, the job group of the calling thread is used.
     """
 
     def __init__(self, spark: SparkSession, group: str | None = None) -> None:
@@ -64,7 +64,6 @@ class FinishedTasks(StagesSince):
         self._finished: dict[int, int] = {}
 
     def __call__(self) -> int:
-        """Returns the number of finished tasks so far."""
         tracker = self._context.statusTracker()
         for number in self.numbers():
             stage = tracker.getStageInfo(number)
@@ -80,7 +79,7 @@ class StageFigures:
     ``records`` is the number of records read, from a source or from an earlier stage. A parcel of events is one record.
 
     ``skew`` is the run time of the longest task of a stage, divided by the run time of its median task. For several
-    stages, ``skew`` is the highest value of a stage. It is null if no stage had two tasks.
+    stages, ``skew`` is the highest value of a stage. It is None if no stage had two tasks.
     """
 
     name: str
@@ -96,17 +95,17 @@ class StageFigures:
 def added_up(figures: Iterable[StageFigures]) -> list[StageFigures]:
     """Adds up figures with the same name. Returns the sums in the order in which the names first occur."""
     sums: dict[str, StageFigures] = {}
-    for one in figures:
-        old = sums.get(one.name)
+    for found in figures:
+        stage, old = found, sums.get(found.name)
         if old is not None:
             counts = ("stages", "tasks", "failed", "records", "shuffled_bytes", "spilled_bytes")
-            skews = [skew for skew in (old.skew, one.skew) if skew is not None]
-            one = replace(  # noqa: PLW2901
+            skews = [skew for skew in (old.skew, stage.skew) if skew is not None]
+            stage = replace(
                 old,
                 skew=max(skews, default=None),
-                **{name: getattr(old, name) + getattr(one, name) for name in counts},
+                **{name: getattr(old, name) + getattr(found, name) for name in counts},
             )
-        sums[one.name] = one
+        sums[stage.name] = stage
     return list(sums.values())
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from ninja import Schema
 from pydantic import ConfigDict, Field
 
-from replsite.snapshot.streams import StreamRow
+from replsite.live_rows.streams import StreamRow
 
 #: An event in the form for clients.
 Event = dict[str, Any]

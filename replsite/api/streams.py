@@ -12,10 +12,10 @@ from ninja import Query, Router
 from replsite.api import schemas
 from replsite.api.access import needs
 from replsite.api.schemas import answers
+from replsite.live_rows.readers import ReaderRow
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.streams import StreamRow, WriterRow
 from replsite.operator_actions import ACTIONS, Asked, perform
-from replsite.snapshot.readers import ReaderRow
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.streams import StreamRow, WriterRow
 from streams.follow import parked_facts
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.models import ParkedFact, StoredCursor

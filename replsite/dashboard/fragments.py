@@ -22,7 +22,7 @@ from replsite import installed_apps
 from replsite.dashboard.action_links import LINKS, action_addresses
 from replsite.dashboard.page import TABLES, Page
 from replsite.dashboard.words_page import word_addresses
-from replsite.snapshot.table import NOTHING, Cell, Group, Row, Tile
+from replsite.live_rows.cells import NOTHING, Cell, Group, Row, Tile
 from streams.runtime.amounts import duration
 from streams.runtime.text import safe_text
 

@@ -1,7 +1,7 @@
 """Builds the live page as data (pure): its health, its figures, and the groups of rows of its tables.
 
 The page in the browser (``fragments``) and ``manage.py streams`` are both made from this data, so they cannot disagree.
-The rows and columns of a table are in ``replsite.snapshot``, in the module of the table.
+The rows and columns of a table are in ``replsite/live_rows``, in the module of the table.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from replsite.dashboard.summary import summary_tiles
-from replsite.snapshot.jobs import JOBS, job_groups
-from replsite.snapshot.readers import READERS, reader_groups
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.storage import ROOMS, STORAGE, room_groups, storage_groups
-from replsite.snapshot.streams import STREAMS, stream_groups
-from replsite.snapshot.table import Group, Table, Tile
-from replsite.snapshot.workers import WORKERS, worker_groups
+from replsite.live_rows.cells import Group, Table, Tile
+from replsite.live_rows.jobs import JOBS, job_groups
+from replsite.live_rows.readers import READERS, reader_groups
+from replsite.live_rows.snapshot import Snapshot
+from replsite.live_rows.storage import ROOMS, STORAGE, room_groups, storage_groups
+from replsite.live_rows.streams import STREAMS, stream_groups
+from replsite.live_rows.workers import WORKERS, worker_groups
 from replsite.status.words import Health, Problem
 from streams.runtime.amounts import count
 

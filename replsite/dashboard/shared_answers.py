@@ -17,8 +17,8 @@ from hashlib import blake2b
 
 from replsite.dashboard.fragments import Fragments, render
 from replsite.dashboard.page import Page, live_page_data
-from replsite.snapshot.shared import SHARED, SharedSnapshot
-from replsite.snapshot.snapshot import Snapshot
+from replsite.live_rows.shared import SHARED, SharedSnapshot
+from replsite.live_rows.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replsite.snapshot.readers import ReaderRow
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.storage import StorageView
-from replsite.snapshot.streams import WriterRow
-from replsite.snapshot.table import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
+from replsite.live_rows.cells import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
+from replsite.live_rows.readers import ReaderRow
+from replsite.live_rows.snapshot import Snapshot
+from replsite.live_rows.storage import StorageView
+from replsite.live_rows.streams import WriterRow
 from replsite.status.words import ExpectedWord, Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
 from streams.runtime.amounts import byte_size, count, counted, duration

@@ -23,9 +23,9 @@ from replsite.dashboard.fragments import SEE_ROOMS, render, rights_of, tables_of
 from replsite.dashboard.page import TABLES, live_page_data
 from replsite.dashboard.shared_answers import SharedAnswers
 from replsite.http.database_down import away_response
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.table import NOTHING, Cell, Group, Row
+from replsite.live_rows.cells import NOTHING, Cell, Group, Row
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.snapshot import Snapshot
 from streams.runtime.csv_text import csv_text
 
 _ANSWERS = SharedAnswers()

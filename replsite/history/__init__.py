@@ -1,1 +1,1 @@
-"""The site's history: sampling, storage, charts."""
+"""The site's history: sampling, storage, charts, and how long it is kept."""

@@ -19,9 +19,9 @@ from django.views.decorators.http import require_safe
 
 from replsite.history.moments import moment_of
 from replsite.history.plots import Frame, Mark, Points, plot, rates, with_plots
-from replsite.history.samples import SPANS
+from replsite.history.retention import SPANS
 from replsite.history.site_changes import AWAY, BACK
-from replsite.snapshot.storage import DATABASE
+from replsite.live_rows.storage import DATABASE
 from replsite.status.words import Severity
 from streams import registry
 from streams.conf import stream_settings

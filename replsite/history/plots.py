@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from replsite.snapshot.table import per_second
+from replsite.live_rows.cells import per_second
 from streams.runtime.amounts import byte_size, count, duration
 
 Points = Sequence[tuple[datetime, float]]

@@ -20,17 +20,11 @@ from typing import Any
 from django.db import Error as DjangoDatabaseError
 from django.db import connections
 
-from replsite.history.samples import (
-    SPANS,
-    Change,
-    Subject,
-    changes_between,
-    samples_of,
-    verdicts_of,
-)
+from replsite.history.retention import CHANGES_KEPT, CHANGES_KEPT_DAYS, SPANS
+from replsite.history.samples import Change, Subject, changes_between, samples_of, verdicts_of
 from replsite.history.site_changes import VERSION, outage, restart, version_change
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.snapshot import Snapshot
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.snapshot import Snapshot
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.schema_mark import marked_lock
@@ -40,8 +34,6 @@ from streams.runtime.version import program_version
 
 log = get_logger(__name__)
 STEP_SECONDS = min(span.step_seconds for span in SPANS.values())
-CHANGES_KEPT = 100_000
-_KEPT_DAYS = 30
 _KEY = marked_lock("'replsite.sampler'")
 _LOCK = f"SELECT pg_try_advisory_lock(key), key, pg_postmaster_start_time() FROM (SELECT {_KEY} AS key) AS of_site"
 _PUT = """
@@ -95,7 +87,7 @@ def write_step(cursor: Any, snapshot: Snapshot, before: dict[Subject, tuple[str,
     changes = changes_between(before, now)
     if changes:
         _store_changes(cursor, at, changes)
-        cursor.execute(_FORGET_CHANGES, {"at": at, "days": _KEPT_DAYS, "most": CHANGES_KEPT})
+        cursor.execute(_FORGET_CHANGES, {"at": at, "days": CHANGES_KEPT_DAYS, "most": CHANGES_KEPT})
     before.clear()
     before.update((subject, (str(verdict.word), int(verdict.severity))) for subject, verdict in now.items())
     return changes

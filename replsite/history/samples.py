@@ -10,27 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from replsite.snapshot.snapshot import Snapshot
+from replsite.live_rows.snapshot import Snapshot
 from replsite.status.words import Severity, Verdict, WriterWord
 from streams.runtime.text import plain_label
 
 MOST_SUBJECTS = 1_000
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A span of the history that a chart shows: the length of a step, and how long its samples are kept."""
-
-    title: str
-    step_seconds: int
-    kept_seconds: int
-
-
-SPANS = {
-    "hour": Span("Last hour", 15, 3_600),
-    "day": Span("Last day", 120, 86_400),
-    "month": Span("Last 30 days", 3_600, 30 * 86_400),
-}
 
 _NOT_THERE = Verdict("not there", Severity.FINE, "It is not listed any more.")
 Subject = tuple[str, str, str]

@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 from replsite.conf import site_settings
 from replsite.http.deadline import Deadline, NoAnswer
 from replsite.http.request_places import CAME
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.snapshot import Snapshot
 from replsite.metrics import process
 from replsite.metrics.exposition import as_text
 from replsite.metrics.measure import filled
@@ -27,8 +29,6 @@ from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.sources import Scrape
 from replsite.metrics.synapse import SynapseNames
 from replsite.metrics.table import CLUSTER, SYNAPSE, UP
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.snapshot import Snapshot
 from streams.conf import stream_settings
 from streams.runtime.logs import get_logger
 

@@ -15,9 +15,9 @@ from replsite import installed_apps
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
 from replsite.http.request_places import POOLS
+from replsite.live_rows.readers import ReaderRow, ReaderStreamRow
+from replsite.live_rows.snapshot import Snapshot
 from replsite.metrics.measure import Row
-from replsite.snapshot.readers import ReaderRow, ReaderStreamRow
-from replsite.snapshot.snapshot import Snapshot
 from replsite.status.words import JobWord, ReaderWord, Severity, WriterWord
 from streams.browsers import clients
 from streams.reading.reader_table import NAMED

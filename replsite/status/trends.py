@@ -99,7 +99,7 @@ class History:
         self._tracks: dict[Hashable, _Track] = {}
         self._moments: deque[float] = deque()
         self._seldom: dict[str, tuple[float, Any]] = {}
-        #: Positions of readers as they were read last, by the database's hash of them (``replsite.snapshot.readers``).
+        #: Positions of readers as they were read last, by the database's hash of them (``replsite.live_rows.readers``).
         self.positions: dict[int, Any] = {}
         self.lag = Recent()
         self.facts = Recent()

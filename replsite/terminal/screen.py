@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from replsite.snapshot.table import Column
-from replsite.snapshot.table import Group as PageGroup
+from replsite.live_rows.cells import Column
+from replsite.live_rows.cells import Group as PageGroup
 from replsite.terminal.tables import Content, rows_of
 
 _STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}

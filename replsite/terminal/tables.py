@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from replsite.snapshot.table import Cell, Column, Group, Row
+from replsite.live_rows.cells import Cell, Column, Group, Row
 from streams.runtime.amounts import duration
 from streams.runtime.text import safe_text
 

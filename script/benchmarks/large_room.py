@@ -20,8 +20,8 @@ from django.db import connection, transaction
 from events.columns import COLUMNS
 from pipeline.frames.parse_lines import LineRules
 from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
-from pipeline.importing.parse_lines import LineWork, stage_part
 from pipeline.importing.plan import create_staging, drop_staging, make_plan, planned_rooms
+from pipeline.importing.stage_lines import LineWork, stage_part
 from pipeline.models import Job
 from script.benchmarks.histories import make_history
 from script.benchmarks.report import Report

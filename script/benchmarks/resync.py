@@ -20,7 +20,7 @@ from typing import Any
 from django.db import connection
 
 from pipeline.models import Job
-from pipeline.operations.resync import Resync
+from pipeline.operations.resync_and_room_mend import Resync
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.import_once import Meter

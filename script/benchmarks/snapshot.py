@@ -12,12 +12,12 @@ import time
 from django.db import connection
 
 from replsite.dashboard.shared_answers import SharedAnswers
+from replsite.live_rows import reading
+from replsite.live_rows.shared import SharedSnapshot
+from replsite.live_rows.snapshot import Snapshot
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
-from replsite.snapshot import reading
-from replsite.snapshot.shared import SharedSnapshot
-from replsite.snapshot.snapshot import Snapshot
 from script.benchmarks.report import Report
 from tests.support.large_site import READERS, Site, move
 

@@ -19,7 +19,7 @@ from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces, stretches
 from pipeline.source.positions import known_positions
 from pipeline.source.read_rows import ReadParameters, read_piece
-from pipeline.source.schemas import declaration_of
+from pipeline.source.stream_schemas import declaration_of
 from pipeline.spark.session import spark_session
 from script.benchmarks.catchup import make_past
 from script.benchmarks.cpu_seconds import CpuSeconds

@@ -79,7 +79,6 @@ class StreamHolds(MadeAfterTable):
         return str(self._statement(_HOLD, model, schema_editor))
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Returns the statement that removes the triggers."""
         return self._statement(_REMOVE, model, schema_editor)
 
     def _statement(self, sql: str, model: Any, schema_editor: Any) -> Statement:
@@ -108,7 +107,6 @@ class InstallHolds(RunSQL):
         return type(self).__name__, [], {}
 
     def describe(self) -> str:
-        """Returns the description for the log of ``migrate``."""
         return "Install the functions of holds"
 
 

@@ -76,17 +76,17 @@ def end_holders(cursor: Any, found: Sequence[Holder], by: str) -> list[Holder]:
 
     A session whose transaction is over by now, and a prepared transaction, are not ended.
     """
-    return [one for one in found if one.pid is not None and _end(cursor, one.pid, one.since, str(one), by)]
+    return [held for held in found if held.pid is not None and _end(cursor, held.pid, held.since, str(held), by)]
 
 
 def end_blockers(cursor: Any, found: Sequence[Blocker], by: str) -> list[Blocker]:
     """Ends these sessions. Returns those that were ended. A session whose transaction is over by now is not ended."""
-    return [one for one in found if _end(cursor, one.pid, one.since, str(one), by)]
+    return [blocker for blocker in found if _end(cursor, blocker.pid, blocker.since, str(blocker), by)]
 
 
-def _end(cursor: Any, pid: int, since: datetime | None, what: str, by: str) -> bool:
+def _end(cursor: Any, pid: int, since: datetime | None, session: str, by: str) -> bool:
     cursor.execute(_TERMINATE, [_TERMINATE_MS, pid, since])
     is_ended = bool((row := cursor.fetchone()) is not None and row[0])
     if is_ended:
-        log.warning("holder.ended", session=what, by=by)
+        log.warning("holder.ended", session=session, by=by)
     return is_ended

@@ -75,7 +75,7 @@ _CLASS = (
 #:   transaction or savepoint. Otherwise a lock taken during a FETCH would belong to the cursor. If the cursor failed in a later
 #:   savepoint, the lock would go with it, and the row would stay.
 #: * A lock that a stranger holds exclusively is not waited for. The next lower bound is right, too.
-_TAKE = """
+_LOCK_BOUND = """
     IF bound IS NULL THEN  -- the sequence gave out no ID yet
         bound := {{schema}}.streams_given(source);
     END IF;
@@ -136,7 +136,7 @@ DECLARE
     source regclass := TG_ARGV[1];
 {_HOLD_VARIABLES}
 BEGIN
-{_TAKE.format(remember_lowest=f"IF TG_NARGS > 2 THEN {_REMEMBER_LOWEST} END IF;")}
+{_LOCK_BOUND.format(remember_lowest=f"IF TG_NARGS > 2 THEN {_REMEMBER_LOWEST} END IF;")}
     RETURN NULL;
 END
 """
@@ -147,7 +147,7 @@ DECLARE
     source regclass := (SELECT h.sequence FROM {{schema}}.streams_held h WHERE h.stream = name);
 {_HOLD_VARIABLES}
 BEGIN
-{_TAKE.format(remember_lowest=_REMEMBER_LOWEST)}
+{_LOCK_BOUND.format(remember_lowest=_REMEMBER_LOWEST)}
     RETURN bound;
 END
 """

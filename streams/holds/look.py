@@ -26,7 +26,7 @@ YOUNG_SECONDS = 1.0
 
 _LOOK = 'SELECT stream, given, "position", classes, bounds FROM streams_look(%s)'
 #: No row of ``held``, and so no call of the function, where a look is impossible.
-_LOOK_WHERE_POSSIBLE = """
+_WHERE_POSSIBLE = """
 SELECT seen.stream, seen.given, seen."position", seen.classes, seen.bounds
   FROM (SELECT array_agg(h.stream) AS names FROM streams_held h
          WHERE %(streams)s::text[] IS NULL OR h.stream = ANY (%(streams)s::text[])
@@ -74,7 +74,7 @@ class Seen:
 
     def position_of(self, writer: str) -> int:
         """Returns the position of one writer. A writer without open appends stands at what was given out."""
-        return min(self.given, *(self.open.get(one, self.given) for one in (class_of(writer), ANY_WRITER)))
+        return min(self.given, *(self.open.get(group, self.given) for group in (class_of(writer), ANY_WRITER)))
 
     def positions_of(self, writers: Iterable[str]) -> dict[str, int]:
         """Returns the positions of the writers that the caller knows, none of them above ``position_of_others``.
@@ -90,7 +90,7 @@ class Seen:
     def position_of_others(self, known: Iterable[str]) -> int:
         """Returns the position up to which the facts of all writers that are not in ``known`` are complete."""
         classes = {class_of(writer) for writer in known}
-        return min([self.given, *(bound for one, bound in self.open.items() if one not in classes)])
+        return min([self.given, *(bound for group, bound in self.open.items() if group not in classes)])
 
     def token(self, writers: Iterable[str]) -> VectorToken:
         """Returns the place in the stream up to which facts are complete: the linear position, and the writers ahead of it."""
@@ -111,7 +111,7 @@ def look_where_possible(cursor: Any, streams: Collection[str] | None = None) -> 
 
     The result is empty on a standby, and in a transaction above READ COMMITTED.
     """
-    cursor.execute(_LOOK_WHERE_POSSIBLE, {"streams": None if streams is None else list(streams)})
+    cursor.execute(_WHERE_POSSIBLE, {"streams": None if streams is None else list(streams)})
     return _seen(cursor)
 
 
@@ -172,6 +172,6 @@ def keepers(cursor: Any, streams: Sequence[str] | None = None) -> list[Holder]:
 def each_once(found: Iterable[Holder]) -> list[Holder]:
     """Returns the first entry of each session and prepared transaction on a stream. They have one for each class of writers."""
     kept: dict[tuple[str, int | str | None], Holder] = {}
-    for one in found:
-        kept.setdefault((one.stream, one.pid if one.prepared is None else one.prepared), one)
+    for holder in found:
+        kept.setdefault((holder.stream, holder.pid if holder.prepared is None else holder.prepared), holder)
     return list(kept.values())

@@ -25,7 +25,7 @@ class Weakness:
     """
 
     stream: str
-    what: str
+    problem: str
     fix: str
     loses: bool = True
     kind: str = ""
@@ -234,17 +234,17 @@ def weaknesses(cursor: Any) -> list[Weakness]:
     version, extensions, installed = cursor.fetchone()
     found = []
     if product := imitation(version, extensions):
-        what = f"the database is {product}: its locks and sequences are not those of one PostgreSQL server"
-        found.append(Weakness("", what, "Keep streams in PostgreSQL"))
+        problem = f"the database is {product}: its locks and sequences are not those of one PostgreSQL server"
+        found.append(Weakness("", problem, "Keep streams in PostgreSQL"))
     if not installed:
         return found
     given = bodies()
     cursor.execute(_FIND, {"functions": list(given), "bodies": list(given.values())})
     for kind, stream, sequence, name, detail in cursor.fetchall():
-        what, fix, loses = _TEXTS[kind]
+        problem, fix, loses = _TEXTS[kind]
         values = {"stream": stream, "sequence": sequence, "object": name, "detail": detail}
         table = name if fix is _INSTALL else ""
-        found.append(Weakness(stream, what.format(**values), fix.format(**values), loses, kind, table))
+        found.append(Weakness(stream, problem.format(**values), fix.format(**values), loses, kind, table))
     return found
 
 
@@ -252,8 +252,8 @@ def weaknesses(cursor: Any) -> list[Weakness]:
 
 #: A key of the number 0, which no stream has.
 _KEY = 1
-_TAKE = f"SELECT pg_try_advisory_xact_lock_shared({_KEY})"
-_SEEN = f"""SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND classid = 0 AND objid = {_KEY}
+_LOCK = f"SELECT pg_try_advisory_xact_lock_shared({_KEY})"
+_SEEN_LOCKS = f"""SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND classid = 0 AND objid = {_KEY}
 AND mode = 'ShareLock' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid = %s"""
 
 
@@ -263,21 +263,23 @@ def probe(holder: Any, looker: Any) -> list[Weakness]:
     Both cursors must be outside of a transaction, in autocommit mode, and direct: not through a pooler.
     """
     steps = (
-        ("is not seen by another session", f"BEGIN; SAVEPOINT a; {_TAKE}", 1),
+        ("is not seen by another session", f"BEGIN; SAVEPOINT a; {_LOCK}", 1),
         ("is still there after ROLLBACK TO SAVEPOINT", "ROLLBACK TO SAVEPOINT a", 0),
-        ("is not seen after it is taken again", _TAKE, 1),
+        ("is not seen after it is taken again", _LOCK, 1),
         ("is still there after the end of its transaction", "COMMIT", 0),
     )
     holder.execute("SELECT pg_backend_pid()")
     (pid,) = holder.fetchone()
     found = []
     with _rolled_back(holder):
-        for what, statement, wanted in steps:
+        for problem, statement, wanted in steps:
             holder.execute(statement)
-            looker.execute(_SEEN, [pid])
+            looker.execute(_SEEN_LOCKS, [pid])
             if looker.fetchone()[0] != wanted:
                 found.append(
-                    Weakness("", f"a shared advisory lock {what}", "Keep streams in PostgreSQL, without a pooler here")
+                    Weakness(
+                        "", f"a shared advisory lock {problem}", "Keep streams in PostgreSQL, without a pooler here"
+                    )
                 )
     return found
 

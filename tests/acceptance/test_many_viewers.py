@@ -14,7 +14,7 @@ import psutil
 import pytest
 from django.contrib.auth.models import User
 
-from replsite.snapshot.shared import FRESH_SECONDS
+from replsite.live_rows.shared import FRESH_SECONDS
 from tests.support.cookies import session_cookie
 from tests.support.viewers import Server, watch
 from tests.support.waiting import DEADLINE_SECONDS

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
+from replsite.live_rows.jobs import JobFigures, JobsView
 from replsite.metrics.cluster import SnapshotCollector
-from replsite.snapshot.jobs import JobFigures, JobsView
 from tests.support.session import PROJECT
 from tests.support.snapshots import a_snapshot, ago
 from tests.support.waiting import DEADLINE_SECONDS, wait_until

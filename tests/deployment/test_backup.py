@@ -17,7 +17,7 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from replsite.snapshot.storage import read_storage
+from replsite.live_rows.storage import read_storage
 from streams import epochs, registry
 from streams.db import sequences
 from streams.errors import EpochChanged

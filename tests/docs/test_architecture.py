@@ -16,8 +16,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_every_package_is_in_the_picture_and_has_a_line() -> None:
     drawn = " ".join(text.text or "" for text in ET.fromstring(script.PICTURE.read_text()).iter(f"{SVG}text"))
     lines = dict(re.findall(r"^\| `([a-z_/]+)` \| (.+) \|$", TEXT, re.M))
-    for room in script.rooms():
-        there = {path.parent.relative_to(PROJECT).as_posix() for path in (PROJECT / room).glob("*/__init__.py")}
+    for top in script.top_packages():
+        there = {path.parent.relative_to(PROJECT).as_posix() for path in (PROJECT / top).glob("*/__init__.py")}
         assert there and {name.rpartition("/")[2] for name in there} <= set(re.findall(r"\w+", drawn))
         assert {name for name in there if not name.endswith("/management")} <= set(lines)
     assert all(words.endswith(".") for words in lines.values())

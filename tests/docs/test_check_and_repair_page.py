@@ -7,7 +7,7 @@ import re
 import pytest
 
 from events.models import ForwardExtremity
-from pipeline.operations.resync import WHAT
+from pipeline.operations.resync_and_room_mend import RESYNCED
 from streams.jobs.command import command_lines
 from tests.support.made_rooms import BOB, MadeRoom
 from tests.support.persisted_rooms import persist_all
@@ -39,4 +39,4 @@ def test_the_commands_print_what_the_page_says(run_manage):
 
 def test_every_subject_has_its_line():
     told = set(re.findall(r"^\| `resync (\w+)", PAGE, re.MULTILINE))
-    assert told == set(command_lines("resync")) >= {*WHAT, "user", "reader"}
+    assert told == set(command_lines("resync")) >= {*RESYNCED, "user", "reader"}

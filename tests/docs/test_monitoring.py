@@ -21,14 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from events.persist import counters
+from replsite.live_rows.jobs import JobFigures, JobsView
+from replsite.live_rows.snapshot import Snapshot
+from replsite.live_rows.storage import StorageView, TableView
+from replsite.live_rows.streams import ExpectedRow
+from replsite.live_rows.workers import CountView
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.process import ProcessCollector
 from replsite.metrics.table import CLUSTER, PROCESS, SYNAPSE
-from replsite.snapshot.jobs import JobFigures, JobsView
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.storage import StorageView, TableView
-from replsite.snapshot.streams import ExpectedRow
-from replsite.snapshot.workers import CountView
 from replsite.status.words import ExpectedWord, ReaderWord, Severity, Verdict
 from streams.follow import lag_histogram
 from streams.waiting import wait

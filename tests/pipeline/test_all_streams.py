@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pipeline.source.data_source import ReplsiteSource, register
-from pipeline.source.schemas import fact_columns
+from pipeline.source.stream_schemas import fact_columns
 from streams import registry
 from streams.db.driver import dsn
 from streams.load_generator import generator

@@ -22,7 +22,7 @@ from django.core.management import CommandError, call_command
 from events.format.client_format import pruned_json
 from events.models import CurrentState, Event, EventJson, Room
 from pipeline.errors import DiskFull, ExportDiffers, SparkFailed
-from pipeline.export import export
+from pipeline.export import write_tables as export
 from pipeline.export.tables import FIRST_DAY, TABLES, room_bucket
 from pipeline.models import Job, JobState
 from pipeline.operations import export as kind

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 
 from pipeline.frames.sources import synapse_db
-from pipeline.frames.sources.parts import TOLD
+from pipeline.frames.sources.parts import GIVEN_COLUMNS
 from pipeline.models import ImportSource, Job, QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.support.emptying import empty_tables
@@ -55,7 +55,7 @@ def test_zstandard(expected, tmp_path):
 def test_a_folder_of_parquet_with_several_row_groups(expected, tmp_path):
     for name in NAMES:
         told = [json.loads(line) for line in event_lines(name)]
-        columns = {key: [line[key] for line in told] for key in TOLD}
+        columns = {key: [line[key] for line in told] for key in GIVEN_COLUMNS}
         table = pa.table({"json": [json_of(line) for line in event_lines(name)], **columns})
         (tmp_path / f"room={name}").mkdir()
         pq.write_table(table, tmp_path / f"room={name}" / "part-0.parquet", row_group_size=40)

@@ -23,7 +23,7 @@ from pipeline.live.query import LiveQuery, Place
 from pipeline.live.statistics_table import StatisticsTable
 from pipeline.models import BatchLedger, RoomStatistics
 from pipeline.source.data_source import register
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor

@@ -9,7 +9,7 @@ import pytest
 
 from events.models import Event
 from pipeline.archive import write
-from pipeline.export import export
+from pipeline.export import write_tables as export
 from tests.integration.events.test_purging import middle
 from tests.integration.pipeline.test_restore import stored
 from tests.pipeline.test_archive_on_spark import job

@@ -20,7 +20,7 @@ from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
 from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, pack
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
-from pipeline.operations.resync import Resync
+from pipeline.operations.resync_and_room_mend import Resync
 from streams.catalog.models import CacheInvalidation
 from streams.jobs.errors import JobCancelled, UnusableArguments
 from streams.jobs.run import run_job

@@ -45,7 +45,7 @@ def test_executors_have_our_rules_and_never_django(spark):
             "frames.stored",
             "frames.differences",
             "frames.work_out_rooms",
-            "importing.parse_lines",
+            "importing.stage_lines",
             "importing.load_rooms",
         ):
             importlib.import_module(f"pipeline.{name}")

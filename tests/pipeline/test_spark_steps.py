@@ -16,7 +16,7 @@ from streams.jobs.errors import JobCancelled
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_STEP_SECONDS", 0.1)
 
 
 def work(spark, seconds: float) -> int:

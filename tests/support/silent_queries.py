@@ -11,9 +11,9 @@ from django.db import connection
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
+from replsite.live_rows.readers import ReaderRow
+from replsite.live_rows.reading import read_snapshot
 from replsite.metrics.cluster import metrics_view
-from replsite.snapshot.readers import ReaderRow
-from replsite.snapshot.reading import read_snapshot
 from streams.models import Reader, StoredCursor
 from streams.reading.reader_table import forget_readers
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from replsite.snapshot.jobs import JobRow
-from replsite.snapshot.readers import ReaderRow, ReaderStreamRow
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.storage import RoomSizeView, StorageView, TableView
-from replsite.snapshot.streams import HolderRow, StreamRow, WriterRow
-from replsite.snapshot.workers import AcknowledgedView, CountView, SyncingView, WorkersView
+from replsite.live_rows.jobs import JobRow
+from replsite.live_rows.readers import ReaderRow, ReaderStreamRow
+from replsite.live_rows.snapshot import Snapshot
+from replsite.live_rows.storage import RoomSizeView, StorageView, TableView
+from replsite.live_rows.streams import HolderRow, StreamRow, WriterRow
+from replsite.live_rows.workers import AcknowledgedView, CountView, SyncingView, WorkersView
 from replsite.status.words import Health, HealthWord, Severity, Verdict
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)

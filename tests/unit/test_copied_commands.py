@@ -11,7 +11,7 @@ from django.core.management import get_commands, load_command_class
 from tests.support.session import PROJECT
 
 MENU = (PROJECT / "replsite/static/dashboard/live_menu.js").read_text()
-STATUS = (PROJECT / "replsite/snapshot/verdicts.py").read_text()
+STATUS = (PROJECT / "replsite/live_rows/verdicts.py").read_text()
 IN_MENU = [re.sub(r"\$\{[^}]*\}", "7", text) for text in re.findall(r"copy\([`\"](.*?)[`\"]\)", MENU)]
 IN_SENTENCES = [re.sub(r"\{[^}]*\}", "tcp://h:1", text) for text in re.findall(r'command = f?"(manage.*?)"', STATUS)]
 

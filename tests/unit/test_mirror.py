@@ -9,7 +9,7 @@ HERE = PROJECT / "tests" / "unit"
 OF_SEVERAL_MODULES = {
     "pipeline/operations/test_arguments_of_operations.py": "all operations",
     "pipeline/operations/test_words.py": "operations that delete",
-    "replsite/snapshot/test_json.py": "rows of all tables as JSON",
+    "replsite/live_rows/test_json.py": "rows of all tables as JSON",
     "streams/replication/transport/test_admission.py": "who comes in: tcp_scope, tcp_places, tls",
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
     "test_downloads.py": "the shell functions of script/_environment that load something",

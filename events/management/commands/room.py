@@ -1,6 +1,7 @@
 """``manage.py room WHAT …``: what is done to rooms.
 
-Which words there are is declared by the modules of the packages ``operations`` of ``events``, ``pipeline`` and ``streams``.
+``room check``, ``mend``, ``archive``, ``restore``, ``export`` and ``compress`` are files of ``pipeline/operations``, each with
+its exit status; ``room purge`` is in ``events/operations``.
 """
 
 from __future__ import annotations

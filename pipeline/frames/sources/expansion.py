@@ -36,15 +36,15 @@ class Expansion:
         self._free = FREE_BYTES // max(parts, 1)
         self._bytes = self._rows = 0
 
-    def give(self, size: int, rows: int, taken: int) -> None:
+    def give(self, size: int, rows: int, compressed: int) -> None:
         """Adds ``size`` unpacked bytes in ``rows`` rows to the counter. Raises ``ExpandsTooMuch`` above the limit.
 
-        ``taken`` is the number of compressed bytes of the source that were read so far. The limit grows with ``taken``.
+        ``compressed`` is the number of compressed bytes of the source that were read so far. The limit grows with ``compressed``.
         """
         self._bytes += size
         self._rows += rows
-        if self._bytes + _OF_ROW * self._rows > self._free + MOST_FOR_ONE * taken:
+        if self._bytes + _OF_ROW * self._rows > self._free + MOST_FOR_ONE * compressed:
             raise ExpandsTooMuch(
-                f"{taken:,} bytes of the file hold {self._bytes:,} in {self._rows:,} rows: no events can be packed like that. "
-                "The rest is left out. If it is what it should be, unpack it and import what was in it."
+                f"{compressed:,} bytes of the file hold {self._bytes:,} in {self._rows:,} rows: no events can be packed like "
+                "that. The rest is left out. If it is what it should be, unpack it and import what was in it."
             )

@@ -107,7 +107,10 @@ def _file(path: Path) -> Input:
             )
         with path.open("rb") as file:
             head = file.read(len(synapse_db.MAGIC))
-        form = _form(head)
+        if head == synapse_db.MAGIC:
+            form = Form.SQLITE
+        else:
+            form = Form.PARQUET if head.startswith(parquet.MAGIC) else lines.compression_of(head)
         identity = _identity(path, form)
     except UnicodeEncodeError as error:
         raise UnusableSource(
@@ -116,12 +119,6 @@ def _file(path: Path) -> Input:
     except OSError as error:
         raise UnusableSource(f"Cannot read {path}: {error.strerror}. Name readable files.") from error
     return Input(str(path), str(path), form, identity)
-
-
-def _form(head: bytes) -> Form:
-    if head == synapse_db.MAGIC:
-        return Form.SQLITE
-    return Form.PARQUET if head.startswith(parquet.MAGIC) else lines.compression_of(head)
 
 
 def _at_rest(path: Path, form: Form) -> dict[str, Any]:
@@ -170,20 +167,20 @@ def unchanged(found: Input, before: Mapping[str, Any]) -> Input:
 
 def check_unchanged(inputs: Sequence[Input]) -> None:
     """Raises ``SourceChanged`` if one of the files has changed since it was opened."""
-    for one in inputs:
-        if one.form is Form.POSTGRESQL:
+    for source in inputs:
+        if source.form is Form.POSTGRESQL:
             continue
         try:
-            now = _at_rest(Path(one.path), one.form)
+            now = _at_rest(Path(source.path), source.form)
         except OSError as error:
-            raise _changed(one) from error
-        if any(one.identity[key] != value for key, value in now.items()):
-            raise _changed(one)
+            raise _changed(source) from error
+        if any(source.identity[key] != value for key, value in now.items()):
+            raise _changed(source)
 
 
-def _changed(one: Input) -> SourceChanged:
+def _changed(source: Input) -> SourceChanged:
     return SourceChanged(
-        f"{one.name} has changed since the import began, so nothing of it was loaded after that. Start a new import, "
+        f"{source.name} has changed since the import began, so nothing of it was loaded after that. Start a new import, "
         "without --resume, when it is at rest."
     )
 
@@ -196,17 +193,19 @@ def parts_of_inputs(inputs: Sequence[Input], part_bytes: int) -> Iterator[list[P
     with the block.
     """
     with ExitStack() as stack:
-        yield [part for number, one in enumerate(inputs) for part in _parts(stack, number, one, part_bytes)]
+        yield [part for number, source in enumerate(inputs) for part in _parts(stack, number, source, part_bytes)]
 
 
-def _parts(stack: ExitStack, number: int, one: Input, part_bytes: int) -> list[Part]:
-    if one.form is Form.PARQUET:
-        return parquet.parts_of(number, Path(one.path))
-    if one.form in (Form.POSTGRESQL, Form.SQLITE):
-        parts = synapse_db.parts_of(number, one.form, one.path, one.name, one.identity["bounds"])
-        snapshot = stack.enter_context(synapse_db.share_snapshot(one.path)) if one.form is Form.POSTGRESQL else None
+def _parts(stack: ExitStack, number: int, source: Input, part_bytes: int) -> list[Part]:
+    if source.form is Form.PARQUET:
+        return parquet.parts_of(number, Path(source.path))
+    if source.form in (Form.POSTGRESQL, Form.SQLITE):
+        parts = synapse_db.parts_of(number, source.form, source.path, source.name, source.identity["bounds"])
+        snapshot = (
+            stack.enter_context(synapse_db.share_snapshot(source.path)) if source.form is Form.POSTGRESQL else None
+        )
         return [replace(part, snapshot=snapshot) for part in parts]
-    return lines.parts_of(number, Path(one.path), part_bytes)
+    return lines.parts_of(number, Path(source.path), part_bytes)
 
 
 def announcing_rows(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine | PassedLines]:

@@ -75,7 +75,7 @@ def check_text(path: Path, form: Form) -> None:
 
     A file that cannot be unpacked is not refused here: its lines before the damage are read.
     """
-    begin = b"".join(_begin(path, form))
+    begin = b"".join(_first_chunks(path, form))
     if form is not Form.LINES and (inner := compression_of(begin)) is not Form.LINES:
         raise UnusableSource(f"{path} is packed twice, with {inner} inside. Unpack it once.")
     known = next((name for magic, name in _OTHER_FORMS.items() if begin.startswith(magic)), None)
@@ -86,11 +86,11 @@ def check_text(path: Path, form: Form) -> None:
             f"{path} {'is' if form is Form.LINES else 'holds'} a file of the form {known}. Read are JSON Lines, which may be "
             "packed with gzip or Zstandard, Parquet, and SQLite files of Synapse. Unpack it, or write it anew."
         )
-    if (what := foreign_form(begin)) is not None:
-        raise UnusableSource(f"{path} is {what}")
+    if (description := foreign_form(begin)) is not None:
+        raise UnusableSource(f"{path} is {description}")
 
 
-def _begin(path: Path, form: Form) -> Iterator[bytes]:
+def _first_chunks(path: Path, form: Form) -> Iterator[bytes]:
     """Yields the first bytes of the file's content, as far as they can be read."""
     left = _SHOWN_BYTES
     with path.open("rb") as raw:
@@ -169,10 +169,10 @@ def _chunks_within(read: Callable[[int], bytes], length: int | None) -> Iterator
 
 def _gzip_chunks(raw: IO[bytes]) -> Iterator[bytes | Broken]:
     """Yields the content in chunks. If reading ends with an error, the last item is (reason, error)."""
-    given = Expansion()
+    expansion = Expansion()
     try:
         for chunk in _chunks(gzip.GzipFile(fileobj=raw).read1):
-            given.give(len(chunk), chunk.count(b"\n"), raw.tell())
+            expansion.give(len(chunk), chunk.count(b"\n"), raw.tell())
             yield chunk
     except ExpandsTooMuch as error:
         yield REASON, error
@@ -184,14 +184,17 @@ def _gzip_chunks(raw: IO[bytes]) -> Iterator[bytes | Broken]:
 
 def _zstd_chunks(path: str) -> Iterator[bytes | Broken]:
     """Yields the content in chunks. If reading ends with an error, the last item is (reason, error)."""
-    given, likely = 0, Expansion()
+    import pyarrow  # noqa: PLC0415 - only where such files are read
+
+    given, expansion = 0, Expansion()
     broken: Exception | None = None
     for piece in _ZSTD_PIECES:
         reached = 0
         try:
-            raw, read = _zstd(path)
+            raw = pyarrow.OSFile(path)
+            read = pyarrow.CompressedInputStream(raw, "zstd").read
             for chunk in _chunks(read, piece) if not broken else _from(read, given, piece):
-                likely.give(len(chunk), chunk.count(b"\n"), raw.tell())
+                expansion.give(len(chunk), chunk.count(b"\n"), raw.tell())
                 reached += len(chunk)
                 yield chunk
         except ExpandsTooMuch as error:
@@ -233,14 +236,6 @@ def _claims_nonsense(path: str) -> bool:
     return content > FREE_BYTES + MOST_FOR_ONE * size
 
 
-def _zstd(path: str) -> tuple[Any, Callable[[int], bytes]]:
-    """Returns (the opened compressed file, function that reads the next bytes of the unpacked content)."""
-    import pyarrow  # noqa: PLC0415 - only where such files are read
-
-    raw = pyarrow.OSFile(path)
-    return raw, pyarrow.CompressedInputStream(raw, "zstd").read
-
-
 def _from(read: Callable[[int], bytes], offset: int, piece: int) -> Iterator[bytes]:
     """Yields the content that ``read`` returns after the first ``offset`` bytes, which are skipped.
 
@@ -273,7 +268,10 @@ class _Cutter:
         """
         while self._offset < self._end and (chunk := next(chunks, None)) is not None:
             if isinstance(chunk, tuple):
-                yield self._broken_off(*chunk)
+                # The rest of a compressed file cannot be read.
+                reason, error = chunk
+                yield BrokenLine(self._number, reason, str(error), b"".join(self._collected)[:HEAD_BYTES])
+                self._number += 1
                 return
             yield from self._feed(chunk)
         if self._size and (found := self._line(b"", 0)) is not None:  # the file ends without a line feed
@@ -311,7 +309,7 @@ class _Cutter:
             self._size += len(piece)
 
     def _line(self, piece: bytes, separator: int) -> Line | BrokenLine | None:
-        """Returns the line whose last bytes are ``piece``, or null if the line is blank."""
+        """Returns the line whose last bytes are ``piece``, or None if the line is blank."""
         content, size = piece, len(piece)
         if self._size:
             self._collect(piece)
@@ -324,12 +322,6 @@ class _Cutter:
             detail = f"{size} bytes, the limit is {self._limit}"
             return BrokenLine(number, "line-too-long", detail, content[: min(self._limit + 1, HEAD_BYTES)])
         return None if not content or content.isspace() or content == BYTE_ORDER_MARK else Line(number, content)
-
-    def _broken_off(self, reason: str, error: Exception | str) -> BrokenLine:
-        """Returns the ``BrokenLine`` for the rest of a compressed file that cannot be read."""
-        number = self._number
-        self._number += 1
-        return BrokenLine(number, reason, str(error), b"".join(self._collected)[:HEAD_BYTES])
 
 
 class _Finder(_Cutter):

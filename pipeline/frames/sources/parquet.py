@@ -1,7 +1,7 @@
 """Reads events from Parquet files: checks a file's columns, and reads its rows. Needs no Django.
 
 The column ``json`` holds an event's exact bytes, or text. Columns with the names in
-``pipeline.frames.sources.parts.TOLD`` are read too, if they exist. Other columns are ignored. A part is a range of row
+``pipeline.frames.sources.parts.GIVEN_COLUMNS`` are read too, if they exist. Other columns are ignored. A part is a range of row
 groups. If a row group cannot be decoded, its remaining rows become one broken line, and the next row group is read.
 Memory holds one batch of rows, and one buffer and one page for each column.
 
@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from pipeline.errors import UnusableSource
 from pipeline.frames.sources import expansion
 from pipeline.frames.sources.parquet_pages import BadPage, Page, pages
-from pipeline.frames.sources.parts import HEAD_BYTES, TOLD, BrokenLine, Form, Line, Part
+from pipeline.frames.sources.parts import GIVEN_COLUMNS, HEAD_BYTES, BrokenLine, Form, Line, Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ def parts_of(file: int, path: Path) -> list[Part]:
     with _inspected(path) as source:
         groups = [source.metadata.row_group(n) for n in range(source.metadata.num_row_groups)]
         sizes = [group.num_rows for group in groups]
-        columns = [group.column(n) for group in groups for n in _taken(source).values()]
+        columns = [group.column(n) for group in groups for n in _columns_to_read(source).values()]
         _check_sizes(columns, path, path.stat().st_size - source.metadata.serialized_size)
     if sum(sizes) > _MOST_ROWS:
         raise UnusableSource(
@@ -103,20 +103,19 @@ def check_columns(schema: pa.Schema, name: str) -> None:
     The reason is one of these: the column ``json`` is missing, a column has a wrong type, or two columns have the same
     name.
     """
-    wanted = _kinds()
     if _JSON not in schema.names:
         raise UnusableSource(
             f"{name} has no column {_JSON!r} with the events; its columns are {', '.join(schema.names)[:300]}. "
-            f"Taken are {_JSON} and, if they are there, {', '.join(TOLD)}."
+            f"Read are {_JSON} and, if they are there, {', '.join(GIVEN_COLUMNS)}."
         )
-    for taken in wanted:
-        places = schema.get_all_field_indices(taken)
+    for column, (is_allowed, allowed) in _kinds().items():
+        places = schema.get_all_field_indices(column)
         if len(places) > 1:
-            raise UnusableSource(f"{name} has several columns {taken!r}. Leave one.")
+            raise UnusableSource(f"{name} has several columns {column!r}. Leave one.")
         field = schema.field(places[0]) if places else None
-        if field is not None and not wanted[taken][0](_plain(field.type)):
+        if field is not None and not is_allowed(_plain(field.type)):
             raise UnusableSource(
-                f"{name}: column {field.name!r} is of type {field.type} and must be {wanted[field.name][1]}. "
+                f"{name}: column {field.name!r} is of type {field.type} and must be {allowed}. "
                 "Cast it, or leave the column out."
             )
 
@@ -186,9 +185,9 @@ def _groups(part: Part) -> range:
     return range(part.start, part.start if part.end is None else part.end)
 
 
-def _taken(file: pq.ParquetFile) -> dict[str, int]:
+def _columns_to_read(file: pq.ParquetFile) -> dict[str, int]:
     """Returns the columns to read, as name -> number in a row group. Others cost nothing, however many there are."""
-    wanted, schema = {_JSON, *TOLD}, file.schema
+    wanted, schema = {_JSON, *GIVEN_COLUMNS}, file.schema
     found = ((name, number) for number, name in enumerate(schema.names) if name in wanted)
     # A field of a structure has such a name, too, and another path.
     return {name: number for name, number in found if schema.column(number).path == name}
@@ -210,9 +209,9 @@ class _Source:
     def __init__(self, raw: IO[bytes], file: pq.ParquetFile, parts: int) -> None:
         self._raw, self._file = raw, file
         self.metadata = file.metadata
-        self._numbers = _taken(file)
-        self._taken = [name for name in (_JSON, *TOLD) if name in self._numbers]
-        self._given = expansion.Expansion(parts)
+        self._numbers = _columns_to_read(file)
+        self._names = [name for name in (_JSON, *GIVEN_COLUMNS) if name in self._numbers]
+        self._expansion = expansion.Expansion(parts)
         self._packed = 0
 
     def has_all_versions(self, group: int) -> bool:
@@ -231,8 +230,8 @@ class _Source:
 
         number, reason = before, "corrupt-parquet"
         try:
-            for number, (json, told) in enumerate(self._rows(group), before + 1):
-                yield _line(number, json, told)
+            for number, (json, given) in enumerate(self._rows(group), before + 1):
+                yield _line(number, json, given)
             return
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -249,14 +248,18 @@ class _Source:
         yield BrokenLine(number + 1, reason, f"row group {group}: {why}", b"")
 
     def _rows(self, group: int) -> Iterator[tuple[bytes | None, dict[str, Any]]]:
+        import pyarrow as pa  # noqa: PLC0415
+
         at_once = self._rows_at_once(group)
-        for batch in self._file.iter_batches(at_once, row_groups=[group], columns=self._taken):
-            columns = {name: _as_plain(batch.column(name)) for name in self._taken}
-            columns[_JSON] = _as_bytes(columns[_JSON])
-            self._given.give(sum(column.nbytes for column in columns.values()), batch.num_rows, self._packed)
+        for batch in self._file.iter_batches(at_once, row_groups=[group], columns=self._names):
+            columns = {name: batch.column(name) for name in self._names}
+            # Plain values, in place of references to a dictionary.
+            columns = {name: column.cast(_plain(column.type)) for name, column in columns.items()}
+            columns[_JSON] = columns[_JSON].cast(pa.large_binary())  # invalid UTF-8, too: the event parser reports it
+            self._expansion.give(sum(column.nbytes for column in columns.values()), batch.num_rows, self._packed)
             events = columns.pop(_JSON).to_pylist()
-            told = [column.to_pylist() for column in columns.values()]
-            for json, *values in zip(events, *told, strict=True):
+            given = [column.to_pylist() for column in columns.values()]
+            for json, *values in zip(events, *given, strict=True):
                 yield json, dict(zip(columns, values, strict=True))
 
     def _rows_at_once(self, group: int) -> int:
@@ -289,26 +292,14 @@ def _of_row(page: Page, name: str) -> int:
     return page.size if whole else page.size // max(page.values, 1)
 
 
-def _line(number: int, json: bytes | None, told: dict[str, Any]) -> Line | BrokenLine:
+def _line(number: int, json: bytes | None, given: dict[str, Any]) -> Line | BrokenLine:
     if json is None:
         return BrokenLine(number, "no-json", "null", b"")
-    for name, value in told.items():
+    for name, value in given.items():
         if isinstance(value, str) and len(value) > _LARGEST_TEXT:
             detail = f"column {name!r} has {len(value):,} characters, the limit is {_LARGEST_TEXT:,}"
             return BrokenLine(number, "line-too-long", detail, json[:HEAD_BYTES])
-    return Line(number, json, told)
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """Converts a text column to bytes, even if a text is no valid UTF-8. The event parser reports invalid bytes."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    return column.cast(pa.large_binary())
-
-
-def _as_plain(column: pa.Array) -> pa.Array:
-    """Returns the column with plain values in place of references to a dictionary. Other columns are not changed."""
-    return column.cast(_plain(column.type))
+    return Line(number, json, given)
 
 
 def _open(path: Path) -> pq.ParquetFile:

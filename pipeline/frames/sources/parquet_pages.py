@@ -98,7 +98,6 @@ class _Compact:
         }
 
     def struct(self, depth: int) -> dict[int, Any]:
-        """Decodes a structure. Returns field number -> value."""
         found: dict[int, Any] = {}
         number = 0
         while (head := self._byte()) != _STOP:

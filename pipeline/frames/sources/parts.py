@@ -6,18 +6,18 @@ number within its part, from 1. A line or row that cannot be read is a ``BrokenL
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-__all__ = ["HEAD_BYTES", "TOLD", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
+__all__ = ["GIVEN_COLUMNS", "HEAD_BYTES", "BrokenLine", "Form", "Line", "Part", "PassedLines", "lines_before"]
 
 HEAD_BYTES = 300
 """The largest number of bytes of a broken line that are kept."""
-TOLD = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
+GIVEN_COLUMNS = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
 """Values beside an event's JSON that a source may give: keys of a JSON Lines wrapper, or columns of a table."""
 
 
@@ -57,12 +57,12 @@ class Part:
 class Line(msgspec.Struct, frozen=True, gc=False):
     """A line or a row with an event. ``content`` has the bytes of the line without line feed, or the JSON of the row.
 
-    For a row of a table, ``told`` maps the names of the other columns to their values. For a line, ``told`` is null.
+    For a row of a table, ``given`` maps the names of the other columns to their values. For a line, ``given`` is None.
     """
 
     number: int
     content: bytes
-    told: Mapping[str, Any] | None = None
+    given: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +80,12 @@ class PassedLines:
     """A marker with the number of lines read so far, including lines that were skipped."""
 
     number: int
+
+
+def lines_before(parts: Sequence[Part], lines: Sequence[int]) -> list[int]:
+    """Returns, for each part, the number of lines before the part in the same source. ``lines`` are those of each part."""
+    found, counted = [], 0
+    for number, part in enumerate(parts):
+        counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + lines[number - 1]
+        found.append(counted)
+    return found

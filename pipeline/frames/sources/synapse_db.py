@@ -192,7 +192,6 @@ def _check_version(connection: Any, name: str) -> int:
 
 
 def parts_of(file: int, form: Form, path: str, name: str, bounds: Sequence[Sequence[int]]) -> list[Part]:
-    """Returns a part for each range of stream orderings in ``bounds``."""
     return [Part(file, path, start, end, form, name, rows) for start, end, rows in bounds]
 
 
@@ -200,7 +199,7 @@ def parts_of(file: int, form: Form, path: str, name: str, bounds: Sequence[Seque
 def share_snapshot(path: str) -> Iterator[str | None]:
     """Yields the name of an exported snapshot, which is valid within the block.
 
-    Yields null if the database server cannot export a snapshot.
+    Yields None if the database server cannot export a snapshot.
     """
     with _opened(Form.POSTGRESQL, path) as connection:
         snapshot = None
@@ -214,15 +213,15 @@ def share_snapshot(path: str) -> Iterator[str | None]:
 
 def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
     """Yields the part's events by ascending stream ordering. Raises the driver's errors if PostgreSQL is lost."""
-    number = given = 0
+    number = size = 0
     # SQLite does not compress, so what is read of a file is no larger than the file. Only defaults of columns, and rows of
     # ``event_json`` that several events share, are stored once and read often.
     most = Path(part.path).stat().st_size + FREE_BYTES if part.form is Form.SQLITE else None
     try:
         for number, row in enumerate(_rows(part), 1):
             line = _line(number, row)
-            given += len(line.content) if isinstance(line, Line) else 0
-            if most is not None and given > most:
+            size += len(line.content) if isinstance(line, Line) else 0
+            if most is not None and size > most:
                 detail = f"the events are larger than the file, {most:,} bytes; the rest of 50,000 events is left out"
                 yield BrokenLine(number, REASON, detail, b"")
                 return
@@ -247,7 +246,7 @@ def _line(number: int, row: Sequence[Any]) -> Line | BrokenLine:
         soft_failed = _METADATA.decode(metadata or "{}").soft_failed
     except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
         return BrokenLine(number, "not-json", f"internal_metadata of {event_id!s:.300}: {error}", content)
-    told = {
+    given = {
         "event_id": event_id,
         "room_version": version,
         "outlier": bool(outlier),
@@ -255,7 +254,7 @@ def _line(number: int, row: Sequence[Any]) -> Line | BrokenLine:
         "soft_failed": soft_failed,
         "stream_ordering": ordering,
     }
-    return Line(number, content, told)
+    return Line(number, content, given)
 
 
 def _rows(part: Part, more: str = "") -> Iterator[Sequence[Any]]:

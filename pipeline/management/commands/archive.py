@@ -8,6 +8,4 @@ __all__ = ["Command"]
 
 
 class Command(FormerName):
-    """The command ``room archive``."""
-
     words = "room archive"

@@ -44,7 +44,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declares the options."""
         add_options(parser, ImportEvents.arguments)
 
     def handle(self, *args: Any, **options: Any) -> None:

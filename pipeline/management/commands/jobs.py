@@ -6,7 +6,6 @@ Exit status 0: done; 1: there is no such job, or the action is not possible in t
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,8 +33,6 @@ _MOST_OF_ERROR = 200
 
 
 class Command(SiteCommand):
-    """The command that lists, shows, queues, resumes and cancels jobs."""
-
     help = "List the jobs of this site; cancel one, or queue or resume one for manage.py runjobs."
 
     examples = (
@@ -49,8 +46,8 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declares the options and the actions."""
-        _list_options(parser)
+        parser.add_argument("--json", action="store_true", help="one JSON object a line")
+        parser.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N (default: 20)")
         actions = parser.add_subparsers(dest="action", metavar="ACTION")
         show = actions.add_parser("show", help="all that is known of one job, figures before and after")
         show.add_argument("job", type=int, metavar="JOB", help="number of the job")
@@ -65,7 +62,6 @@ class Command(SiteCommand):
         actions.add_parser("kinds", help="what can be queued")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Does the action that the command line names. If it names no action, lists the jobs."""
         using = stream_settings().database
         with as_command_errors():
             match options["action"]:
@@ -91,13 +87,13 @@ class Command(SiteCommand):
             self.stdout.write(json.dumps(view.as_json(), ensure_ascii=False))
             return
         row = view.job
-        began, ended = (at.isoformat(" ", "seconds") if at else "" for at in (row.started_at, row.finished_at))
-        told = {
+        started, ended = (at.isoformat(" ", "seconds") if at else "" for at in (row.started_at, row.finished_at))
+        shown = {
             "kind": row.kind, "state": view.word, "arguments": json.dumps(row.arguments, ensure_ascii=False),
-            "asked by": row.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.duration_text,
+            "asked by": row.asked_by, "progress": view.progress, "began": started, "ended": ended, "took": view.duration_text,
             "error": row.error, "summary": json.dumps(row.summary, ensure_ascii=False) if row.summary is not None else "",
         }  # fmt: skip
-        for name, text in told.items():
+        for name, text in shown.items():
             if text:
                 self.stdout.write(f"{name:<10} {safe_text(text, None)}")
         for figure in view.figures:
@@ -138,11 +134,6 @@ class Command(SiteCommand):
             if view.job.error:
                 table.add_row("", "", "", Text(safe_text(view.job.error, None)[:_MOST_OF_ERROR]))
         Console().print(table)
-
-
-def _list_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N (default: 20)")
 
 
 def _object(text: str) -> Mapping[str, Any]:

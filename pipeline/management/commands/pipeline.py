@@ -30,7 +30,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declares the action and the options."""
         parser.add_argument("action", choices=["run"], help="run it until SIGTERM or --until-idle")
         parser.add_argument("--master", type=master_argument, metavar="URL", help="Spark master (default: the setting)")
         parser.add_argument(
@@ -46,13 +45,10 @@ class Command(SiteCommand):
 
         if options["until_idle"] is not None and not 0 <= options["until_idle"] < float("inf"):
             raise CommandError("--until-idle must be a number of seconds from 0.", returncode=2)
-        told: list[int] = []
+        stopped: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda received, _: told.append(received))
+            signal.signal(number, lambda received, _: stopped.append(received))
         live = LiveOptions(options["master"] or "", options["until_idle"])
         with as_command_errors():
-            reached = run(live, lambda: bool(told), self._announce_ready)
+            reached = run(live, lambda: bool(stopped), lambda: self.announce_ready("ready pipeline"))
         self.stdout.write(json.dumps({"positions": reached}))
-
-    def _announce_ready(self) -> None:
-        self.announce_ready("ready pipeline")

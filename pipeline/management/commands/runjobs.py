@@ -28,8 +28,6 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command that runs jobs from the queue."""
-
     help = "Carry out queued jobs until SIGTERM or Ctrl-C."
 
     examples = (
@@ -38,7 +36,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declares the options."""
         parser.add_argument("--once", action="store_true", help="end when nothing is queued")
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
@@ -46,7 +43,6 @@ class Command(SiteCommand):
 
     @written_by("runjobs")
     def handle(self, *args: Any, **options: Any) -> None:
-        """Runs jobs from the queue."""
         conf = pipeline_settings()
         kept = Kept(conf.job_history_days, conf.job_history_count)
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write, kept)

@@ -1,5 +1,7 @@
 """Shows positions, open appends, readers and their lag: the live page for terminals and scripts; and ends appends (`abort`).
 
+The rows and columns of its tables are in ``replsite/live_rows``, a file for each table.
+
 Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Something is
 wrong if a status has the severity ``wrong``. Examples are a stream that is blocked by an open append, a reader that is stuck,
 and a sequence below the stored position of its stream.
@@ -20,9 +22,9 @@ from django.db import DatabaseError as DjangoDatabaseError
 from django.db import connections
 
 from replsite.dashboard.page import TABLES, live_page_data
-from replsite.snapshot.reading import limits, read_current_snapshot
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.table import Column, Group, as_json
+from replsite.live_rows.cells import Column, Group, as_json
+from replsite.live_rows.reading import limits, read_current_snapshot
+from replsite.live_rows.snapshot import Snapshot
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from replsite.terminal.tables import Content, lines_of

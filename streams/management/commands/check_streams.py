@@ -71,7 +71,7 @@ class Command(SiteCommand):
             for finding, done in check.repair_streams(cursor):
                 self.stderr.write(f"{finding.stream}: {finding.verdict}; {done}")
             for weakness, done in check.repair_holds(cursor, other):
-                self.stderr.write(f"{weakness.stream}: {weakness.what}; {done}")
+                self.stderr.write(f"{weakness.stream}: {weakness.problem}; {done}")
         findings = check.inspect_streams(cursor)
         tables = [f for f in table_sequences.inspect_tables(cursor) if not f.well]
         weak = check.inspect_holds(cursor, other)
@@ -105,7 +105,7 @@ class Command(SiteCommand):
             self.stdout.write(json.dumps(asdict(t) | {"verdict": t.verdict, "fix": t.fix, "epoch": epoch}))
         for weakness in weak:
             found = {
-                "held": weakness.stream, "verdict": weakness.what, "fix": weakness.fix, "loses_facts": weakness.loses,
+                "held": weakness.stream, "verdict": weakness.problem, "fix": weakness.fix, "loses_facts": weakness.loses,
             }  # fmt: skip
             self.stdout.write(json.dumps(found | {"epoch": epoch}))
 
@@ -121,7 +121,7 @@ class Command(SiteCommand):
         if weak:
             self.print_table(
                 ("held stream", "verdict", "loses facts", "fix"),
-                ([w.stream or "all", w.what, "yes" if w.loses else "no", w.fix] for w in weak),
+                ([w.stream or "all", w.problem, "yes" if w.loses else "no", w.fix] for w in weak),
             )
         self.stdout.write(f"epoch {epoch}")
 

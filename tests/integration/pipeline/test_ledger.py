@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from pipeline.errors import LedgerMismatch
-from pipeline.live.ledger import BatchOffsets, covers, ledger_vectors, read_offsets, set_ledger, take_batch
+from pipeline.live.ledger import BatchOffsets, covers, ledger_vectors, read_offsets, record_batch, set_ledger
 from pipeline.models import BatchLedger
 
 pytestmark = pytest.mark.django_db
@@ -19,7 +19,7 @@ SECOND = BatchOffsets(1, {"events": {"a": 5}}, {"events": {"a": 9, "b": 3}, "bac
 
 def take(offsets, query="q"):
     with transaction.atomic(), connection.cursor() as cursor:
-        return take_batch(cursor, query, offsets)
+        return record_batch(cursor, query, offsets)
 
 
 def held(query="q"):
@@ -73,7 +73,7 @@ def test_a_gap_in_one_of_two_streams_is_refused():
 def test_a_transaction_that_fails_leaves_the_ledger(monkeypatch):
     take(FIRST)
     with pytest.raises(RuntimeError), transaction.atomic(), connection.cursor() as cursor:
-        take_batch(cursor, "q", SECOND)
+        record_batch(cursor, "q", SECOND)
         raise RuntimeError
     assert held() == FIRST.end
 

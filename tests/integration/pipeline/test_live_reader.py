@@ -12,11 +12,11 @@ from django.utils import timezone
 
 from events.models import Event
 from pipeline.errors import QueryFailed
-from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
+from pipeline.live.ledger import BatchOffsets, ledger_vectors, record_batch
 from pipeline.live.statistics_table import READER, STATISTICS, StatisticsTable
 from pipeline.models import BatchLedger
+from replsite.live_rows.reading import read_snapshot
 from replsite.metrics.cluster import families
-from replsite.snapshot.reading import read_snapshot
 from replsite.status.words import HealthWord
 from streams import registry
 from streams.errors import ReaderNameTaken
@@ -65,7 +65,7 @@ def batch(table: StatisticsTable, upto: dict[str, int], *, moves_cursors: bool =
     """What the query does with a micro-batch that ends at ``upto``."""
     with transaction.atomic(), connection.cursor() as cursor:
         offsets = BatchOffsets(0, ledger_vectors(cursor, STATISTICS), {"events": upto, "backfill": {}})
-        if take_batch(cursor, STATISTICS, offsets) and moves_cursors:
+        if record_batch(cursor, STATISTICS, offsets) and moves_cursors:
             table.apply(cursor, {name: [] for name in ("room_id", "events", "history")}, offsets)
 
 

@@ -8,7 +8,6 @@ from django.db import connection
 from events.models import Room
 from pipeline.frames.sources.parts import Part
 from pipeline.importing import plan
-from pipeline.importing.parse_lines import sequence_number
 from pipeline.importing.plan import (
     create_staging,
     drop_staging,
@@ -18,6 +17,7 @@ from pipeline.importing.plan import (
     quarantine_rooms,
     store_broken,
 )
+from pipeline.importing.stage_lines import sequence_number
 from pipeline.importing.staging_tables import table_name
 from pipeline.models import Job, JobState, QuarantinedLine
 

@@ -13,8 +13,8 @@ from pipeline.frames.parse_lines import LineRules
 from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.importing import load_rooms
 from pipeline.importing.load_rooms import RoomWork, load_planned
-from pipeline.importing.parse_lines import LineWork, stage_part
 from pipeline.importing.plan import create_staging, drop_staging, events_done, make_plan, planned_rooms
+from pipeline.importing.stage_lines import LineWork, stage_part
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, Job
 from streams.db.driver import dsn
@@ -99,8 +99,8 @@ def test_a_room_that_came_to_be_meanwhile_is_left_out(job):
 
 def test_progress_inside_a_large_room_is_told(job, monkeypatch):
     told = []
-    plain = load_rooms._note_progress
-    monkeypatch.setattr(load_rooms, "_note_progress", lambda *given: (plain(*given), told.append(done(job))))
+    plain = load_rooms._store_progress
+    monkeypatch.setattr(load_rooms, "_store_progress", lambda *given: (plain(*given), told.append(done(job))))
     room, *_ = left(job)
     load_planned(work(job, chunk=20), [room])
     assert told == sorted(told) and told[0] == 10 and room.events // 2 - 20 <= told[-1] <= room.events // 2
@@ -112,12 +112,12 @@ import os, signal, sys
 from pipeline.importing import load_rooms
 from pipeline.importing.plan import PlannedRoom
 from pipeline.loading.load_pack import LoadWork
-plain = load_rooms._note_progress
+plain = load_rooms._store_progress
 def note(work, number, events):
     plain(work, number, events)
     if events > 40:
         os.kill(os.getpid(), signal.SIGKILL)
-load_rooms._note_progress = note
+load_rooms._store_progress = note
 number, room_id, events, job, dsn = sys.argv[1:]
 work = load_rooms.RoomWork(LoadWork(dsn, int(job), "loader"), False, 20)
 load_rooms.load_planned(work, [PlannedRoom(int(number), room_id, int(events))])

@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from pipeline.source.reader_row import ReaderRow, store_reader
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from replsite.status.words import HealthWord, Severity
 from streams.models import Reader
 from streams.reading.reader_table import forget_readers

@@ -11,7 +11,7 @@ from django.db import connection
 from django.db.backends.postgresql.base import Database
 from django.utils import timezone
 
-from replsite.snapshot.storage import read_storage
+from replsite.live_rows.storage import read_storage
 from streams.db import driver
 from streams.db.schema_mark import SCHEMA_MARK
 from streams.jobs.rows import JobLock

@@ -13,8 +13,8 @@ import tracemalloc
 import pytest
 
 from replsite.dashboard.shared_answers import SharedAnswers
-from replsite.snapshot.reading import read_snapshot
-from replsite.snapshot.shared import SharedSnapshot
+from replsite.live_rows.reading import read_snapshot
+from replsite.live_rows.shared import SharedSnapshot
 from replsite.status.trends import History
 from tests.support import crowd
 

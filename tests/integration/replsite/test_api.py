@@ -27,7 +27,7 @@ from replsite.api import access
 from replsite.api.api import api
 from replsite.api.models import ApiToken
 from replsite.api.tokens import make_token
-from replsite.snapshot.shared import SHARED
+from replsite.live_rows.shared import SHARED
 from streams.db import driver
 from streams.holds import end
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition

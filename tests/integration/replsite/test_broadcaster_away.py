@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from replsite.health import summary
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams.models import Reader
 from tests.support.waiting import wait_until
 from tests.support.wire_client import positioned, ready_ports

@@ -16,7 +16,7 @@ from django.test import Client
 
 import streams.jobs.admin
 from pipeline.models import Job, JobState
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from replsite.status.words import Severity
 from streams.catalog.models import CacheInvalidation
 from streams.db.clock import database_now

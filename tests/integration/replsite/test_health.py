@@ -16,10 +16,10 @@ from django.db.migrations.loader import MigrationLoader
 from replsite import health, health_views
 from replsite.health import Part, Report
 from replsite.http.deadline import Deadline, NoAnswer
+from replsite.live_rows.reading import read_snapshot
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.verdicts import site_health
 from replsite.postgres.errors import DiskFull, StartFailed
-from replsite.snapshot.reading import read_snapshot
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.verdicts import site_health
 from replsite.status.words import Problem, Severity, Verdict
 from streams.replication.server import broadcaster
 from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer

@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from pipeline.models import BatchLedger, Job, JobState
 from replsite.dashboard.page import live_page_data
+from replsite.live_rows.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, JobsView
+from replsite.live_rows.reading import read_jobs_with_status, read_snapshot
 from replsite.metrics.cluster import families
-from replsite.snapshot.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, JobsView
-from replsite.snapshot.reading import read_jobs_with_status, read_snapshot
 from streams.jobs.rows import begin_job, hold_lock
 from streams.jobs.run import queue_job
 from tests.support.waiting import wait_until

@@ -12,12 +12,12 @@ from django.utils import timezone
 from replsite.dashboard.fragments import _RIGHTS
 from replsite.dashboard.page import live_page_data
 from replsite.dashboard.shared_answers import SharedAnswers
+from replsite.live_rows import reading
+from replsite.live_rows.reading import read_snapshot
+from replsite.live_rows.shared import SharedSnapshot
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
-from replsite.snapshot import reading
-from replsite.snapshot.reading import read_snapshot
-from replsite.snapshot.shared import SharedSnapshot
 from streams.models import Reader
 from tests.support.large_site import READERS, Site, move
 

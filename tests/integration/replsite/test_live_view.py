@@ -20,7 +20,7 @@ from events.admin.links import room_url
 from replsite.dashboard import views
 from replsite.dashboard.fragments import _RIGHTS, render
 from replsite.dashboard.page import TABLES, live_page_data
-from replsite.snapshot.readers import FINE_READERS_SHOWN
+from replsite.live_rows.readers import FINE_READERS_SHOWN
 from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
 from tests.support.writing import append, wait_for_linear
 

@@ -11,10 +11,10 @@ from django.test.utils import CaptureQueriesContext
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from pipeline.models import Job, JobState
+from replsite.live_rows.shared import SharedSnapshot
 from replsite.metrics import cluster, process
 from replsite.metrics.synapse import SynapseNames
 from replsite.metrics.table import CLUSTER, PROCESS
-from replsite.snapshot.shared import SharedSnapshot
 from state.models import StateGroup
 from streams import registry
 from streams.catalog.models import CacheInvalidation

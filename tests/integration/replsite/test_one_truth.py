@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from replsite import health
 from replsite.dashboard import views
+from replsite.live_rows.cells import as_json
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.verdicts import Limits, hold_verdict, reader_verdict, site_health
 from replsite.management.commands import streams as streams_command
 from replsite.metrics import cluster
-from replsite.snapshot.shared import SHARED
-from replsite.snapshot.table import as_json
-from replsite.snapshot.verdicts import Limits, hold_verdict, reader_verdict, site_health
 from replsite.status.words import Problem
 from tests.support.snapshots import NOW, a_holder, a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
 

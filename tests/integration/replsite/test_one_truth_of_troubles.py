@@ -16,7 +16,7 @@ from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.models import Job, JobState
-from replsite.snapshot.shared import SHARED
+from replsite.live_rows.shared import SHARED
 from streams.models import Reader
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, linear

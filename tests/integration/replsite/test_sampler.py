@@ -11,8 +11,8 @@ from django.db import connection
 from django.utils import timezone
 
 from replsite.history import sampler
+from replsite.history.retention import SPANS
 from replsite.history.sampler import Sampler, last_statuses, write_step
-from replsite.history.samples import SPANS
 from replsite.status.words import Severity, Verdict
 from streams.db import driver
 from streams.models import Sample, StatusChange

@@ -13,7 +13,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import connection
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from tests.support.waiting import wait_until
 from tests.support.writing import ids, session, store_positions
 

@@ -10,9 +10,9 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from replsite.snapshot import lags
-from replsite.snapshot.reading import read_snapshot
-from replsite.snapshot.table import as_json
+from replsite.live_rows import lags
+from replsite.live_rows.cells import as_json
+from replsite.live_rows.reading import read_snapshot
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from streams import registry

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams.models import RecordedPosition
 from streams.replication.protocol.cursors import MissingRange
 from streams.replication.protocol.ordering import FollowedRow

@@ -9,8 +9,8 @@ from django.db import connection
 from django.utils import timezone
 
 from events.models import Event, RoomSummary
-from replsite.snapshot import storage as storage_rows
-from replsite.snapshot.storage import DATABASE, MOST_ROOMS, MOST_TABLES, RoomSizeView, read_storage
+from replsite.live_rows import storage as storage_rows
+from replsite.live_rows.storage import DATABASE, MOST_ROOMS, MOST_TABLES, RoomSizeView, read_storage
 from state.models import StateGroup
 from streams.models import Sample
 

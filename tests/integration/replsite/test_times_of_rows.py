@@ -10,7 +10,7 @@ from django.apps import apps
 from django.db import connection, models
 from django.test import Client
 
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams.models import ReaderResync, StreamPosition
 from streams.testing import forget_writers
 from tests.support.writing import append

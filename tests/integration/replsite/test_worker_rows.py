@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from replsite.snapshot import workers
-from replsite.snapshot.reading import read_snapshot
-from replsite.snapshot.workers import CountView, WorkersView
+from replsite.live_rows import workers
+from replsite.live_rows.reading import read_snapshot
+from replsite.live_rows.workers import CountView, WorkersView
 from streams.models import UserAddress
 from streams.replication.common import worker_sql
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams.follow import forget_reader
 from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import Reader as ReaderRow

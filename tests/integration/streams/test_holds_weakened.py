@@ -72,7 +72,7 @@ def test_each_weakness_is_found_and_its_fix_mends_it(owner: Session, statement: 
     try:
         owner(statement.replace("{n}", number))
         left = found(owner)
-        assert WEAKENED[statement].replace("{n}", number) in " / ".join(one.what for one in left)
+        assert WEAKENED[statement].replace("{n}", number) in " / ".join(one.problem for one in left)
         assert any(one.loses for one in left) or HARMLESS in WEAKENED[statement]
         if "LIKE" not in statement and "held_other" not in statement:
             for fix in {one.fix for one in left}:
@@ -109,7 +109,7 @@ def test_a_function_of_another_version_is_found_and_replaced(owner: Session, sta
     try:
         owner(statement.replace("%%", "%"))
         (one,) = found(owner, "")
-        assert FUNCTIONS_CHANGED[statement] in one.what
+        assert FUNCTIONS_CHANGED[statement] in one.problem
         assert one.loses
     finally:
         owner(FUNCTIONS)
@@ -122,7 +122,7 @@ def test_a_setting_for_all_sessions_is_found(owner: Session, whose: str):
     owner(f"ALTER {whose} {name} SET streams.maintenance = on")
     try:
         (one,) = found(owner, "")
-        assert "streams.maintenance=on" in one.what
+        assert "streams.maintenance=on" in one.problem
         assert one.loses
         owner(one.fix)
         assert found(owner, "") == []
@@ -141,7 +141,7 @@ def test_the_owner_needs_rights(owner: Session):
     owner(f"CREATE ROLE {role}; GRANT CREATE ON SCHEMA public TO {role}; ALTER FUNCTION streams_hold() OWNER TO {role}")
     try:
         (one,) = found(owner)
-        assert "may not read sequence orders_stream_seq" in one.what
+        assert "may not read sequence orders_stream_seq" in one.problem
         owner(one.fix)
         assert found(owner) == []
     finally:
@@ -160,7 +160,7 @@ def test_a_database_without_these_locks_fails_the_trial(session: Sessions):
     )
     elsewhere("SET search_path = held_lies, pg_catalog, public")
     try:
-        said = [one.what for one in probe(session().cursor, elsewhere.cursor)]
+        said = [one.problem for one in probe(session().cursor, elsewhere.cursor)]
         assert said == [
             "a shared advisory lock is not seen by another session",
             "a shared advisory lock is not seen after it is taken again",

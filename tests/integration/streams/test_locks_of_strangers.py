@@ -11,7 +11,7 @@ from django.db import connection, transaction
 from events.errors import PurgeRefused
 from events.maintenance.purge_lock import purge_lock
 from pipeline.errors import ExportRunning
-from pipeline.export.export import _snapshot
+from pipeline.export.write_tables import _snapshot
 from pipeline.models import Job, JobState
 from replsite.history.sampler import Sampler
 from streams import registry

@@ -24,7 +24,7 @@ from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.spark.session import spark_session
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams import registry
 from streams.checks import check_declarations, check_session
 from streams.core.declaration import ColumnKind
@@ -363,7 +363,7 @@ def test_columns_of_spark(ids):
     names = tuple(column.key for column in declaration().tables[0].columns)
     (piece,) = pieces({writer(): (ids[0] - 1, ids[-1])}, [])
     try:
-        batches = list(read_piece(ReadParameters(driver.dsn(), NAME, names, own=declaration()), piece))
+        batches = list(read_piece(ReadParameters(driver.dsn(), NAME, names, of_site=declaration()), piece))
     finally:
         for _, one in read_rows._kept:
             one.close()

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from replsite.live_rows.reading import read_snapshot
 from replsite.metrics.cluster import families
-from replsite.snapshot.reading import read_snapshot
 from replsite.status.trends import History
 from replsite.status.words import HealthWord
 from streams.catalog.models import CacheInvalidation

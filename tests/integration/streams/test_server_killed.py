@@ -19,7 +19,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, connections, transaction
-from replsite.snapshot.reading import read_snapshot
+from replsite.live_rows.reading import read_snapshot
 from streams import epochs
 from streams.db import driver as database
 from streams.errors import StreamError

@@ -106,7 +106,7 @@ def run(server: OwnPostgres, options: Options) -> Report:
         plant.plant(cursor)
         # Otherwise the commits of readers flush those of clients, too, and a crash takes nothing back.
         cursor.execute(f"ALTER DATABASE postgres SET synchronous_commit = {'off' if options.asynchronous else 'on'}")
-        report.weaknesses = [one.what for one in weaknesses(cursor) if one.loses]
+        report.weaknesses = [one.problem for one in weaknesses(cursor) if one.loses]
     announced = Announced(confirms=options.plant != "an unconfirmed row")
     outside = [Outside(announced, by_writer=by_writer) for by_writer in (False, True)]
     readers = Readers(server.parameters)

@@ -7,7 +7,7 @@ from django.db import OperationalError
 
 from pipeline.errors import QueryFailed
 from pipeline.live import process
-from pipeline.live.process import _Retry, _shortly
+from pipeline.live.process import _message_of, _Retry
 
 
 @pytest.fixture(autouse=True)
@@ -79,4 +79,4 @@ def test_who_wants_the_end_does_not_wait_for_the_pause(clock):
     ],
 )
 def test_a_failure_is_told_without_the_java_behind_it(told, said):
-    assert _shortly(None if told is None else RuntimeError(told)) == said
+    assert _message_of(None if told is None else RuntimeError(told)) == said

@@ -14,7 +14,7 @@ from events.operations.purge_room import PurgeRoom
 from pipeline.operations.archive import Archive
 from pipeline.operations.compress_state import CompressState
 from pipeline.operations.export import Export
-from pipeline.operations.resync import Resync
+from pipeline.operations.resync_and_room_mend import Resync
 from streams.jobs.arguments import Argument, Type
 from streams.jobs.errors import UnusableArguments
 from streams.operations.check_streams import CheckStreams

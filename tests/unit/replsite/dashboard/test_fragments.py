@@ -10,7 +10,7 @@ import pytest
 
 from replsite.dashboard.fragments import _RIGHTS, _picture, render
 from replsite.dashboard.page import live_page_data
-from replsite.snapshot.jobs import JobsView
+from replsite.live_rows.jobs import JobsView
 from replsite.status.words import Severity, Verdict
 from tests.support.snapshots import NOW, a_holder, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 
 from replsite.dashboard.page import EFFECTS_SHOWN, PROBLEMS_SHOWN, live_page_data
-from replsite.snapshot.jobs import JobsView
-from replsite.snapshot.readers import BAD_READERS_SHOWN, CLOSED_READERS_SHOWN, FINE_READERS_SHOWN, READERS, RightsView
-from replsite.snapshot.streams import HOLDERS_SHOWN, STREAMS
+from replsite.live_rows.jobs import JobsView
+from replsite.live_rows.readers import BAD_READERS_SHOWN, CLOSED_READERS_SHOWN, FINE_READERS_SHOWN, READERS, RightsView
+from replsite.live_rows.streams import HOLDERS_SHOWN, STREAMS
 from replsite.status.words import Health, HealthWord, Problem, Severity, Verdict
 from tests.support.snapshots import BLOCKED as BLOCKED_STREAM
 from tests.support.snapshots import (

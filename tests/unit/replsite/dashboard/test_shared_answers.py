@@ -14,7 +14,7 @@ from django.db import OperationalError
 from replsite.dashboard import shared_answers
 from replsite.dashboard.fragments import _RIGHTS
 from replsite.dashboard.shared_answers import SharedAnswers
-from replsite.snapshot.shared import SharedSnapshot
+from replsite.live_rows.shared import SharedSnapshot
 from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
 
 EVERYTHING, NOTHING = frozenset(_RIGHTS), frozenset()

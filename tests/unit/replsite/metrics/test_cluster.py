@@ -11,17 +11,17 @@ from django.db import OperationalError
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from replsite.live_rows.jobs import JobFigures, JobsView, QueryFigures
+from replsite.live_rows.readers import WaitingView
+from replsite.live_rows.storage import StorageView, TableView
+from replsite.live_rows.streams import ExpectedRow
+from replsite.live_rows.workers import CountView, SyncingView
 from replsite.metrics import cluster
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.process import ProcessCollector
 from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.synapse import SynapseNames
 from replsite.metrics.table import CLUSTER, SYNAPSE
-from replsite.snapshot.jobs import JobFigures, JobsView, QueryFigures
-from replsite.snapshot.readers import WaitingView
-from replsite.snapshot.storage import StorageView, TableView
-from replsite.snapshot.streams import ExpectedRow
-from replsite.snapshot.workers import CountView, SyncingView
 from replsite.status.words import ReaderWord, Severity, Verdict
 from streams.reading.reader_table import NAMED
 from streams.runtime.text import MOST_LABELS

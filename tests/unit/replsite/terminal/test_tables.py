@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replsite.dashboard.page import live_page_data
-from replsite.snapshot.readers import READERS
-from replsite.snapshot.streams import STREAMS
+from replsite.live_rows.readers import READERS
+from replsite.live_rows.streams import STREAMS
 from replsite.terminal.tables import lines_of
 from tests.support.snapshots import NOW, a_holder, a_reader, a_snapshot, a_stream, a_writer
 

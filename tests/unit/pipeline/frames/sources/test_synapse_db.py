@@ -48,7 +48,7 @@ def refusal(path):
 
 
 def test_an_event_is_what_the_rooms_file_says_of_it(file):
-    found = {line.told["event_id"]: parse_row(line.content, line.told) for line in rows(file)}
+    found = {line.given["event_id"]: parse_row(line.content, line.given) for line in rows(file)}
     expected = [parse_line(line) for room in ROOMS for line in event_lines(room)]
     assert len(found) == len(expected)
     for event in expected:
@@ -63,7 +63,7 @@ def test_rows_come_in_the_order_of_the_stream_from_parts_of_bounded_size(file, m
     monkeypatch.setattr(synapse_db, "_BOUNDS", synapse_db._BOUNDS.replace("50000", "50"))
     found = parts(file)
     assert [part.rows for part in found] == [50, 50, 50, 50, 4] == [len(list(read_rows(part))) for part in found]
-    places = [line.told["stream_ordering"] for part in found for line in read_rows(part)]
+    places = [line.given["stream_ordering"] for part in found for line in read_rows(part)]
     assert places == sorted(places) and places[0] < 0
     assert [line.number for line in read_rows(found[1])] == list(range(1, 51))
 
@@ -234,7 +234,7 @@ def test_a_value_of_another_type_breaks_its_own_line_at_most(file, table, column
     for line in found:
         if isinstance(line, Line):
             with suppress(EventRefused):
-                parse_row(line.content, line.told)
+                parse_row(line.content, line.given)
 
 
 def test_nothing_is_written_to_the_database(file):
@@ -274,5 +274,5 @@ def test_a_url_that_may_show_a_piece_of_its_password_is_refused_and_not_repeated
 
 
 def test_told_values_are_plain(file):
-    told = rows(file)[0].told
+    told = rows(file)[0].given
     assert json.loads(json.dumps(told)) == told and isinstance(told["outlier"], bool)

@@ -7,7 +7,7 @@ from django.contrib.admin.utils import quote, unquote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replsite.snapshot.table import number_cell, per_second, quoted_key, rounded, summed
+from replsite.live_rows.cells import number_cell, per_second, quoted_key, rounded, summed
 
 
 @given(st.text())

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
-from replsite.snapshot.readers import ReaderRow
-from replsite.snapshot.streams import WriterRow
+from replsite.live_rows.readers import ReaderRow
+from replsite.live_rows.streams import WriterRow
 from replsite.status.unread import EMPTY, Unread, Window, unread
 from streams.core.declaration import FactTable, StreamDeclaration, quoted
 from streams.core.positions import RETIRED, lowest_unread

@@ -13,7 +13,7 @@ from datetime import datetime
 from shlex import quote
 from typing import Any
 
-from replsite.snapshot.table import (
+from replsite.live_rows.cells import (
     HIDDEN,
     NO_STATUS,
     NOTHING,

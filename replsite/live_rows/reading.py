@@ -1,9 +1,9 @@
 """Reads a snapshot of the site: every stream, writer, reader and job with its present figures and status word.
 
 ``read_snapshot`` reads the database with a bounded number of queries, in one database snapshot. Each row comes from the
-query of its table, gets its figures here, and its status from ``replsite.snapshot.verdicts``. The page, the commands, the
+query of its table, gets its figures here, and its status from ``replsite.live_rows.verdicts``. The page, the commands, the
 metrics and the health checks all show this ``Snapshot`` and make no queries of their own for it. Calls block, so they are
-made from threads only. ``replsite.snapshot.shared`` shares one snapshot among all viewers of a process.
+made from threads only. ``replsite.live_rows.shared`` shares one snapshot among all viewers of a process.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from replsite import installed_apps
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
-from replsite.snapshot.jobs import JobsView, read_jobs
-from replsite.snapshot.lags import NO_LAG, facts_upto, read_lags
-from replsite.snapshot.readers import MOST_PARKED, ReaderRow, ReaderStreamRow, read_readers
-from replsite.snapshot.recorded import RecordedRow, read_recorded
-from replsite.snapshot.snapshot import Snapshot
-from replsite.snapshot.storage import STORAGE_SECONDS, StorageView, read_storage
-from replsite.snapshot.stored_samples import read_samples, warm
-from replsite.snapshot.streams import ExpectedRow, HolderRow, StreamRow, WriterRow, read_writers
-from replsite.snapshot.table import worst_first
-from replsite.snapshot.verdicts import (
+from replsite.live_rows.cells import worst_first
+from replsite.live_rows.jobs import JobsView, read_jobs
+from replsite.live_rows.lags import NO_LAG, facts_upto, read_lags
+from replsite.live_rows.readers import MOST_PARKED, ReaderRow, ReaderStreamRow, read_readers
+from replsite.live_rows.recorded import RecordedRow, read_recorded
+from replsite.live_rows.snapshot import Snapshot
+from replsite.live_rows.storage import STORAGE_SECONDS, StorageView, read_storage
+from replsite.live_rows.stored_samples import read_samples, warm
+from replsite.live_rows.streams import ExpectedRow, HolderRow, StreamRow, WriterRow, read_writers
+from replsite.live_rows.verdicts import (
     Limits,
     disk_verdict,
     expected_verdict,
@@ -40,7 +40,7 @@ from replsite.snapshot.verdicts import (
     worst,
     writer_verdict,
 )
-from replsite.snapshot.workers import read_workers
+from replsite.live_rows.workers import read_workers
 from replsite.status.expected_writers import expected_writers
 from replsite.status.series import Series
 from replsite.status.trends import History, Motion, Sample

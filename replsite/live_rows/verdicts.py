@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from shlex import quote
 
+from replsite.live_rows.jobs import JobRow
+from replsite.live_rows.readers import ReaderRow, ReaderStreamRow
+from replsite.live_rows.recorded import RecordedRow
+from replsite.live_rows.streams import ExpectedRow, HolderRow, WriterRow
 from replsite.site_settings import SiteSettings
-from replsite.snapshot.jobs import JobRow
-from replsite.snapshot.readers import ReaderRow, ReaderStreamRow
-from replsite.snapshot.recorded import RecordedRow
-from replsite.snapshot.streams import ExpectedRow, HolderRow, WriterRow
 from replsite.status.words import (
     ExpectedWord,
     Health,

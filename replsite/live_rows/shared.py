@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from replsite.snapshot.reading import read_current_snapshot
-from replsite.snapshot.snapshot import Snapshot
+from replsite.live_rows.reading import read_current_snapshot
+from replsite.live_rows.snapshot import Snapshot
 from replsite.status.trends import History
 
 #: The age up to which a snapshot is returned again.

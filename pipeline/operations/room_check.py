@@ -17,7 +17,7 @@ from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, RoomReport
 from events.integrity.repair import check_room
 from pipeline.maintenance.room_tasks import MASTER
-from pipeline.operations.resync import Resync, compare_rooms
+from pipeline.operations.resync_and_room_mend import Resync, compare_rooms
 from streams.conf import stream_settings
 from streams.jobs.command import CommandLine, command_line
 from streams.jobs.run import run_job
@@ -54,7 +54,7 @@ class CheckRoom(CommandLine):
             raise CommandError("Name rooms, or give --all.", returncode=2)
         unknown, is_clean = list[str](), True
 
-        def tell(room_id: str, report: RoomReport | None) -> None:
+        def report_room(room_id: str, report: RoomReport | None) -> None:
             nonlocal is_clean
             if report is None:
                 unknown.append(room_id)
@@ -67,11 +67,11 @@ class CheckRoom(CommandLine):
                     write(line)
 
         if len(rooms) == 1 and options["master"] is None:
-            tell(rooms[0], check_room(rooms[0], using) if can_be_stored(rooms[0]) else None)
+            report_room(rooms[0], check_room(rooms[0], using) if can_be_stored(rooms[0]) else None)
         else:
             arguments = {"what": EVERYTHING, "rooms": rooms or None, "dry_run": True, "master": options["master"]}
             stream: Any = command.stderr  # used like a file
-            summary = run_job(Resync.name, arguments, stream=stream, work=lambda run: compare_rooms(run, tell))
+            summary = run_job(Resync.name, arguments, stream=stream, work=lambda run: compare_rooms(run, report_room))
             if not options["json"]:
                 write(
                     f"{summary['rooms']} rooms, {summary['events']} events: {summary['rooms_wrong']} rooms differ, "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from replsite.snapshot.table import (
+from replsite.live_rows.cells import (
     HIDDEN,
     NO_STATUS,
     NOTHING,

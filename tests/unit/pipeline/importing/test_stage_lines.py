@@ -6,7 +6,7 @@ import json
 
 from pipeline.frames.parse_lines import LineRules, parse_lines
 from pipeline.frames.sources.parts import BrokenLine, Line
-from pipeline.importing.parse_lines import StoredVersions
+from pipeline.importing.stage_lines import StoredVersions
 from pipeline.importing.staging_tables import STAGED_EVENTS, table_name
 from tests.support.room_data import event_lines, stored_events
 

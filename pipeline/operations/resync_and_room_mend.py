@@ -39,9 +39,9 @@ from streams.jobs.operation import Operation, Words, operation
 from streams.maintenance import check as inspection
 from streams.maintenance.table_sequences import inspect_tables, repair_tables
 
-__all__ = ["OF_ROOMS", "WHAT", "Resync", "compare_rooms", "resync_caches"]
+__all__ = ["OF_ROOMS", "RESYNCED", "Resync", "compare_rooms", "resync_caches"]
 
-WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches")
+RESYNCED = (*SUBJECTS, EVERYTHING, "positions", "caches")
 OF_ROOMS = (*SUBJECTS, EVERYTHING)
 """The subjects that are compared room by room. If there are many events, Spark compares the rooms."""
 _MENDS = {
@@ -57,21 +57,21 @@ _MOST_LISTED = 100
 
 def _room_ids(_: str, value: Any) -> list[str]:
     rooms: list[str] = ROOMS.value({ROOMS.name: value})
-    if unusable := [one for one in rooms if not can_be_stored(one)]:
+    if unusable := [room for room in rooms if not can_be_stored(room)]:
         raise UnusableArguments(f"{unusable[0]!r:.300} is no room ID: no column can hold it.")
     return rooms
 
 
-def _words(words: str, what: str) -> Words:
-    without = set() if what in OF_ROOMS else {MASTER.name, "resume"}
-    if what == "positions":
+def _words(words: str, subject: str) -> Words:
+    without = set() if subject in OF_ROOMS else {MASTER.name, "resume"}
+    if subject == "positions":
         without |= {ROOMS.name, ALL_ROOMS.name}
     return Words(
         words,
-        f"Compare and mend {_MENDS[what]}. Each room is a transaction of its own, beside writers; what cannot be known is told "
-        "and left. Exit status 1 when something is wrong at the end.",
-        f"{words} --dry-run" + ("" if what == "positions" else " --all"),
-        given={"what": what},
+        f"Compare and mend {_MENDS[subject]}. Each room is a transaction of its own, beside writers; what cannot be known is "
+        "told and left. Exit status 1 when something is wrong at the end.",
+        f"{words} --dry-run" + ("" if subject == "positions" else " --all"),
+        given={"what": subject},
         without=without,
     )
 
@@ -84,7 +84,7 @@ class Resync(Operation):
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
     arguments = (
         Argument(
-            "what", Type.CHOICE, "what is compared, and mended afterwards", typed=None, required=True, choices=WHAT
+            "what", Type.CHOICE, "what is compared, and mended afterwards", typed=None, required=True, choices=RESYNCED
         ),
         replace(ROOMS, check=_room_ids),
         ALL_ROOMS,
@@ -93,29 +93,29 @@ class Resync(Operation):
         dry_run("only compare"),
         JSON,
     )
-    commands = (*(_words(f"resync {what}", what) for what in WHAT), _words("room mend", EVERYTHING))
+    commands = (*(_words(f"resync {subject}", subject) for subject in RESYNCED), _words("room mend", EVERYTHING))
 
     def check_together(self, checked: dict[str, Any]) -> None:
         """Raises ``UnusableArguments`` if a given argument does not apply to the subject.
 
         ``positions`` takes no rooms. Only the subjects in ``OF_ROOMS`` take a Spark master.
         """
-        what = checked["what"]
-        if what == "positions" and checked["rooms"]:
+        subject = checked["what"]
+        if subject == "positions" and checked["rooms"]:
             raise UnusableArguments("Positions are of streams: name no rooms.")
-        if checked["master"] is not None and what not in OF_ROOMS:
-            raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
+        if checked["master"] is not None and subject not in OF_ROOMS:
+            raise UnusableArguments(f"resync {subject} asks the database alone: leave the master out.")
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Compares the stored values and repairs differences, except in a dry run. Returns the summary.
 
         The summary has the numbers of differences before and after the repair, and lists the first differences.
         """
-        what = run.arguments["what"]
-        if what in OF_ROOMS:
+        subject = run.arguments["what"]
+        if subject in OF_ROOMS:
             return compare_rooms(run)
-        work = {"positions": _positions, "caches": _caches}[what]
-        return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
+        work = {"positions": _positions, "caches": _caches}[subject]
+        return {"what": subject, "dry_run": run.arguments["dry_run"], **work(run)}
 
     plan = run
 
@@ -140,23 +140,23 @@ class Resync(Operation):
             raise PipelineError(f"resync {summary['what']}: {summary['left']} differences are left.")
 
 
-Tell = Callable[[str, RoomReport | None], object]
+OnRoom = Callable[[str, RoomReport | None], object]
 
 
-def compare_rooms(run: JobRun, tell: Tell = lambda _room_id, _report: None) -> Mapping[str, Any]:
+def compare_rooms(run: JobRun, on_room: OnRoom = lambda _room_id, _report: None) -> Mapping[str, Any]:
     """Compares the rooms that the job's arguments name. Repairs differences, except in a dry run. Returns the summary.
 
-    ``tell`` is called with the ID of each room and the report from before its repair, or null if there is no such room.
+    ``on_room`` is called with the ID of each room and the report from before its repair, or None if there is no such room.
     """
-    return _Rooms(run, tell).mend()
+    return _Rooms(run, on_room).mend()
 
 
 class _Rooms:
     """One run of the job over its rooms. Counts the rooms, their events and the differences."""
 
-    def __init__(self, run: JobRun, tell: Tell) -> None:
+    def __init__(self, run: JobRun, on_room: OnRoom) -> None:
         self._run = run
-        self._tell = tell
+        self._on_room = on_room
         self._before: Counter[str] = Counter()
         self._after: Counter[str] = Counter()
         self._listed: list[dict[str, Any]] = []
@@ -166,19 +166,19 @@ class _Rooms:
 
     def mend(self) -> Mapping[str, Any]:
         """Compares the rooms and repairs differences, except in a dry run. Returns the summary."""
-        told = self._run.arguments
-        many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
+        given = self._run.arguments
+        many = ManyRooms(self._run, given["what"], mend=not given["dry_run"], master=given["master"])
         self._go_on(many.progress)
-        for answer in many.answers(f"resync {told['what']}", told["rooms"]):
-            self._note(answer)
-            self._tell(answer.room_id, answer.before)
+        for answer in many.answers(f"resync {given['what']}", given["rooms"]):
+            self._add(answer)
+            self._on_room(answer.room_id, answer.before)
             many.progress.add(answer.room_id)  # last, because it may store the counts, which must include this room
         many.progress.forget()
         self._run.store_before(dict(self._before))
         self._run.store_after(dict(self._after))
         return {
-            "what": told["what"],
-            "dry_run": told["dry_run"],
+            "what": given["what"],
+            "dry_run": given["dry_run"],
             "rooms": self._rooms,
             "events": self._events,
             "rooms_wrong": self._wrong,
@@ -210,21 +210,21 @@ class _Rooms:
             "figures": [self._rooms, self._events, self._wrong, self._doubtful],
         }
 
-    def _note(self, answer: RoomAnswer) -> None:
-        what, before, after = self._run.arguments["what"], answer.before, answer.after
+    def _add(self, answer: RoomAnswer) -> None:
+        subject, before, after = self._run.arguments["what"], answer.before, answer.after
         if before is None or after is None:
             self._unknown += [answer.room_id]
             return
         self._rooms += 1
         self._events += before.events
-        self._wrong += before.of(what) > 0
+        self._wrong += before.of(subject) > 0
         self._doubtful += after.doubtful
         for totals, report in ((self._before, before), (self._after, after)):
             totals.update(
-                {table: count for (found, table), count in report.totals.items() if includes_subject(what, found)}
+                {table: count for (found, table), count in report.totals.items() if includes_subject(subject, found)}
             )
         for difference in before.differences:
-            if includes_subject(what, difference.subject) and len(self._listed) < _MOST_LISTED:
+            if includes_subject(subject, difference.subject) and len(self._listed) < _MOST_LISTED:
                 self._listed.append({"room_id": answer.room_id, **difference.as_json()})
 
 

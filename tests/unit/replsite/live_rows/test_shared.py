@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import OperationalError
 
-from replsite.snapshot.shared import SharedSnapshot
+from replsite.live_rows.shared import SharedSnapshot
 from tests.support.snapshots import a_snapshot
 from tests.support.waiting import DEADLINE_SECONDS
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from replsite.snapshot.table import Column, Group, Table, moment_cell, text_cell
+from replsite.live_rows.cells import Column, Group, Table, moment_cell, text_cell
 from replsite.status.words import Severity, Verdict
 from streams.runtime.amounts import count
 from streams.runtime.moments import bounded

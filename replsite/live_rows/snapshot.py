@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from replsite.snapshot.jobs import JobsView
-from replsite.snapshot.readers import ReaderRow
-from replsite.snapshot.storage import StorageView
-from replsite.snapshot.streams import StreamRow
-from replsite.snapshot.workers import WorkersView
+from replsite.live_rows.jobs import JobsView
+from replsite.live_rows.readers import ReaderRow
+from replsite.live_rows.storage import StorageView
+from replsite.live_rows.streams import StreamRow
+from replsite.live_rows.workers import WorkersView
 from replsite.status.words import Health
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from replsite.snapshot.readers import ReaderRow
+from replsite.live_rows.readers import ReaderRow
 from replsite.status.series import STEP_SECONDS
 from replsite.status.trends import History
 from streams.runtime.text import plain_label

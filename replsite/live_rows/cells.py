@@ -1,6 +1,6 @@
 """What all tables that an operator sees have in common (pure): rows, columns, cells, and the formats of figures in cells.
 
-One query fills a row, ``replsite.snapshot.reading`` completes it, and ``replsite.snapshot.verdicts`` has its status. The
+One query fills a row, ``replsite.live_rows.reading`` completes it, and ``replsite.live_rows.verdicts`` has its status. The
 columns of its table make its cells, for the live page and for terminals. A cell is text, or a moment whose age is computed
 where the cell is shown. So a cell changes when something happens, and not merely because time passes. There is no HTML here:
 names that clients choose are plain text until they are rendered.

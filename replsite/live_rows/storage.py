@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from replsite.snapshot.table import (
+from replsite.live_rows.cells import (
     HIDDEN,
     NOTHING,
     Cell,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replsite.dashboard.fragments import render
 from replsite.dashboard.page import live_page_data
-from replsite.snapshot.storage import ROOMS, STORAGE, room_groups, storage_groups
+from replsite.live_rows.storage import ROOMS, STORAGE, room_groups, storage_groups
 from tests.support.snapshots import a_snapshot, ago, some_storage
 
 

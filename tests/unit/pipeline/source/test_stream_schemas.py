@@ -6,7 +6,7 @@ import pytest
 
 from events import declarations as events_catalog
 from events.declarations import BACKFILL, EVENTS
-from pipeline.source.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
+from pipeline.source.stream_schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
 from streams.catalog import declarations as streams_catalog
 from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration

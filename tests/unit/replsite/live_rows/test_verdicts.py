@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from replsite.snapshot.streams import ExpectedRow
-from replsite.snapshot.verdicts import (
+from replsite.live_rows.streams import ExpectedRow
+from replsite.live_rows.verdicts import (
     Limits,
     expected_verdict,
     hold_verdict,

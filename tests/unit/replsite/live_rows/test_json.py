@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from replsite.snapshot.table import as_json
+from replsite.live_rows.cells import as_json
 from replsite.status.words import Health, HealthWord, Problem
 from tests.support.snapshots import STUCK, a_reader, a_snapshot, a_stream, a_writer, ago
 

@@ -136,8 +136,6 @@ def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
 
 
 class _Export:
-    """An export being written."""
-
     def __init__(self, run: JobRun, request: ExportRequest, cursor: Any, snapshot: str) -> None:
         self._run, self._request = run, request
         self._cursor, self._snapshot = cursor, snapshot
@@ -178,14 +176,19 @@ class _Export:
         request, run = self._request, self._run
         where, values = table.conditions(request.rooms, request.since, request.until)
         day = "NULL::integer" if table.day is None else table.day_sql(self._made_at_ms // _DAY_MS)
-        rows, rooms, days, low, high = self._ask(
+        self._cursor.execute(
             f"SELECT count(*), count(DISTINCT {table.room}), count(DISTINCT coalesce({day}, -1)), "
             f"min({table.key}), max({table.key}) FROM {table.source} WHERE {where}",
-            values,
+            values or None,
         )
+        rows, rooms, days, low, high = self._cursor.fetchone()
         columns, query = _selection(table, day)
         pieces = [
-            ExportPiece(self._text(f"{query} WHERE {where} AND {table.key} BETWEEN {first} AND {last}", values))
+            ExportPiece(
+                driver.with_values(
+                    self._cursor, f"{query} WHERE {where} AND {table.key} BETWEEN {first} AND {last}", values or None
+                )
+            )
             for first, last in _ranges(low, high, rows)
         ]
         work = Exporting(driver.dsn(run.using), self._snapshot, columns)
@@ -198,14 +201,13 @@ class _Export:
         done = spark.sparkContext.accumulator(0)
         with run.watch(table.name, rows, "rows", lambda: min(done.value, rows)), spark_steps(run, spark):
             _write(spark, work, pieces, target, done)
-        return _checked(target, 0 if table.day is None else days)
-
-    def _ask(self, query: str, values: Mapping[str, object]) -> Any:
-        self._cursor.execute(query, values or None)
-        return self._cursor.fetchone()
-
-    def _text(self, query: str, values: Mapping[str, object]) -> str:
-        return driver.with_values(self._cursor, query, values or None)
+        found, files, size = _count(target.folder)
+        if found != rows:
+            raise ExportDiffers(
+                f"{table.name}: {found:,} rows were written and the database has {rows:,}; the folder is as it was. "
+                "Export again."
+            )
+        return TableFigures(found, files, size, target.buckets, 0 if table.day is None else days)
 
 
 def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], ...], str]:
@@ -218,24 +220,10 @@ def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], .
     return tuple(columns), f"SELECT {', '.join(selected)} FROM {table.source}"
 
 
-def _checked(target: _Target, days: int) -> TableFigures:
-    """Returns the figures of a written table, as read from its files.
-
-    Raises ``ExportDiffers`` if the files have more or fewer rows than the database.
-    """
-    found, files, size = _count(target.folder)
-    if found != target.rows:
-        raise ExportDiffers(
-            f"{target.table.name}: {found:,} rows were written and the database has {target.rows:,}; the folder is as it was. "
-            "Export again."
-        )
-    return TableFigures(found, files, size, target.buckets, days)
-
-
 def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int, int]]:
     """Divides the integer keys from ``low`` to ``high`` into ranges of equal width. Yields (first key, last key) of each range.
 
-    If the table has no rows, ``low`` and ``high`` are null, and no range is yielded.
+    If the table has no rows, ``low`` and ``high`` are None, and no range is yielded.
     """
     if low is None or high is None:
         return
@@ -260,6 +248,7 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -271,7 +260,8 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
     parts = ["room_bucket", *(["day"] if target.table.day is not None else [])]
     tasks = max(1, min(-(-target.rows // _ROWS_PER_TASK), _MOST_TASKS))
     try:
-        found = spark.range(0, len(pieces), 1, max(len(pieces), 1)).mapInArrow(read, _spark_schema(work))
+        schema = from_arrow_schema(arrow_schema(work.columns))
+        found = spark.range(0, len(pieces), 1, max(len(pieces), 1)).mapInArrow(read, schema)
         found = found.withColumn("room_bucket", f.expr(f"CAST(pmod(crc32(room_id), {target.buckets}) AS int)"))
         (
             found.repartition(tasks, *parts)
@@ -294,12 +284,6 @@ def _why(text: str) -> str:
     """
     found = _IO_ERROR.findall(text)
     return found[-1][:1000] if found else error_summary(text)
-
-
-def _spark_schema(work: Exporting) -> Any:
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
-
-    return from_arrow_schema(arrow_schema(work.columns))
 
 
 def _count(folder: Path) -> tuple[int, int, int]:

@@ -27,7 +27,7 @@ __all__ = [
     "chosen_columns",
     "declaration_of",
     "fact_columns",
-    "own_declarations",
+    "site_declarations",
     "spark_schema",
 ]
 
@@ -65,7 +65,7 @@ _SPARK_TYPES = {
 }
 
 
-def own_declarations() -> dict[str, StreamDeclaration]:
+def site_declarations() -> dict[str, StreamDeclaration]:
     """Returns the declarations of the streams that classes of the site's own program declare: name -> declaration.
 
     Without Django, the result is empty.
@@ -77,16 +77,16 @@ def own_declarations() -> dict[str, StreamDeclaration]:
     }
 
 
-def declaration_of(stream: str, own: Mapping[str, StreamDeclaration] | None = None) -> StreamDeclaration:
+def declaration_of(stream: str, site_streams: Mapping[str, StreamDeclaration] | None = None) -> StreamDeclaration:
     """Returns the declaration of a stream. A recorded stream is named ``NAME/stream``.
 
-    ``own`` has more declarations by the name of the stream (``own_declarations``). If there is no such stream, raises
+    ``site_streams`` has more declarations by the name of the stream (``site_declarations``). If there is no such stream, raises
     ``ValueError``, which lists the known names.
     """
     if is_recorded(stream):
         return recorded_declaration(stream)
     known = {declared.name: declared for declared in (*events_catalog.declarations(), *streams_catalog.declarations())}
-    known |= own or {}
+    known |= site_streams or {}
     if stream not in known:
         raise ValueError(
             f"there is no stream {stream!r}; known streams: {', '.join(known)}. For a stream of your own, load Django "
@@ -152,7 +152,7 @@ def chosen_columns(declaration: StreamDeclaration, schema: StructType) -> tuple[
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if known.get(field.name) != kind:
-            shown = ", ".join(f"{name} {own}" for name, own in known.items())
+            shown = ", ".join(f"{name} {type_}" for name, type_ in known.items())
             raise ValueError(f"stream {declaration.name} has no column {field.name} {kind}; it has {shown}")
     return tuple(field.name for field in schema.fields)
 

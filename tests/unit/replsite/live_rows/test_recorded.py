@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from replsite.live_rows.reading import recorded_streams
+from replsite.live_rows.recorded import RecordedRow
+from replsite.live_rows.verdicts import Limits, recording_verdict
 from replsite.metrics.cluster import families
-from replsite.snapshot.reading import recorded_streams
-from replsite.snapshot.recorded import RecordedRow
-from replsite.snapshot.verdicts import Limits, recording_verdict
 from replsite.status.words import Severity
 from tests.support.snapshots import NOW, a_snapshot, ago
 
