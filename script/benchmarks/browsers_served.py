@@ -8,6 +8,7 @@ from django.urls import path
 
 settings.ROOT_URLCONF = __name__
 settings.MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]  # which sets Content-Length
+settings.REPLSITE_BROWSER_ANSWER_SECONDS = 3_600.0  # none ends within a round, however busy the machine is
 application = get_asgi_application()
 
 from streams import durable, registry, stream_view  # noqa: E402 - after Django's set-up

@@ -230,7 +230,7 @@ def test_the_browsers_own_event_source_goes_on_by_itself(site, new_page):
 
 
 @needs_npm
-@pytest.mark.parametrize("restarts", [2, pytest.param(100, marks=pytest.mark.scenario)])
+@pytest.mark.parametrize("restarts", [2, pytest.param(100, marks=[pytest.mark.scenario, pytest.mark.timeout(1_800)])])
 def test_the_published_client_misses_nothing_through_restarts(site, new_page, restarts):
     """By server-sent events as the page has it, and by long polls beside it."""
     page = new_page()
