@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.db import DatabaseError
+from django.db import Error as DjangoError
 
 from pipeline.errors import DiskFull, SparkFailed
 from streams.db import driver
@@ -22,7 +22,7 @@ def disk_full() -> Iterator[None]:
     """Raises ``DiskFull`` if an error of the block was caused by a full disk. Other errors pass unchanged."""
     try:
         yield
-    except (DatabaseError, driver.DatabaseError, SparkFailed, OSError) as error:
+    except (DjangoError, driver.DatabaseError, SparkFailed, OSError) as error:
         if not _is_full(error):
             raise
         raise DiskFull(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import Error as DjangoDatabaseError
+from django.db import Error as DjangoError
 from django.db import transaction
 
 from pipeline.live.ledger import BatchOffsets, Vectors, hold_ledger, set_ledger
@@ -89,7 +89,7 @@ class NamedTable:
         errors: dict[str, BaseException] = {}
         try:
             yield
-        except (DatabaseError, DjangoDatabaseError):
+        except (DatabaseError, DjangoError):
             raise
         except Exception as error:
             errors = dict.fromkeys(self.streams, error)

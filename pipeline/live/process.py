@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error as DjangoDatabaseError
+from django.db import Error as DjangoError
 from django.db import connections
 
 from pipeline.conf import pipeline_settings
@@ -47,7 +47,7 @@ _ATTEMPTS = 5
 _WELL_SECONDS = 30.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 10.0
 _TRIGGER = {"processingTime": "300 milliseconds"}
-_LOST = (DatabaseError, DjangoDatabaseError)
+_LOST = (DatabaseError, DjangoError)
 
 
 @dataclass(frozen=True, slots=True)

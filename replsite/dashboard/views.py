@@ -11,7 +11,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db import Error as DatabaseError
+from django.db import Error as DjangoError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -109,7 +109,7 @@ def live_data(request: HttpRequest) -> HttpResponse:
         if not admin.site.has_permission(request):
             return JsonResponse({"error": "Log in as staff."}, status=403)
         answer = _ANSWERS.of(rights_of(request.user))
-    except DatabaseError as error:
+    except DjangoError as error:
         return away_response(request, error)
     is_packed = "gzip" in request.headers.get("Accept-Encoding", "")
     content = answer.packed if is_packed else gzip.decompress(answer.packed)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import Error as DjangoDatabaseError
+from django.db import Error as DjangoError
 from django.db import connections
 
 from replsite.history.retention import CHANGES_KEPT, CHANGES_KEPT_DAYS, SPANS
@@ -170,7 +170,7 @@ class Sampler:
             # The process that holds the lock has recorded an outage, whether it is this one or another.
             self._away_since = self._restarted_at = None
             self._paused.ends()
-        except (DjangoDatabaseError, driver.DatabaseError) as error:
+        except (DjangoError, driver.DatabaseError) as error:
             self._paused.begins(error)
             self._close()
             if self._away_since is None and self._is_away():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from django.db import Error as DatabaseError
+from django.db import Error as DjangoError
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -56,7 +56,7 @@ class SnapshotCollector(Collector):
         started = time.monotonic()
         try:
             snapshot = self._get()
-        except DatabaseError as error:
+        except DjangoError as error:
             self._log_change(str(error).strip())
             yield UP.family([(0,)])
             return

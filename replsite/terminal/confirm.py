@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import DatabaseError as DjangoDatabaseError
+from django.db import Error as DjangoError
 from django.http import Http404
 
 from replsite.operator_actions import ACTIONS, Asked
@@ -39,7 +39,7 @@ def act(
         raise CommandError(str(error), returncode=2) from error
     except StreamError as error:
         raise CommandError(str(error), returncode=1) from error
-    except (driver.DatabaseError, DjangoDatabaseError) as error:
+    except (driver.DatabaseError, DjangoError) as error:
         raise CommandError(driver.explain(error), returncode=1) from error
 
 

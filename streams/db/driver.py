@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError as DjangoDatabaseError
+from django.db import Error as DjangoError
 from django.db import InterfaceError as DjangoInterfaceError
 from django.db import OperationalError as DjangoOperationalError
 from django.db import connections
@@ -371,7 +371,7 @@ def in_transaction(cursor: Any) -> Iterator[None]:
         yield
         cursor.execute("COMMIT")
     except BaseException:
-        with suppress(DatabaseError, DjangoDatabaseError):  # the connection may be gone, and the transaction with it
+        with suppress(DatabaseError, DjangoError):  # the connection may be gone, and the transaction with it
             cursor.execute("ROLLBACK")
         raise
 

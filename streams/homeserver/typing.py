@@ -13,7 +13,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import Error as DjangoError
+from django.db import connections, transaction
 
 from streams import registry
 from streams.catalog.models import Typing
@@ -172,9 +173,9 @@ class _Expiry:
                 cursor.execute(_NEXT)
                 seconds = cursor.fetchone()[0]
             _NOT_EXPIRED.ends()
-        except (DatabaseError, StreamError) as error:
+        except (DjangoError, StreamError) as error:
             _NOT_EXPIRED.begins(error)
-            with suppress(DatabaseError):
+            with suppress(DjangoError):
                 connections.close_all()
             return _RETRY_SECONDS
         if seconds is None:

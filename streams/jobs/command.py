@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import Error as DjangoError
 
 from streams.db import driver
 from streams.errors import SiteError
@@ -52,7 +52,7 @@ def as_command_errors() -> Iterator[None]:
         raise CommandError(str(error), returncode=2) from error
     except SiteError as error:
         raise CommandError(str(error), returncode=1) from error
-    except (DatabaseError, driver.DatabaseError) as error:
+    except (DjangoError, driver.DatabaseError) as error:
         raise CommandError(driver.explain(error), returncode=1) from error
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
-from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
+from django.db import Error as DjangoError
+from django.db import IntegrityError, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
@@ -239,7 +240,7 @@ def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> No
     connections[using].close()  # the cause that ended the lock's connection may have ended this one, too
     # A queued job is not marked: its row stays ``running`` without a lock, so ``requeue_killed`` queues it again.
     if job.queued_at is None:
-        with suppress(DatabaseError, InterfaceError):  # if the database is away, the job will be seen as killed
+        with suppress(DjangoError):  # if the database is away, the job will be seen as killed
             end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
 
 

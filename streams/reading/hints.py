@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError
+from django.db import Error as DjangoError
 
 from streams.db import driver, testcase
 from streams.runtime.logs import get_logger
@@ -124,7 +124,7 @@ class _Hint:
         try:
             with self._connection.cursor() as cursor:
                 hint(cursor)
-        except DatabaseError as error:  # the facts are committed, and will be found
+        except DjangoError as error:  # the facts are committed, and will be found
             log.debug("hint.not_sent", error=str(error).strip())
 
 

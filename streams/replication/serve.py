@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from django.db import Error as DjangoError
 from django.db import connections
-from django.db.utils import Error as DjangoDatabaseError
 
 from streams import epochs
 from streams.browsers import clients
@@ -203,7 +203,7 @@ def _check_database() -> None:
             has_tables = cursor.fetchone()[0]
             if has_tables:
                 epochs.current_epoch(cursor)  # a restored database is noticed before any of its positions is sent
-    except DjangoDatabaseError as error:
+    except DjangoError as error:
         raise _not_usable(error) from error
     finally:
         connections[using].close()

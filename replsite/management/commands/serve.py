@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
+from django.db import Error as DjangoError
 from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
-from django.db.utils import DatabaseError
 
 from replsite.postgres.backend.base import embedded_server
 from streams.conf import stream_settings
@@ -84,7 +84,7 @@ class Command(SiteCommand):
             if not MigrationRecorder(connection).has_table():
                 self.stderr.write("The embedded database is empty: making its tables.", self.style.NOTICE)
                 call_command("migrate", database=using, verbosity=0)
-        except DatabaseError as error:
+        except DjangoError as error:
             raise CommandError(driver.explain(error), returncode=1) from error
         finally:
             connection.close()

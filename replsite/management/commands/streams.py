@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import DatabaseError as DjangoDatabaseError
+from django.db import Error as DjangoError
 from django.db import connections
 
 from replsite.dashboard.page import TABLES, live_page_data
@@ -95,7 +95,7 @@ class Command(SiteCommand):
             return
         try:
             snapshot = self._watch(options) if options["watch"] else self._once(options)
-        except DjangoDatabaseError as error:  # the database is away, or a table is not made yet
+        except DjangoError as error:  # the database is away, or a table is not made yet
             raise CommandError(driver.explain(error), returncode=1) from error
         if snapshot is not None and snapshot.health.word == HealthWord.WRONG:
             sys.exit(1)

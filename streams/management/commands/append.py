@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.db import Error as DjangoError
+from django.db import connections
 
 from streams import load_generator, registry
 from streams.core.names import check_name
@@ -155,7 +156,7 @@ class _Run:
         while True:
             try:
                 generator.append(count)
-            except (DatabaseError, *driver.connection_lost) as error:
+            except (DjangoError, *driver.connection_lost) as error:
                 if not (self.is_patient and _passes(error)) or self._ended.is_set():
                     raise
                 # If COMMIT succeeded on the server and only its answer was lost, the retry appends the batch a second

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError as DjangoDatabaseError
+from django.db import Error as DjangoError
 
 from streams.db import driver
 from streams.errors import StreamError, UnknownReader
@@ -112,4 +112,4 @@ def _beginning(reader: str, stream: str) -> str:
 
 
 def _words(error: Exception) -> str:
-    return driver.explain(error) if isinstance(error, driver.DatabaseError | DjangoDatabaseError) else one_line(error)
+    return driver.explain(error) if isinstance(error, driver.DatabaseError | DjangoError) else one_line(error)

@@ -16,6 +16,7 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.errors import BadCount, ForeignFact
 from streams.holds.look import holders
+from streams.management.commands.append import _Run
 from streams.models import Reader
 from streams.writing import append as appends
 from tests.support.cutting_proxy import Cut, CuttingProxy
@@ -69,6 +70,26 @@ def test_a_session_that_ends_right_after_the_commit_is_no_error_of_the_caller():
         (token,) = stream().append(fact())
     connection.close()
     assert ids() == [token]
+
+
+def test_a_patient_load_goes_on_after_a_session_that_ended_right_after_the_commit():
+    """Its next statement raises ``InterfaceError``, which Django does not count among its ``DatabaseError``."""
+    connection.close()
+    ended: list[int] = []
+
+    def end_once(execute, statement, *rest):
+        found = execute(statement, *rest)
+        if "INSERT INTO" in statement and not ended:
+            ended.append(connection.connection.info.backend_pid)
+            with session() as other:
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", ended)
+        return found
+
+    load = _Run("caches", count=3, batch=1, rate=0, is_patient=True)
+    with connection.execute_wrapper(end_once):
+        load._work(0, threading.Event())
+    assert (load._error, load.done, len(ids())) == (None, 3, 3)
+    assert ended
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
