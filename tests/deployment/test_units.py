@@ -235,5 +235,5 @@ def test_the_pipeline_tells_that_it_is_ready(tmp_path, settings):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         settings.REPLSITE_NOTIFY_SOCKET = str(tmp_path / "notify")
-        Command()._announce_ready()
+        Command().announce_ready("ready pipeline")
         assert manager.recv(100).startswith(b"READY=1\n")
