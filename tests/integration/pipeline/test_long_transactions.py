@@ -1,4 +1,4 @@
-"""Transactions of jobs outlast the limits that the server has for forgotten ones: one second here, ten minutes as shipped."""
+"""Transactions of jobs outlast the limits that the server has for forgotten ones: seconds here, ten minutes as shipped."""
 
 from __future__ import annotations
 
