@@ -15,7 +15,8 @@ from typing import Any
 
 from django.db import InternalError, connections, transaction
 
-from events.room_lock_sql import READ_COMMITTED
+from events.rows import CHANGE_ROOM, READ_COMMITTED, RoomRows, write
+from streams.caches import append_invalidations
 from streams.db import driver
 from streams.errors import InTransaction
 
@@ -56,3 +57,17 @@ def room_transaction(using: str) -> Iterator[None]:
             "The caller's transaction is at an isolation level above READ COMMITTED (repeatable read or serializable), which "
             "hides what others store in the room meanwhile. Call this in a transaction at READ COMMITTED, or outside of any."
         ) from error
+
+
+@contextmanager
+def changing_room(room_id: str, using: str, lock: str = CHANGE_ROOM) -> Iterator[tuple[Any, RoomRows]]:
+    """Locks a room in a ``room_transaction``. Yields a cursor, and rows that are written at the end of the block.
+
+    Facts of ``caches`` come last, because readers of this stream wait for their positions until the transaction ends.
+    """
+    with room_transaction(using), connections[using].cursor() as cursor:
+        cursor.execute(lock, [room_id])
+        rows = RoomRows()
+        yield cursor, rows
+        write(cursor, rows)
+        append_invalidations(rows.stale, using)

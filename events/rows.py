@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cache
 from typing import Any
 
 from events.columns import COLUMNS, INSERT_INTO
+from events.declarations import CACHE_NAME
 from state.groups.deltas import GroupBuilder
-from streams.db.copy_in import copy_in
+from streams.core.invalidation import ROOM_STATE, room_state_keys
+from streams.db.copy_in import copy_rows
 
 SqlStatement = tuple[str, Sequence[Any], bool]
 """(text, values, true if the same text is executed many times)."""
@@ -39,6 +40,8 @@ _TYPES = {
     **dict.fromkeys(
         (
             "id",
+            "prev_group",
+            "chain",
             "state_group",
             "topological_ordering",
             "origin_server_ts",
@@ -52,9 +55,26 @@ _TYPES = {
     **dict.fromkeys(
         ("outlier", "soft_failed", "state_unresolved", "current_state_unresolved", "visibility_unresolved"), "boolean"
     ),
+    "hops": "smallint",
+    "keys": "integer",
+    "rows_to_read": "integer",
+    "received_at": "timestamptz",
+    "censored_at": "timestamptz",
+    "auth_event_ids": "varchar[]",
     "json": "bytea",
 }
-"""Columns by which rows are found, or that change. All others have the type text."""
+"""The types of columns. All others have the type text."""
+#: Comes first in the lock's message. In a transaction at another level that has read something, the server refuses it.
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+#: Makes PostgreSQL use indexes for the rest of the transaction. It plans a prepared statement once, until the next ANALYZE. A
+#: plan that was made for a small table would read the table whole each time, while the table grows.
+BY_INDEX = "SET LOCAL enable_seqscan = off"
+#: Parameter: the room ID.
+LOCK_ROOM = f"{READ_COMMITTED}; SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
+#: In the order of the IDs. Otherwise A could hold room 1 and wait for room 2, while B holds room 2 and waits for room 1.
+LOCK_ROOMS = "SELECT FROM events_room WHERE room_id = ANY(%(rooms)s::text[]) ORDER BY room_id FOR UPDATE"
+#: Locks the room, and has all processes drop what they cached of its content. Parameter: the room ID.
+CHANGE_ROOM = f"{READ_COMMITTED}; UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
 #: Two transactions may create the same room: A inserts the row, and B waits here for the end of A. The first content generation
 #: is the present time. So a room that was deleted and is created again has another generation, and no process uses cached
 #: values of the old room.
@@ -85,7 +105,6 @@ _IF_STORED = {
     "events_timelinegap": "(room_id, stream_ordering) DO NOTHING",
 }
 """Table -> what to do if a row with the same key is stored."""
-_ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 #: Ends ranges. ``greatest`` is needed because, after a purge, a range may begin above the last event that is left.
 _END_RANGES = """
 UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
@@ -139,6 +158,8 @@ class RoomRows:
     """(table, columns) -> rows of a key and the values of the columns."""
     added: dict[Place, list[Sequence[Any]]] = field(default_factory=dict)
     others: list[tuple[str, Sequence[Any]]] = field(default_factory=list)
+    stale: list[tuple[str, list[str] | None]] = field(default_factory=list)
+    """(cache name, keys of a value) that all processes drop, or (cache name, None) for all values of that name."""
 
     def clear(self, room_id: str, *tables: str) -> None:
         self.cleared.update(((table, room_id), None) for table in tables)
@@ -168,6 +189,10 @@ class RoomRows:
         for chain, group, *entry in builder.delta_rows(new):
             self.add("state_stategroupdelta", chains[chain], ids[group], *entry)
 
+    def drop_state(self, room_id: str, users: Iterable[str]) -> None:
+        """Drops what depends on the room's current state, or on the membership of these users."""
+        self.stale += [(ROOM_STATE, keys) for keys in room_state_keys(room_id, users)]
+
     def end_ranges(self, room_id: str, ended: Iterable[tuple[str | None, str, int]]) -> None:
         """Ends open ranges, given as (user, kind, last place)."""
         self.others.append((_END_RANGES, [*map(list, zip(*ended, strict=True)), room_id]))
@@ -192,6 +217,7 @@ class RoomRows:
         for event_id, json in pruned.items():
             self.change("events_eventjson", event_id, json=json)
         self.others.append((_MARK_CENSORED, [list(pruned)]))
+        self.stale += [(CACHE_NAME, [event_id]) for event_id in pruned]
 
     def before_facts(self) -> Iterator[SqlStatement]:
         for table, room_id in self.cleared:
@@ -217,8 +243,8 @@ def write(cursor: Any, rows: RoomRows) -> None:
         cursor.execute(text, values)
     for place, some in rows.in_order():
         if len(some) >= FEWEST_COPIED and place[0] not in _IF_STORED:
-            table, columns = place
-            copy_in(cursor, f"COPY {table} ({', '.join((*COLUMNS[table], *columns))}) FROM STDIN", _copied(some))
+            table, more = place
+            copy_rows(cursor, table, {name: _type(name) for name in (*COLUMNS[table], *more)}, some)
         else:
             for text, values, _ in _inserts(place, some):
                 cursor.execute(text, values)
@@ -233,28 +259,6 @@ def _inserts(place: Place, rows: Sequence[Sequence[Any]]) -> Iterator[SqlStateme
         values = [value for row in part for value in row]
         text = f"{into} VALUES {', '.join([values_of_row] * len(part))}"
         yield f"{text} ON CONFLICT {_IF_STORED[table]}" if table in _IF_STORED else text, values, len(part) == 1
-
-
-def _copied(rows: Sequence[Sequence[Any]]) -> Iterator[bytes]:
-    for first in range(0, len(rows), _MOST_ROWS):
-        lines = ("\t".join(map(_copied_value, row)) for row in rows[first : first + _MOST_ROWS])
-        yield "".join([f"{line}\n" for line in lines]).encode()
-
-
-def _copied_value(value: Any) -> str:
-    # in COPY's text format
-    if isinstance(value, str):
-        return value.translate(_ESCAPED)
-    if value is None:
-        return "\\N"
-    if isinstance(value, bytes):
-        return f"\\\\x{value.hex()}"
-    if isinstance(value, list):
-        entries = ['"' + entry.replace("\\", "\\\\").replace('"', '\\"') + '"' for entry in value]
-        return _copied_value("{" + ",".join(entries) + "}")
-    if isinstance(value, (int, datetime)):
-        return str(value)
-    raise TypeError(f"{type(value)} has no text in COPY's format")
 
 
 def open_gaps(cursor: Any, room_id: str, prevs: Iterable[str]) -> set[str]:

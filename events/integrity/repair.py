@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from events.declarations import CACHE_NAME
 from events.integrity.compare import RoomReport
 from events.integrity.room_mending import Resynced, RoomTransactions, check, resync
-from events.maintenance.restore import invalidate_cached_events
 from events.models import Room
 from events.persist.room_cache import clear_caches
-from streams.caches import invalidate_room_state
+from streams.caches import invalidate, invalidate_room_state
 from streams.db.consistent_read import long_transaction, read_only_snapshot
 
 _ROOMS_AT_ONCE = 1_000
@@ -24,7 +24,7 @@ def _transactions(using: str) -> RoomTransactions:
 
 def _notify(_cursor: Any, room_id: str, users: Sequence[str]) -> None:
     invalidate_room_state(room_id, users)
-    invalidate_cached_events()
+    invalidate(CACHE_NAME)
 
 
 def check_room(room_id: str, using: str = "default") -> RoomReport | None:

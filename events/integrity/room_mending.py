@@ -18,8 +18,7 @@ from events.errors import RangesDisagree
 from events.integrity.compare import Difference, RoomReport, compare, differences, includes_subject
 from events.integrity.expected_rows import Computed, compute, stored_before
 from events.integrity.stored_rows import Mark, read_mark, read_room
-from events.room_lock_sql import CHANGE_ROOM, LOCK_ROOM
-from events.rows import RoomRows, drop_unused_groups, key_of, write
+from events.rows import CHANGE_ROOM, LOCK_ROOM, RoomRows, drop_unused_groups, key_of, write
 from events.visibility.open_ranges import check_open_ranges
 from events.visibility.ranges import replaced_ranges
 from state.group_ids import reserve_group_ids

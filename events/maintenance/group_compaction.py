@@ -23,9 +23,8 @@ from django.db import connections, transaction
 from events.errors import CompressionWentWrong
 from events.maintenance.group_gc import GroupPurge, plan_groups
 from events.maintenance.group_plan import GroupPlan, PlannedRoom, live_groups, needed_groups, plan_room
-from events.room_lock import room_transaction
-from events.room_lock_sql import LOCK_ROOM
-from events.rows import RoomRows, write
+from events.room_lock import changing_room
+from events.rows import LOCK_ROOM, RoomRows, write
 from state.errors import StateError
 from state.groups.compaction import WrittenRows
 from state.store import full_states, reserve_group_ids
@@ -220,14 +219,11 @@ class RoomCompaction:
         """
         olds, news = [old for old, _ in pairs], [new for _, new in pairs]
         names: dict[str, Any] = {"olds": olds, "news": news, "limit": _EVENTS_PER_TRANSACTION}
-        is_compared = False
+        # Before the lock, because reading takes long, and the state of a stored group never changes.
+        with connections[self._using].cursor() as cursor:
+            self._compare(cursor, pairs)
         while True:
-            with room_transaction(self._using), connections[self._using].cursor() as cursor:
-                if not is_compared:
-                    # Before the lock, because reading takes long, and the state of a stored group never changes.
-                    self._compare(cursor, pairs)
-                    is_compared = True
-                cursor.execute(LOCK_ROOM, [self.room_id])
+            with changing_room(self.room_id, self._using, LOCK_ROOM) as (cursor, rows):
                 # No event has the new groups yet, so another job that deletes unneeded groups may have deleted them.
                 cursor.execute(_STORED, [sorted(set(news))])
                 if len(cursor.fetchall()) != len(set(news)):
@@ -236,10 +232,9 @@ class RoomCompaction:
                         "Run compress_state again."
                     )
                 cursor.execute(_MOVING, names)
-                moving, rows = cursor.fetchall(), RoomRows()
+                moving = cursor.fetchall()
                 for event_id, group in moving:
                     rows.change("events_event", event_id, state_group=group)
-                write(cursor, rows)
             self.moved += len(moving)
             yield
             if len(moving) < _EVENTS_PER_TRANSACTION:

@@ -10,15 +10,15 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from events.errors import PurgeWentWrong
 from events.maintenance.group_plan import needed_groups
-from events.room_lock_sql import LOCK_ROOM
+from events.room_lock import changing_room
+from events.rows import LOCK_ROOM
 from state.groups.collection import GroupCollection, Run, plan_collection
 from state.store import StateDigest, state_digest
 
@@ -160,13 +160,13 @@ class GroupPurge:
         """
         gone = self._plan.deleted
         for start in range(0, len(gone), _GROUPS_PER_TRANSACTION):
-            with _locked(self.room_id, self._using) as cursor:
+            with changing_room(self.room_id, self._using, LOCK_ROOM) as (cursor, _):
                 self._delete(cursor, gone[start : start + _GROUPS_PER_TRANSACTION])
             yield self.done
         for run, _ in self._runs:
             before = state_digest(run.witness, self._using)
             for piece in run.pieces(_groups_at_once(before)):
-                with _locked(self.room_id, self._using) as cursor:
+                with changing_room(self.room_id, self._using, LOCK_ROOM) as (cursor, _):
                     merged = self._merge(cursor, piece, before)
                 yield self.done
                 if not merged:
@@ -253,14 +253,6 @@ class GroupPurge:
         cursor.execute(_LOOSE_NOW, {"loose": loose, "chain": run.chain})
         is_needed, stored = cursor.fetchone()
         return bool(is_needed) or stored != len(loose)
-
-
-@contextmanager
-def _locked(room_id: str, using: str) -> Iterator[Any]:
-    """Yields a cursor in a transaction that holds the room's lock."""
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(LOCK_ROOM, [room_id])
-        yield cursor
 
 
 def _groups_at_once(state: StateDigest | None) -> int:

@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import connections
+
 from events.columns import INSERT_INTO
 from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused
 from events.persist.lock_and_read import lock_and_read
 from events.persist.room_batch import RoomBatch
 from events.persist.write_rows import write_rooms
-from events.room_lock_sql import CHANGE_ROOM
-from streams.caches import invalidate, invalidate_room_state
+from events.room_lock import changing_room
+from events.rows import BY_INDEX, CHANGE_ROOM
+from streams.caches import invalidate_room_state
 from streams.conf import stream_settings
 
 POSITION_LIMIT = 2**63
@@ -33,8 +36,6 @@ PURGED = (
 )
 _BEHIND = "(e.topological_ordering, e.stream_ordering) > (%(topological)s, %(stream)s)"
 _IS_THERE_MORE = f"SELECT EXISTS (SELECT FROM events_event e WHERE {PURGED} AND {_BEHIND})"
-#: All conditions have an index. Outdated statistics of a shrinking table may make the planner read it whole instead.
-_USE_INDEXES = "SET LOCAL enable_seqscan = off"
 _DEEPEST_EXTREMITY = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
 """
@@ -153,32 +154,32 @@ def check_forward_extremities(cursor: Any, request: PurgeRequest) -> None:
 
 
 def purge_batch(
-    cursor: Any, request: PurgeRequest, place: tuple[int, int], limit: int, done: HistoryPurged
+    request: PurgeRequest, place: tuple[int, int], limit: int, done: HistoryPurged
 ) -> tuple[int, int] | None:
     """Purges the next events after a place. Returns the place of the last purged event, or null if no event remained.
 
-    A place is the (depth, stream position) of an event. Adds the numbers of purged events to ``done``. The caller opens
-    a transaction for each call. Raises ``PurgeRefused``.
+    A place is the (depth, stream position) of an event. Adds the numbers of purged events to ``done``. Raises
+    ``PurgeRefused``.
     """
     names: Mapping[str, Any] = {**request.names, "topological": place[0], "stream": place[1], "limit": limit}
     # Asked without the lock, so the last call of a purge neither locks the room nor raises its content generation.
-    cursor.execute(_IS_THERE_MORE, names)
-    if not cursor.fetchone()[0]:
+    with connections[request.using].cursor() as cursor:
+        cursor.execute(_IS_THERE_MORE, names)
+        if not cursor.fetchone()[0]:
+            check_forward_extremities(cursor, request)
+            return None
+    # All conditions have an index. Outdated statistics of a shrinking table may make the planner read it whole instead.
+    with changing_room(request.room_id, request.using, f"{CHANGE_ROOM}; {BY_INDEX}") as (cursor, rows):
+        # under the lock: the forward extremities may be others than at the caller's check
         check_forward_extremities(cursor, request)
-        return None
-    cursor.execute(f"{CHANGE_ROOM}; {_USE_INDEXES}", [request.room_id])
-    check_forward_extremities(
-        cursor, request
-    )  # under the lock: the forward extremities may be others than at the caller's check
-    cursor.execute(_PURGE, names)
-    found = cursor.fetchone()
-    if found is None:
-        return None
-    deleted, outliers, extremities, freed, *last = found
-    if extremities or freed:  # the set of forward extremities may have changed
-        recompute_current_state(cursor, request.room_id, request.using, freed)
-    # Late in the transaction: readers wait for this position until the transaction ends.
-    invalidate(CACHE_NAME)
+        cursor.execute(_PURGE, names)
+        found = cursor.fetchone()
+        if found is None:
+            return None
+        deleted, outliers, extremities, freed, *last = found
+        if extremities or freed:  # the set of forward extremities may have changed
+            recompute_current_state(cursor, request.room_id, request.using, freed)
+        rows.stale.append((CACHE_NAME, None))
     done.deleted += deleted
     done.became_outliers += outliers
     done.extremities += extremities

@@ -16,14 +16,15 @@ meanwhile (``events.maintenance.purge_lock``).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
-from django.db import connections
+from django.db import IntegrityError, transaction
 
 from events.columns import COLUMNS
 from events.declarations import CACHE_NAME
@@ -34,33 +35,28 @@ from events.format.strict_json import decode_event
 from events.maintenance.purge_batch import recompute_current_state
 from events.models import Event, EventVisibility
 from events.persist.state_changes import users_of
-from events.room_lock_sql import BY_INDEX, CHANGE_ROOM
-from events.rows import MAKE_ROOMS, RoomRows, open_gaps, write
+from events.room_lock import changing_room
+from events.rows import BY_INDEX, CHANGE_ROOM, MAKE_ROOMS, RoomRows, open_gaps, write
 from events.stored_states import StoredStates
 from events.visibility.rebuild import rebuild_visibility
 from state.rules.auth_rules import AuthRules
 from state.rules.room_versions import room_version
-from streams.caches import invalidate, invalidate_room_state
 from streams.holds.hold import CHANGE_FACTS
 
 Archived = Mapping[str, Any]
 """A row of an archive: column -> value."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_VALUES = {table: itemgetter(*columns) for table, columns in COLUMNS.items()}
 _STORED = """
 SELECT event_id, stream_ordering, outlier, room_id FROM events_event WHERE event_id = ANY(%s::text[])
 UNION SELECT event_id, stream_ordering, outlier, room_id FROM events_event WHERE stream_ordering = ANY(%s::bigint[])
 """
-_MISSING = "SELECT event_id FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
+_MISSING = "SELECT event_id FROM events_backwardextremity WHERE room_id = %s"
 #: Timeline gaps that are none any more: at events of which no prev event is missing, and all prev events came first. If a
 #: prev event came later or by backfill, the gap stays: clients that have synced across it still have to ask for that
 #: prev event.
 _CLOSED_GAPS = """
-SELECT gap.room_id, gap.stream_ordering FROM events_timelinegap gap JOIN (
-    SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = ANY(%(graph)s::text[]) AND e.room_id = %(room)s
-    UNION
-    SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%(restored)s::text[])
-) AS above USING (stream_ordering)
+SELECT gap.room_id, gap.stream_ordering FROM events_timelinegap gap JOIN events_event above USING (stream_ordering)
 WHERE gap.room_id = %(room)s AND NOT EXISTS (
     SELECT FROM events_eventedge edge LEFT JOIN events_event e ON e.event_id = edge.prev_event_id AND e.room_id = %(room)s
     WHERE edge.event_id = above.event_id
@@ -178,7 +174,7 @@ def _add(rows: RoomRows, table: str, archived: Archived) -> None:
         for name in ("received_us", "censored_us")
         if name in archived
     }
-    rows.add(table, *(archived[name] for name in COLUMNS[table]), **times)
+    rows.add(table, *_VALUES[table](archived), **times)
 
 
 def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: EventsRestored) -> None:
@@ -188,9 +184,7 @@ def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: Event
     except for a ``whole`` room.
     """
     room_id = room.room_id
-    cursor: Any
-    with connections[room.using].cursor() as cursor:
-        cursor.execute(f"{CHANGE_ROOM}; {BY_INDEX}; {CHANGE_FACTS}", [room_id])
+    with changing_room(room_id, room.using, f"{CHANGE_ROOM}; {BY_INDEX}; {CHANGE_FACTS}") as (cursor, changes):
         ids, positions = ([event[name] for event in archived] for name in ("event_id", "stream_ordering"))
         cursor.execute(_STORED, [ids, positions])
         stored = {event_id: columns for event_id, *columns in cursor.fetchall()}
@@ -201,17 +195,25 @@ def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: Event
             for event in archived
             if stored.get(event["event_id"], ())[1:] == [True, room_id] and not event["outlier"]
         ]
-        write(cursor, _event_rows(room, new, placed))
-        restored = {event["event_id"]: event["stream_ordering"] for event in (*new, *placed)}
+        cursor.execute(_MISSING, [room_id])
+        missing = {event_id for (event_id,) in cursor.fetchall()}
+        rows = _event_rows(room, new, placed)
         graph = [event for event in (*new, *placed) if not event["outlier"]]
+        closed = missing.intersection(event["event_id"] for event in graph)
+        rows.remove("events_backwardextremity", *((room_id, event_id) for event_id in closed))
+        try:
+            with transaction.atomic(using=room.using):
+                write(cursor, rows)
+        except IntegrityError:  # damage left rows of events that are not stored
+            write(cursor, _orphans(new))
+            write(cursor, rows)
+        restored = {event["event_id"]: event["stream_ordering"] for event in (*new, *placed)}
         names = {
             "room": room_id,
-            "restored": list(restored),
-            "graph": [event["event_id"] for event in graph],
             "new": [event["event_id"] for event in new],
             "extremities": sorted(restored.keys() & room.extremities),
         }
-        write(cursor, _gap_rows(cursor, room, graph, restored.values()))
+        write(cursor, _gap_rows(cursor, room, graph, missing - closed, restored))
         rows = RoomRows()
         cursor.execute(_CLOSED_GAPS, names)
         rows.remove("events_timelinegap", *cursor.fetchall())
@@ -229,11 +231,11 @@ def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: Event
         if (extremities or cursor.fetchone()[0]) and not room.whole:
             recompute_current_state(cursor, room_id, room.using)
         cursor.execute(_NAME, names)
-    if not room.whole:  # after a whole room, the caller does this once for all batches
-        invalidate_cached_events()
-        states = [(event.type, event.state_key) for event in redacted if event.state_key is not None]
-        if states:
-            invalidate_room_state(room_id, [user for entry in states for user in users_of(*entry)])
+        if not room.whole:  # after a whole room, the caller does this once for all batches
+            changes.stale.append((CACHE_NAME, None))
+            states = [(event.type, event.state_key) for event in redacted if event.state_key is not None]
+            if states:
+                changes.drop_state(room_id, [user for entry in states for user in users_of(*entry)])
     done.restored += len(new)
     done.placed += len(placed)
     done.here += len(archived) - len(restored)
@@ -245,9 +247,6 @@ def _event_rows(room: RestoredRoom, new: Sequence[Archived], placed: Sequence[Ar
     for event in new:
         event_id, group = event["event_id"], room.groups.get(event["state_group"])
         _add(rows, "events_event", {**event, "room_id": room.room_id, "state_group": group})
-        # Rows of an event that is not stored may have been left by damage.
-        rows.remove("events_eventjson", (event_id,))
-        rows.remove("events_eventauth", (event_id,))
         if event["json"] is not None:
             rows.add("events_eventjson", event_id, event["room_version"], event["json"])
         if event["auth_event_ids"] is not None:
@@ -258,10 +257,17 @@ def _event_rows(room: RestoredRoom, new: Sequence[Archived], placed: Sequence[Ar
         rows.change("events_event", event["event_id"], state_group=group, **{name: event[name] for name in names})
     for event in (*new, *placed):
         if not event["outlier"]:
-            rows.remove("events_backwardextremity", (room.room_id, event["event_id"]))
             for edge in _edges(event):
-                rows.remove("events_eventedge", edge)
                 rows.add("events_eventedge", *edge)
+    return rows
+
+
+def _orphans(events: Sequence[Archived]) -> RoomRows:
+    rows = RoomRows()
+    for event in events:
+        rows.remove("events_eventjson", (event["event_id"],))
+        rows.remove("events_eventauth", (event["event_id"],))
+        rows.remove("events_eventedge", *_edges(event))
     return rows
 
 
@@ -269,12 +275,12 @@ def _edges(event: Archived) -> Iterator[tuple[str, str]]:
     return ((event["event_id"], prev) for prev in event["prev_event_ids"] or ())
 
 
-def _gap_rows(cursor: Any, room: RestoredRoom, graph: Sequence[Archived], positions: Iterable[int]) -> RoomRows:
-    prevs = sorted({prev for event in graph for _, prev in _edges(event)})
-    open_gaps(cursor, room.room_id, prevs)
-    cursor.execute(_MISSING, [room.room_id, prevs])
-    missing = {event_id for (event_id,) in cursor.fetchall()}
-    gaps = {position: room.gaps[position] for position in positions if position in room.gaps}
+def _gap_rows(
+    cursor: Any, room: RestoredRoom, graph: Sequence[Archived], missing: Set[str], restored: Mapping[str, int]
+) -> RoomRows:
+    prevs = {prev for event in graph for _, prev in _edges(event)}.difference(event["event_id"] for event in graph)
+    missing = missing | open_gaps(cursor, room.room_id, prevs - missing)
+    gaps = {position: room.gaps[position] for position in restored.values() if position in room.gaps}
     for event in graph:
         if event["stream_ordering"] > 0 and not missing.isdisjoint(event["prev_event_ids"] or ()):
             gaps[event["stream_ordering"]] = event["instance_name"]
@@ -318,15 +324,6 @@ def _is_text(json: bytes) -> bool:
 def _escaped(content: bytes) -> bytes:
     # as PostgreSQL shows bytes in its escape format
     return re.sub(rb"[\0\x80-\xff]", lambda byte: b"\\%03o" % ord(byte[0]), content.replace(b"\\", b"\\\\"))
-
-
-def invalidate_cached_events() -> None:
-    """Appends a fact to the stream ``caches`` that makes other processes drop their cached events.
-
-    Call it late in a transaction. The fact's position is reserved until the transaction ends, and readers cannot pass a
-    reserved position.
-    """
-    invalidate(CACHE_NAME)
 
 
 def _check_positions(archived: Sequence[Archived], stored: Mapping[str, Sequence[Any]]) -> None:

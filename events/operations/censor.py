@@ -18,18 +18,15 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
-from events.declarations import CACHE_NAME
 from events.errors import EventRefused, NotCanonical
 from events.format.canonical_json import encode
 from events.format.parsing import parse_event
 from events.format.redaction import prune
 from events.format.strict_json import decode_event
-from events.room_lock_sql import CHANGE_ROOM
-from events.rows import RoomRows, write
+from events.room_lock import changing_room
 from state.rules.room_versions import room_version
-from streams.caches import invalidate
 from streams.conf import stream_settings
 from streams.jobs.arguments import Argument, Type, dry_run
 from streams.jobs.job_run import JobRun
@@ -163,16 +160,12 @@ def _next(age: timedelta, place: tuple[str, int], limit: int, using: str) -> lis
 
 def _censor_room(room_id: str, event_ids: Sequence[str], using: str) -> tuple[int, list[str]]:
     """Censors events of one room in one transaction. Returns (number of censored events, IDs of events that failed)."""
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(CHANGE_ROOM, [room_id])
+    with changing_room(room_id, using) as (cursor, rows):
         # The events were found without the lock, so the query asks again which of them are redacted and not censored.
         cursor.execute(_TEXTS, [list(event_ids)])
         pruned, failed = _pruned(cursor.fetchall())
         if pruned:
-            rows = RoomRows()
             rows.censor(pruned)
-            write(cursor, rows)
-            invalidate(CACHE_NAME, *([event_id] for event_id in pruned))
     return len(pruned), failed
 
 

@@ -36,7 +36,6 @@ from events.maintenance.purge_batch import (
 )
 from events.maintenance.purge_lock import purge_lock
 from events.maintenance.room_arguments import ROOM
-from events.room_lock import room_transaction
 from streams.db.consistent_read import read_only_snapshot
 from streams.jobs.arguments import JSON, YES, Argument, Type, dry_run
 from streams.jobs.job_run import JobRun
@@ -307,8 +306,7 @@ def purge_events(request: PurgeRequest) -> Iterator[HistoryPurged]:
     """
     done, place = HistoryPurged(), LOWEST
     while True:
-        with room_transaction(request.using), connections[request.using].cursor() as cursor:
-            found = purge_batch(cursor, request, place, _EVENTS_PER_TRANSACTION, done)
+        found = purge_batch(request, place, _EVENTS_PER_TRANSACTION, done)
         if found is None:
             return
         place = found

@@ -30,9 +30,8 @@ from events.maintenance.purge_lock import purge_lock
 from events.maintenance.room_arguments import ROOM
 from events.models.purged_rooms import PurgedRoom
 from events.operations.purge_history import deleted_words, room_figures, table_lines
-from events.room_lock_sql import LOCK_ROOM
-from events.rows import RoomRows, write
-from streams.caches import invalidate, invalidate_room_state
+from events.room_lock import changing_room
+from events.rows import BY_INDEX, LOCK_ROOM
 from streams.conf import stream_settings
 from streams.db.consistent_read import read_only_snapshot
 from streams.holds.hold import CHANGE_FACTS
@@ -69,7 +68,6 @@ _AT_ONCE = (
     "events_forwardextremity", "events_backwardextremity", "events_timelinegap", "events_currentstate",
     "events_eventvisibility", "events_room",
 )  # fmt: skip
-_USE_INDEXES = "SET LOCAL enable_seqscan = off"
 _EVENTS = """
 WITH next AS MATERIALIZED (
     SELECT event_id, stream_ordering FROM events_event
@@ -252,9 +250,8 @@ class RoomPurge:
         while users of this server are joined, unless ``force`` is true. Appends facts, so this process becomes a writer
         of the stream ``caches``.
         """
-        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
-            # A writer that holds this lock commits first. One that waits for it finds no room afterwards.
-            cursor.execute(LOCK_ROOM, [self.room_id])
+        # A writer that holds this lock commits first. One that waits for it finds no room afterwards.
+        with changing_room(self.room_id, self._using, LOCK_ROOM) as (cursor, rows):
             if not self._is_here():  # a stopped run has committed this transaction
                 PurgedRoom.objects.using(self._using).filter(pk=self.room_id).update(blocked=block)
                 return
@@ -272,11 +269,9 @@ class RoomPurge:
             PurgedRoom.objects.using(self._using).update_or_create(pk=self.room_id, defaults=new)
             cursor.execute(_MEMBERS, [self.room_id])
             users = [user for (user,) in cursor.fetchall()]
-            rows = RoomRows()
             rows.clear(self.room_id, *_AT_ONCE)
-            write(cursor, rows)
-            invalidate(CACHE_NAME)
-            invalidate_room_state(self.room_id, users)
+            rows.stale.append((CACHE_NAME, None))
+            rows.drop_state(self.room_id, users)
 
     def carry_out(self) -> Iterator[RoomPurged]:
         """Deletes the rows of the room that the first transaction did not delete. Yields the progress after every transaction."""
@@ -294,7 +289,7 @@ class RoomPurge:
 
     def _step(self, statement: str, names: Mapping[str, Any]) -> Any:
         with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
-            cursor.execute(_USE_INDEXES)
+            cursor.execute(BY_INDEX)
             cursor.execute(statement, names)
             return cursor.fetchone()
 

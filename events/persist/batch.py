@@ -37,7 +37,7 @@ from events.room_lock import begins_transaction, room_transaction
 from events.rows import RoomRows, write
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
-from streams.caches import invalidate, invalidate_room_states
+from streams.caches import append_invalidations
 from streams.conf import stream_settings
 
 __all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist", "with_state"]
@@ -489,14 +489,12 @@ def _rewrite_json(events: Sequence[ParsedEvent], using: str) -> None:
     rows = RoomRows()
     for event in events:
         rows.change("events_eventjson", event.event_id, json=event.json, room_version=event.room_version)
+        rows.stale.append((CACHE_NAME, [event.event_id]))
+        if event.state_key is not None:  # it may be an entry of the current state
+            rows.drop_state(event.room_id, users_of(event.type, event.state_key))
     with connections[using].cursor() as cursor:
         write(cursor, rows)
-    invalidate(CACHE_NAME, *([event.event_id] for event in events))
-    states = [event for event in events if event.state_key is not None]
-    if states:  # they may be entries of the current state
-        invalidate_room_states(
-            ((event.room_id, users_of(event.type, event.state_key or "")) for event in states), using
-        )
+    append_invalidations(rows.stale, using)
 
 
 def _events_to_process(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _ToProcess:

@@ -15,12 +15,9 @@ from events.format.parsing import ParsedEvent
 from events.models import Room
 from events.room.state_assignment import is_create
 from events.room.verification import proves_version
-from events.room_lock_sql import BY_INDEX, READ_COMMITTED
-from events.rows import CORRECT_VERSIONS, MAKE_ROOMS
+from events.rows import BY_INDEX, CORRECT_VERSIONS, LOCK_ROOMS, MAKE_ROOMS, READ_COMMITTED
 from streams.db.driver import Statement, send_together
 
-#: In the order of the IDs. Otherwise A could hold room 1 and wait for room 2, while B holds room 2 and waits for room 1.
-_LOCK_ROOMS = "SELECT FROM events_room WHERE room_id = ANY(%(rooms)s::text[]) ORDER BY room_id FOR UPDATE"
 _ROOM_COLUMNS = (
     "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
     "content_generation",
@@ -149,7 +146,7 @@ def lock_and_read(
     setup = [Statement(text, values, again=False) for text in (READ_COMMITTED, *([BY_INDEX] if by_index else []))]
     creation = [Statement(MAKE_ROOMS, values)] if new_rooms else []
     correction = [Statement(CORRECT_VERSIONS, values)] if proven else []
-    lock = Statement(_LOCK_ROOMS, values)
+    lock = Statement(LOCK_ROOMS, values)
     # The lock and the reading are two statements, each with its own snapshot (READ COMMITTED). A holds the lock and commits, B
     # gets the lock and takes the snapshot of its reading after that. In one statement B would miss what A committed.
     found = send_together(connections[using], [*setup, *creation, lock, *correction, Statement(_READ, values)])

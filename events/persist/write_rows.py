@@ -28,7 +28,7 @@ from events.rows import RoomRows, open_gaps, write
 from events.visibility.rebuild import rebuild_visibility
 from state.store import reserve_group_ids
 from streams import registry
-from streams.caches import invalidate_room_states
+from streams.caches import append_invalidations
 from streams.db.driver import Statement, send_together
 from streams.facts import Fact
 from streams.writing.append import append_facts
@@ -81,15 +81,10 @@ def write_rooms(
     writers = [_RoomWriter(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
     for room_writer in writers:
         room_writer.collect(stored_outliers)
-    # Computed before the rows are sent, because some of these users are read from the stored current state.
-    changed = [
-        (room_writer.room_id, users) for room_writer in writers if (users := room_writer.changed_members()) is not None
-    ]
     writing.send(writer, using)
     for room_writer in writers:
         room_writer.finish(using)
-    if changed:  # last, because readers of the stream ``caches`` wait for this position until the transaction ends
-        invalidate_room_states(changed, using)
+    append_invalidations(writing.rows.stale, using)
     return positions
 
 
@@ -118,14 +113,12 @@ def _write_lone(
     writing = _Writing()
     writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
     writer.collect(stored_outliers)
-    users = writer.changed_members()  # of a redaction, as other state changes need more positions
     # The message is sent under the room's lock, so no other transaction stores an event in this room between the reservation and
     # the commit.
     (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
     positions[changes.events[0].event_id] = position
     writer.finish(using)
-    if users is not None:
-        invalidate_room_states([(writer.room_id, users)], using)
+    append_invalidations(writing.rows.stale, using)
     return positions
 
 
@@ -224,17 +217,19 @@ class _RoomWriter:
             rows.unflag_redacted(changes.filled.rejected)
         if changes.redacted:
             rows.flag_redacted(changes.redacted)
+        if (users := self._changed_members()) is not None:
+            rows.drop_state(self.room_id, users)
         self._room_row()
 
     @property
     def room_id(self) -> str:
         return self._room.room_id
 
-    def changed_members(self) -> list[str] | None:
+    def _changed_members(self) -> list[str] | None:
         """Returns the users whose membership in the current state changes, or None if that state does not change.
 
         Every process that keeps what depends on the state, and every worker of version 1.43, reads the row of
-        ``caches`` that is written with each change. Must be called before the rows are written.
+        ``caches`` that is written with each change.
         """
         changes, known = self._changes, self._stored.events
         if changes.current_unresolved and not self._room.current_state_unresolved:

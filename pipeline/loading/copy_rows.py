@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from streams.db.copy_in import copy_in
+from streams.db.copy_in import copy_in, varchar_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["copy_batches", "varchar_arrays"]
-
-_VARCHAR = 1043  # object ID of the type, the same on every server
-_EMPTY_ARRAY = struct.pack(">iii", 0, 0, _VARCHAR)
-_LENGTH = struct.Struct(">i")
 
 
 def copy_batches(cursor: Any, table: str, batches: Iterable[pa.RecordBatch]) -> None:
@@ -48,14 +43,4 @@ def varchar_arrays(values: pa.Array) -> pa.Array:
     """
     import pyarrow as pa  # noqa: PLC0415 - executors only
 
-    return pa.array([_varchar_array(some) for some in values.to_pylist()], pa.binary())
-
-
-def _varchar_array(values: Sequence[str]) -> bytes:
-    if not values:
-        return _EMPTY_ARRAY
-    parts = [struct.pack(">iiiii", 1, 0, _VARCHAR, len(values), 1)]
-    for value in values:
-        content = value.encode()
-        parts += (_LENGTH.pack(len(content)), content)
-    return b"".join(parts)
+    return pa.array([varchar_array(some) for some in values.to_pylist()], pa.binary())

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 
+from events.declarations import CACHE_NAME
 from events.integrity.repair import resync_room
-from events.maintenance.restore import invalidate_cached_events
 from events.persist.room_cache import clear_caches
 from pipeline.maintenance.resync_executor import RoomAnswer, RoomsWork, resync_rooms
 from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, ask_rooms, session_if_worth_it
-from streams.caches import invalidate_room_state
+from streams.caches import invalidate, invalidate_room_state
 from streams.db.driver import dsn
 from streams.jobs.job_run import JobRun
 
@@ -58,7 +58,7 @@ def announce_repaired(using: str) -> int:
             for room_id, user_ids in found:
                 invalidate_room_state(room_id, user_ids)
             if found:
-                invalidate_cached_events()  # last: from here on readers of the stream wait for the commit
+                invalidate(CACHE_NAME)  # last: from here on readers of the stream wait for the commit
         announced += len(found)
         if not found:
             break

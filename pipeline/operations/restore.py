@@ -21,6 +21,7 @@ from typing import Any
 
 from django.db import connections
 
+from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused
 from events.maintenance.purge_lock import purge_lock
 from events.maintenance.restore import (
@@ -28,14 +29,12 @@ from events.maintenance.restore import (
     RestoredRoom,
     add_archived,
     copy_groups,
-    invalidate_cached_events,
     restore_events,
     restore_room,
     restore_visibility,
 )
 from events.models import CurrentState, Room
 from events.operations.purge_room import is_purging
-from events.room_lock import room_transaction
 from pipeline.archive.folders import folder_of_archive
 from pipeline.archive.format import MANIFEST, Manifest
 from pipeline.archive.parts import read_batches
@@ -43,7 +42,7 @@ from pipeline.archive.read_parts import open_archive
 from pipeline.errors import ArchiveDamaged, ArchiveElsewhere
 from state.group_ids import reserve_group_ids
 from streams import registry
-from streams.caches import invalidate_room_state
+from streams.caches import invalidate, invalidate_room_state
 from streams.db.consistent_read import long_transaction
 from streams.jobs.arguments import JSON, Argument, Type
 from streams.jobs.job_run import Count, JobRun
@@ -250,8 +249,7 @@ class _Restore:
         If the room is gone, these transactions are savepoints of one outer transaction.
         """
         for events in self._batches("event"):
-            with room_transaction(self._using):
-                restore_events(room, events, self._done)
+            restore_events(room, events, self._done)
             count.add(len(events))
             yield
 
@@ -261,6 +259,6 @@ class _Restore:
             cursor.execute(f"DROP TABLE {self._mapping}")
             members = CurrentState.objects.using(self._using).filter(room_id=self._room_id, type="m.room.member")
             if gone:
-                invalidate_cached_events()
+                invalidate(CACHE_NAME)
                 invalidate_room_state(self._room_id, list(members.values_list("state_key", flat=True)))
         return rebuilt

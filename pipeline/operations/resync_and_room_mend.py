@@ -15,22 +15,18 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from django.db import connections, transaction
-from django.db.models import F
-
 from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, SUBJECTS, RoomReport, includes_subject
 from events.integrity.repair import all_rooms
 from events.maintenance.room_arguments import ALL_ROOMS, ROOMS
 from events.models import CurrentState, Room
 from events.persist.room_cache import clear_caches
-from events.room_lock_sql import LOCK_ROOM
+from events.room_lock import changing_room
 from pipeline.errors import PipelineError
 from pipeline.maintenance.many_rooms import ManyRooms
 from pipeline.maintenance.resync_executor import RoomAnswer
 from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import MASTER
-from streams.caches import invalidate_room_state
 from streams.db import driver
 from streams.jobs.arguments import JSON, Argument, Type, dry_run
 from streams.jobs.errors import UnusableArguments
@@ -230,14 +226,12 @@ class _Rooms:
 
 def resync_caches(room_id: str, using: str) -> bool:
     """Makes every process drop its cached values of a room. Returns false if the room does not exist."""
-    with transaction.atomic(using=using):
-        with connections[using].cursor() as cursor:
-            # Every write to a room takes this lock first, so the members that are read below do not change meanwhile.
-            cursor.execute(LOCK_ROOM, [room_id])
-        if not Room.objects.using(using).filter(pk=room_id).update(content_generation=F("content_generation") + 1):
+    # Every write to a room takes this lock first, so the members that are read below do not change meanwhile.
+    with changing_room(room_id, using) as (_, rows):
+        if not Room.objects.using(using).filter(pk=room_id).exists():
             return False
         members = CurrentState.objects.using(using).filter(room_id=room_id, type="m.room.member")
-        invalidate_room_state(room_id, members.order_by("state_key").values_list("state_key", flat=True))
+        rows.drop_state(room_id, members.order_by("state_key").values_list("state_key", flat=True))
     clear_caches()
     return True
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
+from events.columns import EVENT_COLUMNS
 from events.rows import FEWEST_COPIED, RoomRows, write
 from streams.holds.maintenance import changing_facts
 
@@ -37,11 +38,18 @@ def written(table, columns, rows, **more):
         ("events_forwardextremity", ("event_id", "room_id"), (NASTY,)),
         ("events_currentstatedelta", ("stream_ordering", "instance_name", "room_id", "type", "state_key", "event_id",
                                       "prev_event_id"), ("w", "!r", "t", "", None, "$p")),
+        ("events_event", ("stream_ordering", "instance_name", *EVENT_COLUMNS),
+         ("w", "$e", "!r", "t", None, "@a", 2**63 - 1, -1, None, None, None, False, "no", True, None, False, 7)),
+        ("state_stategroup", ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
+         ("!r", None, 1, 2**15 - 1, 2**31 - 1, 0)),
     ],
 )  # fmt: skip
 def test_rows_are_stored_as_they_are(table, columns, value, count):
-    keys = range(1, count + 1) if columns[0] == "stream_ordering" else [f"${number:05}" for number in range(count)]
-    rows = [(key, *value) for key in keys]
+    keys = [f"${number:05}" for number in range(count)]
+    if columns[0].endswith("_id"):
+        rows = [(key, *value) for key in keys]
+    else:
+        rows = [(place, *(key if part == "$e" else part for part in value)) for place, key in enumerate(keys, 1)]
     assert written(table, columns, rows) == rows
 
 
@@ -59,6 +67,6 @@ def test_a_row_that_is_stored_already_is_an_error_of_django():
         written("events_forwardextremity", ("event_id", "room_id"), rows)
 
 
-def test_what_has_no_text_is_refused():
-    with pytest.raises((TypeError, DatabaseError), match="no text"):  # of psycopg 3, or of psycopg2
+def test_values_of_another_type_are_refused():
+    with pytest.raises((AttributeError, DatabaseError), match="no attribute 'encode'"):  # of psycopg 3, or of psycopg2
         written("events_forwardextremity", ("event_id", "room_id"), [(object(), "!r")] * FEWEST_COPIED)

@@ -308,6 +308,17 @@ def test_ranges_that_were_lost_are_made_anew(tmp_path):
 # --- what can go wrong ------------------------------------------------------------------------------------------------
 
 
+def test_rows_that_damage_left_of_purged_events_are_replaced(tmp_path):
+    room_id = stored("v10_gap")
+    before = everything(room_id)
+    outcome = purge("history", room_id, "--before-token", f"t{middle(room_id)}-0", "--archive", str(tmp_path / "a"))
+    purged = {row[0] for row in before["events"]} - set(Event.objects.values_list("event_id", flat=True))
+    left = sorted(purged)[0]
+    EventJson.objects.create(event_id=left, room_version="10", json=b"{}")
+    restore(outcome["archive"]["folder"])
+    assert_same(everything(room_id), before)
+
+
 def test_a_damaged_archive_changes_nothing(tmp_path):
     made = talked_room(4)
     outcome = purge("history", made.room_id, "--before", made.events[-1].event_id, "--archive", str(tmp_path))

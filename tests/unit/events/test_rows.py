@@ -18,7 +18,6 @@ WRITERS = {
     "events/maintenance/group_gc.py": "groups that no event needs",
     "events/maintenance/purge_batch.py": "sets of events by depth, which stay in the database",
     "events/operations/purge_room.py": "all rows of a room, some thousand at a time",
-    "events/room_lock_sql.py": "the content generation, with the lock",
     "events/rows.py": "all others",
     "pipeline/loading/load_pack.py": "new rooms, by COPY",
 }
