@@ -25,8 +25,8 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"java", "psycopg"}
 REMEDY = (
-    "Make it anew: uv pip compile --python-version 3.11 --no-strip-markers --extra site --extra rooms --extra embedded"
-    " --extra spark --extra dev --extra redis"
+    "Make it anew: uv pip compile --python-version 3.11 --no-strip-markers --extra site --extra django-metrics"
+    " --extra rooms --extra embedded --extra spark --extra dev --extra redis"
     " --no-emit-index-url --no-emit-find-links --no-annotate pyproject.toml -o requirements.txt"
 )
 

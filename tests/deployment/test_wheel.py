@@ -16,7 +16,7 @@ from tests.support.scripts import load_script
 from tests.support.session import PROJECT
 
 #: What a project has beside us. Of django-unfold, the tests run with 0.91.
-BESIDE = ("django==5.2.*", "procrastinate", "django-unfold==0.90.0")
+BESIDE = ("procrastinate", "django-unfold==0.90.0")
 #: Modules of the engine that need an extra: a server, and Redis.
 NEED_AN_EXTRA = {
     "streams.browsers.consumer",
@@ -83,15 +83,21 @@ def run(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.scenario
 @pytest.mark.timeout(1800)
-def test_the_tutorial_works_in_a_new_environment_beside_other_packages(tmp_path: Path):
+@pytest.mark.parametrize(("django", "version"), [("5.2", ""), ("6.0", "3.12"), ("6.1", "3.13")])
+def test_the_tutorial_works_in_a_new_environment_beside_other_packages(tmp_path: Path, django: str, version: str):
+    """Django 6 needs Python 3.12 or later."""
+    find = f"source {PROJECT}/script/_environment; find_interpreter {version}"
+    python = run("bash", "-c", find).stdout.strip() if version else sys.executable
+    if not python:
+        pytest.skip(f"no Python {version} here")
     build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(PROJECT)]
     assert run(sys.executable, "-m", "pip", *build).returncode == 0
     (wheel,) = tmp_path.glob("replsite-*.whl")
     environment = tmp_path / "venv"
     # Our pip installs there: a pip of its own, and modules compiled that nobody imports, would take half of the test's CPU.
-    assert run(sys.executable, "-m", "venv", "--without-pip", str(environment)).returncode == 0
+    assert run(python, "-m", "venv", "--without-pip", str(environment)).returncode == 0
     pip = (sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"))
-    installed = run(*pip, "install", "-q", "--no-compile", f"{wheel}[embedded,site]", *BESIDE)
+    installed = run(*pip, "install", "-q", "--no-compile", f"{wheel}[embedded,site]", f"django=={django}.*", *BESIDE)
     if installed.returncode and "CI" not in os.environ:
         pytest.skip(f"no packages can be had: {installed.stderr[-300:]}")
     assert installed.returncode == 0, installed.stderr
@@ -101,6 +107,7 @@ def test_the_tutorial_works_in_a_new_environment_beside_other_packages(tmp_path:
     newcomer = Newcomer(tmp_path / "project", environment / "bin")
     follow_the_page(newcomer)
     assert "orders" in newcomer.said
+    assert newcomer.run("python -m django --version").startswith(django)
     assert "no issues" in newcomer.run("python manage.py check --fail-level WARNING")
     assert "No changes detected" in newcomer.run("python manage.py makemigrations --check --dry-run")
     assert newcomer.run("python -c 'import streams; print(streams.__file__)'").startswith(str(environment))

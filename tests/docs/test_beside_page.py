@@ -1,4 +1,4 @@
-"""The page about task queues: its handler hands facts over to procrastinate, on psycopg 3 (``script/test --driver psycopg``)."""
+"""The page about task queues: its handlers hand facts over, beside psycopg 3 (``script/test --driver psycopg``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from tests.support.session import PROJECT
 from tests.support.shop import Shop
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PAGE = (PROJECT / "docs" / "how-to" / "beside-celery-or-procrastinate.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE, re.S))
@@ -73,5 +74,57 @@ def each_fact_becomes_one_job(tmp_path: Path, database_url: str) -> None:
             cursor.execute("DROP SCHEMA beside CASCADE")
 
 
+#: An app of Celery whose tasks append, with folders as its broker.
+CELERY = """
+from pathlib import Path
+from celery import Celery
+
+folder = str(Path(__file__).parent)
+Path(folder, "queue").mkdir(exist_ok=True)
+app = Celery("shop", broker="filesystem://")
+app.conf.broker_transport_options = {
+    "data_folder_in": folder + "/queue", "data_folder_out": folder + "/queue", "control_folder": folder + "/control"
+}
+
+
+@app.task
+def send_mail(order_id, status):
+    from shop.models import Order
+
+    Order.stream.append(order_id=order_id, status="mailed")
+"""
+COUNT = "from shop.models import Order\nprint(sum(one.status == 'mailed' for one in Order.stream.read().facts))"
+
+
+def tasks_of_celery_append_in_its_prefork_pool(tmp_path: Path, database_url: str) -> None:
+    from django.db import connection
+
+    files = {"shop/tasks.py": CELERY, "shop/handlers.py": BLOCKS["shop/handlers.py with Celery"]}
+    shop = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dceleries", files)
+    shop.environment["DJANGO_SETTINGS_MODULE"] = "settings"
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA celeries")
+    try:
+        shop.run("manage.py", "makemigrations", "shop")
+        shop.run("manage.py", "migrate")
+        shop.run("manage.py", "runhandlers", "mails", "--once")  # begins at the present end
+        append = (
+            "from shop.models import Order\nfor one in range(12): Order.stream.append(order_id=str(one), status='paid')"
+        )
+        shop.run("-c", SETUP + append)
+        assert "12 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
+        worker = shop.start("-m", "celery", "-A", "shop.tasks", "worker", "--concurrency", "2", "-l", "WARNING")
+        try:
+            wait_until(lambda: shop.run("-c", SETUP + COUNT) == "12\n", 2 * DEADLINE_SECONDS)
+        finally:
+            worker.terminate()
+            worker.wait(DEADLINE_SECONDS)
+        assert "12 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA celeries CASCADE")
+
+
 if is_psycopg3:  # which procrastinate requires
     test_each_fact_becomes_one_job = pytest.mark.timeout(300)(each_fact_becomes_one_job)
+    test_tasks_of_celery = pytest.mark.timeout(300)(tasks_of_celery_append_in_its_prefork_pool)

@@ -78,9 +78,9 @@ class OwnProject:
     def script(self, code: str) -> str:
         return self.run("shell", "-v", "0", "-c", code)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, module: str = "django") -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "django", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
