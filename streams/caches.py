@@ -36,7 +36,7 @@ from streams.errors import BadCacheKey, ResyncNeeded, UnknownStream
 from streams.reading.watcher import Found, Rank, Subscriber, Subscriptions
 from streams.runtime.logs import get_logger
 
-__all__ = ["ROOM_STATE", "Kept", "invalidate", "invalidate_room_state", "invalidate_room_states", "stop_feeds"]
+__all__ = ["ROOM_STATE", "Kept", "append_invalidations", "invalidate", "invalidate_room_state", "stop_feeds"]
 
 log = get_logger(__name__)
 STREAM = "caches"
@@ -67,7 +67,7 @@ def invalidate(name: str, *keys: Sequence[str], using: str | None = None) -> lis
         raise BadCacheKey(
             f"{name}: the state of all rooms cannot be dropped, so name a room: invalidate_room_state(room_id)."
         )
-    return _append([(name, list(key)) for key in keys] or [(name, None)], using)
+    return append_invalidations([(name, list(key)) for key in keys] or [(name, None)], using)
 
 
 def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str | None = None) -> list[int]:
@@ -76,19 +76,17 @@ def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str
     The package ``events`` calls this function for each change of state that it stores. Returns the tokens of the
     appended facts.
     """
-    return invalidate_room_states([(room_id, user_ids)], using)
+    return append_invalidations([(ROOM_STATE, keys) for keys in room_state_keys(room_id, user_ids)], using)
 
 
-def invalidate_room_states(rooms: Iterable[tuple[str, Iterable[str]]], using: str | None = None) -> list[int]:
-    """Does the same as ``invalidate_room_state`` for several rooms at once.
+def append_invalidations(rows: Sequence[tuple[str, list[str] | None]], using: str | None = None) -> list[int]:
+    """Does the same as ``invalidate`` for values of several names, given as (name, keys). None stands for all values.
 
     Call this function late in a transaction, because readers of the stream ``caches`` wait for the end of the
     transaction.
     """
-    return _append([(ROOM_STATE, keys) for room, users in rooms for keys in room_state_keys(room, users)], using)
-
-
-def _append(rows: list[tuple[str, list[str] | None]], using: str | None) -> list[int]:
+    if not rows:
+        return []
     if not apps.is_installed("streams.catalog"):
         raise UnknownStream(
             "Values are dropped over the stream 'caches', which this site does not have: add 'streams.catalog' to "
@@ -111,7 +109,7 @@ def _append(rows: list[tuple[str, list[str] | None]], using: str | None) -> list
 class _DropAfterCommit:
     """Applies facts of this process, once their commit is known and before this process shows their positions."""
 
-    def __init__(self, rows: list[tuple[str, list[str] | None]], ids: list[int], alias: str) -> None:
+    def __init__(self, rows: Sequence[tuple[str, list[str] | None]], ids: list[int], alias: str) -> None:
         self._rows, self._ids, self._alias = rows, ids, alias
         self.names = {name for name, _ in rows}
 

@@ -1,10 +1,10 @@
 """Processes that share a reader's stream by key (``handles(…, by=)``), beside one process that has it alone.
 
 * *waits*: the handler waits 5 ms, and does nothing else. The target for 16 processes is 12 times one, and 2,400 facts a second.
-* *inserts*: the handler inserts a row, by one statement. The target is 20,000 facts a second on two cores.
+* *inserts*: the handler inserts a row, by one statement. The target is 20,000 facts a second on two cores. The peer, *bare
+  INSERTs*, is as many processes that execute only this statement, 500 in a transaction.
 * *rows_read*: rows that the processes read whole, by facts. The target is 1.2. *ids_read*: facts of which they saw ID and part.
-* *quiet*: milliseconds of CPU a second of all processes and the server while nothing comes, and for each fact at a slow pace,
-  with the append.
+* *quiet*: milliseconds of CPU a second of all processes and the server while nothing or little comes, with the appends.
 * *joins*: seconds until a process that is started beside others has handled its first fact. The target is 1.
 
 The processes run when the facts are committed, all together. Each fact is handled once, or the benchmark fails.
@@ -102,6 +102,14 @@ signal.signal(signal.SIGTERM, lambda *_: reader.stop())
 reader.run()
 Path("read-" + str(os.getpid())).write_text(json.dumps(read))
 """
+BARE = """
+from django.db import connection, transaction
+for _ in range({count} // 500):
+    with transaction.atomic():
+        for number in range(500):
+            with connection.cursor() as cursor:
+                cursor.execute("INSERT INTO shop_done (order_id, number) VALUES (%s, %s)", [str(number), number])
+"""
 APPEND = """
 import random
 from shop.models import Order
@@ -145,6 +153,13 @@ class Sharing:
             read = [before + more for before, more in zip(read, found, strict=True)]
         return read
 
+    def bare(self, rows: int, processes: int) -> float:
+        """Inserts rows by processes that do nothing else. Returns rows a second."""
+        begun = time.monotonic()
+        for process in [self._shop.fork(BARE.format(count=rows // processes)) for _ in range(processes)]:
+            process.ended()
+        return rows / (time.monotonic() - begun)
+
     def append(self, facts: int) -> None:
         """Appends facts in one transaction."""
         self._shop.do(APPEND.format(keys=KEYS, count=facts))
@@ -180,6 +195,7 @@ def measure(report: Report, sharing: Sharing) -> None:
     """Facts a second."""
     one: dict[str, float] = {}
     for (reader, processes), facts in FACTS.items():
+        bare = sharing.bare(facts, processes) if reader == INSERTING else 0
         sharing.start(reader, processes)
         time.sleep(3)
         before = sharing.handled()
@@ -198,6 +214,8 @@ def measure(report: Report, sharing: Sharing) -> None:
             facts_per_second=per_second,
             target=TARGETS.get((reader, processes), ""),
             of_one=per_second / one.setdefault(reader, per_second),
+            bare=bare or "",
+            of_bare=per_second / bare if bare else "",
             cpu_application=1000 * cpu.application / facts,
             cpu_postgresql=1000 * cpu.server / facts,
             rows_read=read / facts,
@@ -211,14 +229,16 @@ def quiet(report: Report, sharing: Sharing) -> None:
         sharing.start(WAITING, processes)
         time.sleep(3)
         for per_second in (0, 1, 10):
+            begun = time.monotonic()
             with CpuSeconds() as cpu:
                 sharing.pace(per_second)
-            facts = per_second * QUIET_SECONDS or QUIET_SECONDS
+            seconds = time.monotonic() - begun
             report.add(
-                what=f"quiet, {per_second} a second" if per_second else "quiet, ms of CPU a second",
+                what="quiet, ms of CPU a second",
                 processes=processes,
-                cpu_application=1000 * cpu.application / facts,
-                cpu_postgresql=1000 * cpu.server / facts,
+                facts_per_second=per_second * QUIET_SECONDS / seconds,
+                cpu_application=1000 * cpu.application / seconds,
+                cpu_postgresql=1000 * cpu.server / seconds,
             )
         sharing.stop()
 
@@ -242,8 +262,8 @@ def joins(report: Report, sharing: Sharing) -> None:
 def main() -> None:
     """Measures all."""
     columns = [
-        "what", "processes", "facts_per_second", "target", "of_one", "cpu_application", "cpu_postgresql", "rows_read", "ids_read",
-        "seconds",
+        "what", "processes", "facts_per_second", "target", "of_one", "bare", "of_bare", "cpu_application", "cpu_postgresql",
+        "rows_read", "ids_read", "seconds",
     ]  # fmt: skip
     report = Report("by_key", "processes that share a stream by key; cpu: milliseconds for each fact", columns)
     with tempfile.TemporaryDirectory() as folder, connection.cursor() as cursor:

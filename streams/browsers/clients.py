@@ -271,6 +271,7 @@ class BrowserClient:
         sent, sent_at, rows = self._token, time.monotonic(), list[str]()
         async with stream.listen(after=self._token, beat=beat, using=self._using) as listener:
             self._listener = listener
+            listener.begin_at_known_end()
             if self.is_ended:  # while the listener was opened
                 return
             async for fact in listener:

@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,8 @@ from streams.browsers.threads import READS
 from streams.browsers.view import EventsResponse, async_view
 from streams.conf import stream_settings
 from streams.errors import EpochChanged, ResyncNeeded, TokenError
-from streams.waiting.listen import PAGE_FACTS
-from streams.waiting.pages import Page, end_token, page_after
+from streams.waiting.listen import read_after, shared_read, was_end
+from streams.waiting.pages import Page, end_token
 
 if TYPE_CHECKING:
     from django.http.response import HttpResponseBase
@@ -130,8 +131,13 @@ class _DurableClient(BrowserClient):
         if self._request.method == "HEAD":
             offsets = [_NOW]
         self._offset = offsets[0] if offsets else _BEGINNING
+        if self._offset not in (_BEGINNING, _NOW):
+            self._token = _token_of(self._offset)
+        if self.mode == "long-poll" and was_end(self._source.stream, self._token, self._using):
+            self._at_end = True
+            return
         try:
-            page = await READS.run(self._page)
+            page = await self._page()
         except (EpochChanged, ResyncNeeded) as error:
             raise Refused(410, str(error)) from None
         for fact in page.facts:
@@ -145,12 +151,14 @@ class _DurableClient(BrowserClient):
         self._texts.append(text)
         self._left -= len(text)
 
-    def _page(self) -> Page:
-        stream = self._source.stream
+    async def _page(self) -> Page:
+        stream, using = self._source.stream, self._using
         if self._offset == _NOW:
-            return Page([], end_token(stream, self._using), at_end=True)
-        after = None if self._offset == _BEGINNING else _token_of(self._offset)
-        return page_after(stream, after, PAGE_FACTS, self._using)
+            return Page([], await READS.run(end_token, stream, using), at_end=True)
+        read = partial(READS.run, read_after, stream, self._token or None, using)
+        # What a page says is the end is true when it is asked for, so it is not that of a read before.
+        page, _ = await (shared_read(stream, self._token, using, read) if self.mode else read())
+        return page
 
     # --- one answer -----------------------------------------------------------------------------------------------
 

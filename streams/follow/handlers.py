@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.utils.module_loading import autodiscover_modules
@@ -133,13 +135,20 @@ class Handler:
 
     def call(self, chunk: Chunk) -> None:
         if not self.each:
-            self.function(chunk)
+            with self._span(row.row for row in chunk.rows):
+                self.function(chunk)
             return
         for fact in chunk.facts:
             for instance in fact.made_instances():
-                arguments = self.function(instance)
-                if self.task is not None and arguments is not None:
-                    self._enqueue(**arguments)
+                with self._span([instance]):
+                    arguments = self.function(instance)
+                    if self.task is not None and arguments is not None:
+                        self._enqueue(**arguments)
+
+    def _span(self, facts: Iterable[Any]) -> AbstractContextManager[Any]:
+        model: Any = registry.get(self.stream).models[0]
+        field = _trace_field(model)
+        return nullcontext() if field is None else field.handler_span(self.reader, self.stream, facts)
 
     @property
     def _enqueue(self) -> Callable[..., Any]:
@@ -159,6 +168,12 @@ class Handler:
                 f"Stream {self.stream!r} is kept in memory: its positions restart with its writers, so no cursor in it can be "
                 f"stored. Follow it with streams.replication.client.follower.Follower."
             )
+
+
+@cache
+def _trace_field(model: type[Model]) -> Any:
+    """Returns the first ``streams.traces.TraceParentField`` of the model, or None. Imports nothing for it."""
+    return next((field for field in model._meta.concrete_fields if hasattr(field, "handler_span")), None)
 
 
 _handlers: dict[str, dict[str, Handler]] = {}

@@ -1,16 +1,20 @@
 """Reads, takes and moves the cursors of parts, by which several processes share a reader's stream.
 
-Each function gets a DB-API cursor as ``cursor``. A process takes parts in the transaction in which it handles their facts, by
-row locks. If it dies, PostgreSQL ends its transaction, and the parts are free.
+Each function gets a DB-API cursor as ``cursor``, or Django's connection. A process takes parts in the transaction in which it
+handles their facts, by row locks. If it dies, PostgreSQL ends its transaction, and the parts are free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from streams.db import driver
 from streams.errors import BadHandler
 from streams.follow.part_plan import PARTS, Part
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 _OF = "reader = %(reader)s AND stream = %(stream)s"
 _WAIT_SECONDS = "greatest(extract(epoch FROM retry_at - clock_timestamp()), 0)::float8"
@@ -97,6 +101,8 @@ class PartCursors:
             return  # without their locks, for which one would wait until all handlers return
         cursor.execute(_LOCK, self._of)
         if rows := cursor.fetchall():
+            if rows[0][1] == self._of["by"]:
+                return  # of a process that began at the same time
             if not is_alone:
                 raise BadHandler(
                     f"Other processes share reader {self._of['reader']!r} by={rows[0][1]!r}, and this one by={self._of['by']!r}. "
@@ -131,20 +137,28 @@ class PartCursors:
         cursor.execute(_ALL, self._of)
         return [Part(*row) for row in cursor.fetchall()]
 
-    def reserve(self, cursor: Any, parts: Sequence[int], limit: int, *, apart: bool) -> list[Part]:
+    def reserve(self, connection: BaseDatabaseWrapper, parts: Sequence[int], limit: int, *, apart: bool) -> list[Part]:
         """Locks at most ``limit`` of these parts until the transaction ends, without those that others have."""
-        cursor.execute(_RESERVE, {**self._of, "parts": list(parts), "limit": limit, "apart": apart})
-        return [Part(*row) for row in cursor.fetchall()]
+        found = self._prepared(connection, _RESERVE, parts=list(parts), limit=limit, apart=apart)
+        return [Part(*row) for row in found]
+
+    def _prepared(self, connection: BaseDatabaseWrapper, statement: str, **values: Any) -> list[Any]:
+        # What each transaction executes. To plan it would take the server longer than to execute it.
+        return driver.send_together(connection, [driver.Statement(statement, {**self._of, **values})])
 
     def move(
-        self, cursor: Any, moves: Mapping[int, int], handled: Mapping[int, int], parked: Mapping[int, int]
+        self,
+        connection: BaseDatabaseWrapper,
+        moves: Mapping[int, int],
+        handled: Mapping[int, int],
+        parked: Mapping[int, int],
     ) -> None:
         """Moves parts that this transaction has taken."""
         counts = {
             "handled": [handled.get(part, 0) for part in moves],
             "parked": [parked.get(part, 0) for part in moves],
         }
-        cursor.execute(_MOVE, {**self._of, "parts": list(moves), "positions": list(moves.values()), **counts})
+        self._prepared(connection, _MOVE, parts=list(moves), positions=list(moves.values()), **counts)
 
     def pass_empty(self, cursor: Any, parts: Iterable[Part], upto: int) -> None:
         """Moves parts without facts up to ``upto``, unless others have them."""
@@ -167,10 +181,9 @@ class PartCursors:
         known = {"part": part.number, "position": part.position, "attempts": part.attempts}
         cursor.execute(_FAILED, {**self._of, **known, "token": token, "pause": pause_seconds})
 
-    def stopped(self, cursor: Any, keys: Iterable[str]) -> set[str]:
+    def stopped(self, connection: BaseDatabaseWrapper, keys: Iterable[str]) -> set[str]:
         """Returns those of these keys that have dead letters."""
-        cursor.execute(_STOPPED, {**self._of, "keys": list(keys)})
-        return {key for (key,) in cursor.fetchall()}
+        return {key for (key,) in self._prepared(connection, _STOPPED, keys=list(keys))}
 
 
 def remove_parts(cursor: Any, reader: str, stream: str | None = None) -> bool:

@@ -10,6 +10,7 @@ waits for the next attempt. After the last attempt the fact is parked. Meanwhile
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -44,8 +45,9 @@ MOST_WINDOW = 100_000
 #: How often a process counts the others, and passes parts without facts.
 TICK_SECONDS = 0.5
 #: The first and the longest pause of a process that comes too late: others have the parts, or have handled the facts. So a
-#: fact of a quiet stream, which wakes all processes, is one process's work, and the others cost little.
-LATE_SECONDS, MOST_LATE_SECONDS = 0.01, 0.2
+#: fact of a quiet stream, which wakes all processes, is one process's work, and the others cost little. The longest one is for
+#: each process that runs, and a pause is up to twice as long by chance: some process comes soon, however many there are.
+LATE_SECONDS, MOST_LATE_SECONDS = 0.01, 0.03
 #: SQLSTATE of a statement that cannot change a row which another transaction has changed, in a transaction that keeps one
 #: snapshot. Then another process was first.
 _CONFLICT = "40001"
@@ -75,7 +77,7 @@ class PartsLoop(HandlerLoop):
         self._window = Window(0)
         self._complete_upto = self._key = 0
         self._parts: list[Part] = []
-        self._share, self._most = share_of(1), 1
+        self._processes = self._most = 1
         self._tick_due = self._late_seconds = 0.0
 
     def _unite(self, cursor: Any) -> None:
@@ -127,7 +129,7 @@ class PartsLoop(HandlerLoop):
     def _tick(self) -> None:
         self._read_parts()
         with self._unless_another_was_first() as cursor:
-            self._share = share_of(processes(cursor, self._key))
+            self._processes = processes(cursor, self._key)
             self._cursors.pass_empty(cursor, self._window.passable(self._parts), self._window.upto)
             self._cursors.store(cursor)
         self._tick_due = time.monotonic() + TICK_SECONDS
@@ -136,7 +138,7 @@ class PartsLoop(HandlerLoop):
         window, parts = self._window, self._parts
         others_have_some = any(window.ready(parts, apart=apart) for apart in (True, False))
         if others_have_some or window.missed:
-            self._late_seconds = min(max(LATE_SECONDS, 2 * self._late_seconds), MOST_LATE_SECONDS)
+            self._late_seconds = min(max(LATE_SECONDS, 2 * self._late_seconds), MOST_LATE_SECONDS * self._processes)
         window.missed = 0
         if not others_have_some:
             seconds = min(window.next_attempt(parts), stream_settings().heartbeat_seconds)
@@ -144,7 +146,7 @@ class PartsLoop(HandlerLoop):
                 seconds = min(seconds, max(0.0, self._tick_due - time.monotonic()))
             self._news.wait(seconds)
             self._news.clear()  # before the positions are read, as in ``_wait_for_news``
-        self._stop.wait(self._late_seconds)
+        self._stop.wait(self._late_seconds * 2 * random.random())  # noqa: S311 - no secret
 
     @contextmanager
     def _unless_another_was_first(self) -> Iterator[Any]:
@@ -182,8 +184,9 @@ class PartsLoop(HandlerLoop):
         batch, started = _Batch(), time.monotonic()
 
         def work() -> None:
-            with connections[self._using].cursor() as cursor:
-                batch.parts = self._cursors.reserve(cursor, ready, min(self._share, most), apart=apart)
+            batch.parts = self._cursors.reserve(
+                connections[self._using], ready, min(share_of(self._processes), most), apart=apart
+            )
             self._pass_over(batch.parts)
             batch.plan = self._window.plan(batch.parts, most)
             self._handle(batch)
@@ -218,26 +221,25 @@ class PartsLoop(HandlerLoop):
         handler, facts = self.handler, batch.plan.facts
         if facts:
             batch.facts = self._parts_source.facts(facts)
-        stopped: set[str] = set()
-        with connections[self._using].cursor() as cursor:
-            # Asked after the parts were taken: who parks a fact of a key, or retries it, has its part.
-            if batch.facts and handler.on_failure is OnFailure.STOP:
-                stopped = self._cursors.stopped(cursor, {fact.key for fact in batch.facts})
-            batch.is_read = True
-            going = [fact for fact in batch.facts if fact.key not in stopped]
-            if len(facts) == 1:
-                self._attempt(cursor, batch, going)
-                if batch.failed:
-                    return
-            else:
-                self._call(batch, going)
-                batch.handled.update(fact.part for fact in going)
-            for fact in batch.facts:
-                if fact.key in stopped:
-                    waits = HandlerFailed(f"It waits: an earlier fact of its key {fact.key!r} is parked.")
-                    self._park(batch, fact, waits, 0)
-            if batch.plan.moves:
-                self._cursors.move(cursor, batch.plan.moves, batch.handled, batch.parked)
+        connection, stopped = connections[self._using], set[str]()
+        # Asked after the parts were taken: who parks a fact of a key, or retries it, has its part.
+        if batch.facts and handler.on_failure is OnFailure.STOP:
+            stopped = self._cursors.stopped(connection, {fact.key for fact in batch.facts})
+        batch.is_read = True
+        going = [fact for fact in batch.facts if fact.key not in stopped]
+        if len(facts) == 1:
+            self._attempt(batch, going)
+            if batch.failed:
+                return
+        else:
+            self._call(batch, going)
+            batch.handled.update(fact.part for fact in going)
+        for fact in batch.facts:
+            if fact.key in stopped:
+                waits = HandlerFailed(f"It waits: an earlier fact of its key {fact.key!r} is parked.")
+                self._park(batch, fact, waits, 0)
+        if batch.plan.moves:
+            self._cursors.move(connection, batch.plan.moves, batch.handled, batch.parked)
 
     def _call(self, batch: _Batch, facts: list[KeyFact]) -> None:
         started = time.monotonic()
@@ -262,7 +264,7 @@ class PartsLoop(HandlerLoop):
 
     # --- failures -------------------------------------------------------------------------------------------------
 
-    def _attempt(self, cursor: Any, batch: _Batch, facts: list[KeyFact]) -> None:
+    def _attempt(self, batch: _Batch, facts: list[KeyFact]) -> None:
         """Handles one fact. If that fails, stores it in the same transaction: nobody else can take the part in between.
 
         After the last attempt the fact is parked. Rows of the fact that have other keys are handled then, if they can be.
@@ -280,7 +282,8 @@ class PartsLoop(HandlerLoop):
                 if not connections[self._using].is_usable():
                     raise
                 if not is_last:
-                    self._store_failure(cursor, batch, error)
+                    with connections[self._using].cursor() as cursor:
+                        self._store_failure(cursor, batch, error)
                     return
                 self._park(batch, group[0], error, attempts)
                 log.error(

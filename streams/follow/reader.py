@@ -150,7 +150,8 @@ class Reader:
             # A writer's first fact is covered only when a looker has stored its row, and nobody may have looked since.
             look_now(self._using, even_if_led=True)
         self._begin_round(owner, lock, until_caught_up=until_caught_up)
-        listener = PositionListener(self._wake, self._using, f"reader {self.name}")
+        # Processes that share a reader would all look at each hint, and find that one of them has it.
+        listener = PositionListener(self._wake, self._using, f"reader {self.name}", hints=not self._shared)
         listener.start()
         try:
             threads = [threading.Thread(target=loop.run, args=(self._loop_ended,)) for loop in self._loops]

@@ -21,9 +21,8 @@ from streams.epochs import check_epoch, current_epoch, is_standby
 from streams.errors import EpochChanged
 from streams.follow.handlers import Begin, Handler
 from streams.reading import watcher
-from streams.reading.possible_positions import positions_and_sequence
+from streams.reading.possible_positions import positions_and_sequence, seen_positions_and_sequence
 from streams.reading.rows import StoredPosition
-from streams.reading.seen_positions import seen_positions_and_sequence
 from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.protocol.range_math import due_rows, next_range, target_of

@@ -15,7 +15,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
@@ -49,6 +49,41 @@ _Read = tuple[Page, bool]
 _reads: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str, str], asyncio.Task[_Read]]] = (
     WeakKeyDictionary()
 )
+#: (stream, alias) -> the last token after which a read found nothing, the view at that time, and how often it was restored.
+_ends: dict[tuple[str, str], tuple[str, wait.PositionView, int]] = {}
+
+
+def was_end(stream: BoundStream, token: str, using: str) -> bool:
+    """Returns true if it is known, without a read, that there was nothing after the token. What came since is waited for."""
+    known, view = _ends.get((stream.name, using)), wait.views.get(using)
+    return view is not None and known == (token, view, view.restores)
+
+
+def read_after(stream: BoundStream, after: Token | None, using: str) -> _Read:
+    """Reads a page, and remembers its end for ``was_end``."""
+    view = wait.views.get(using)
+    restores = 0 if view is None else view.restores  # before the read: else a restore after it would not be noticed
+    page = page_after(stream, after, PAGE_FACTS, using)
+    in_test = testcase.is_in_test(connections[using])
+    if in_test:
+        _ends.pop((stream.name, using), None)
+    elif page.at_end and view is not None:
+        _ends[stream.name, using] = (page.next, view, restores)
+    return page, in_test
+
+
+async def shared_read(
+    stream: BoundStream, after: str, using: str, read: Callable[[], Coroutine[Any, Any, _Read]]
+) -> _Read:
+    """Awaits ``read()``, or a read after the same token in this event loop that is under way."""
+    reads = _reads.setdefault(asyncio.get_running_loop(), {})
+    key = (stream.name, using, after)
+    task = reads.get(key)
+    if task is None:
+        task = reads[key] = asyncio.ensure_future(read())
+        task.add_done_callback(lambda _: reads.pop(key, None))
+    # Shielded, because the end of one listener must not end the read of the others.
+    return await asyncio.shield(task)
 
 
 class Listener(Iterator[Any], AsyncIterator[Any]):
@@ -121,6 +156,11 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def begin_at_known_end(self) -> None:
+        """Leaves out the first read if the token is known as the end."""
+        if was_end(self._stream, str(self._after), self._using):
+            self._must_read, self._has_read = False, True
+
     # --- for ------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Self:
@@ -161,7 +201,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             )
         try:
             self.start()
-            return page_after(self._stream, self._after, PAGE_FACTS, self._using), testcase.is_in_test(connection)
+            return read_after(self._stream, self._after, self._using)
         except driver.database_lost:
             if not connection.in_atomic_block:
                 connection.close()
@@ -225,16 +265,10 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         return read
 
     async def _shared_read(self) -> _Read:
+        read = sync_to_async(self._read, thread_sensitive=True)
         if not isinstance(self._after, str):
-            return await sync_to_async(self._read, thread_sensitive=True)()
-        reads = _reads.setdefault(asyncio.get_running_loop(), {})
-        key = (self._stream.name, self._using, self._after)
-        task = reads.get(key)
-        if task is None:
-            task = reads[key] = asyncio.ensure_future(sync_to_async(self._read, thread_sensitive=True)())
-            task.add_done_callback(lambda _: reads.pop(key, None))
-        # Shielded, because the end of one listener must not end the read of the others.
-        return await asyncio.shield(task)
+            return await read()
+        return await shared_read(self._stream, self._after, self._using, read)
 
     async def _await(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()

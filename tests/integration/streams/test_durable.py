@@ -19,6 +19,7 @@ from streams.browsers import clients
 from streams.browsers import durable as module
 from streams.browsers.threads import CHECKS, READS
 from streams.maintenance.trim import Keep, TrimRequest, trim
+from streams.waiting import listen, wait
 from streams.waiting.listen import PAGE_FACTS
 from tests.support.async_waiting import wait_for
 from tests.support.waiting import wait_until
@@ -198,6 +199,23 @@ async def test_a_long_poll_waits_for_a_fact():
         assert response["Stream-Up-To-Date"] == "true" and int(response["Stream-Cursor"]) > 1_000_000
         offset = next_of(response)
         assert offset == next_of(await ask(view()))
+
+
+async def test_long_polls_at_the_same_place_share_one_read(monkeypatch):
+    reads, real = [], listen.page_after
+    monkeypatch.setattr(listen, "page_after", lambda *given: reads.append(1) or real(*given))
+    await aappend()
+    offset = next_of(await ask(view()))
+    assert (await ask(view(), f"?offset={offset}&live=long-poll")).status_code == 204  # now the end is known
+    reads.clear()
+    for _ in range(2):
+        polling = [asyncio.create_task(ask(view(beat=20), f"?offset={offset}&live=long-poll")) for _ in range(20)]
+        await wait_for(lambda: wait.waiting() == 20)
+        expected = await aappend(2)
+        answers = await asyncio.gather(*polling)
+        assert [numbers(answer.content) for answer in answers] == [expected] * 20
+        (offset,) = {next_of(answer) for answer in answers}
+    assert len(reads) == 2
 
 
 async def test_a_long_poll_gets_at_once_what_is_there():

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from streams.follow.part_cursors import PartCursors
+from streams.follow.part_plan import PARTS
 from streams.holds.hold import CHANGE_FACTS
+from streams.models import StoredCursor
+from streams.models.readers import PartCursor
 from tests.support.forking_shop import ForkingShop
 from tests.support.waiting import wait_until
+from tests.support.writing import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MODELS = """
@@ -463,3 +468,24 @@ while (left := trim()) and time.monotonic() < wait:  # the reader's cursor follo
 assert left == 0
 """
     )
+
+
+def test_two_processes_that_begin_at_the_same_time_share(monkeypatch):
+    """The second one sees no parts, and then those that the first has created meanwhile."""
+    StoredCursor.objects.create(reader="mailer", stream="caches", base=1)
+    cursors, read, begun = PartCursors("mailer", "caches", "cache_name"), PartCursors.all, []
+
+    def begin() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursors.begin(cursor, {}, is_alone=False)
+
+    def read_late(self: PartCursors, cursor: Any) -> list[Any]:
+        found = read(self, cursor)
+        if not begun:
+            begun.append(True)
+            in_thread(begin).join()
+        return found
+
+    monkeypatch.setattr(PartCursors, "all", read_late)
+    begin()
+    assert PartCursor.objects.filter(by_field="cache_name", position=1).count() == PARTS
