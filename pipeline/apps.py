@@ -31,7 +31,7 @@ class PipelineConfig(AppConfig):
             )
         from events.maintenance.archiving import archive_with  # noqa: PLC0415 - models are loaded now
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
-        from pipeline.live.statistics_table import READER  # noqa: PLC0415
+        from pipeline.models.statistics import READER  # noqa: PLC0415
         from streams.reading.reader_commands import run_by  # noqa: PLC0415
 
         run_by(READER, "manage.py pipeline run")

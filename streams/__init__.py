@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from streams.errors import VersionConflict
     from streams.facts import Fact
     from streams.follow.handlers import handles
+    from streams.traces import TraceParentField
 
 __all__ = [
     "Fact",
+    "TraceParentField",
     "VersionConflict",
     "durable",
     "handles",
@@ -32,6 +34,7 @@ __all__ = [
 #: Name -> the module that has it. A name that is a module itself maps to its own path.
 _HOMES = {
     "Fact": "streams.facts",
+    "TraceParentField": "streams.traces",
     "VersionConflict": "streams.errors",
     "durable": "streams.browsers.durable",
     "handles": "streams.follow.handlers",

@@ -19,7 +19,7 @@ from streams.core.bound import BoundStream
 from streams.core.declaration import quoted
 from streams.core.named_rows import upcasts_of
 from streams.db.advice import MIGRATE, about_missing_relation
-from streams.holds.weaknesses import weaknesses
+from streams.holds.weaknesses import losing
 from streams.runtime.command_line import SITE_CHECKS
 from streams.sequence import StreamSequence
 
@@ -180,12 +180,9 @@ def check_holds(
         if connections[alias].vendor != "postgresql":
             continue
         with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT has_table_privilege(to_regclass('streams_held'), 'SELECT')")
-            may_read = cursor.fetchone()[0]  # None before ``migrate``
             found += [
                 # A warning: ``migrate`` may be about to mend it.
                 Warning(f"Stream {weak.stream!r}: {weak.problem}, in database {alias!r}.", hint=hint, id="streams.W021")
-                for weak in (weaknesses(cursor) if may_read else ())
-                if weak.stream and weak.loses
+                for weak in losing(cursor)
             ]
     return found

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.live.named_table import NamedTable
+from pipeline.models.statistics import READER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["COUNTED", "READER", "STATISTICS", "StatisticsTable"]
+__all__ = ["COUNTED", "STATISTICS", "StatisticsTable"]
 
-READER = "pipeline statistics"
 STATISTICS = "statistics"
 COUNTED = ("events", "messages", "state_events", "rejected", "history")
 """Names of the counts of facts."""

@@ -6,7 +6,10 @@ from django.db import models
 
 from state.fields import IdentifierField
 
-__all__ = ["RoomStatistics"]
+__all__ = ["READER", "RoomStatistics"]
+
+#: The named reader that keeps the table current.
+READER = "pipeline statistics"
 
 
 class RoomStatistics(models.Model):

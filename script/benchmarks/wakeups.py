@@ -28,7 +28,7 @@ from script.benchmarks.report import Report
 from script.benchmarks.server_cpu import server_seconds, spent
 from streams.db import driver
 from streams.holds.look import look
-from streams.reading.hints import CHANNEL, hint, hinted_word
+from streams.reading.hints import CHANNEL, HINT_GAP_SECONDS, hint, hinted_word, more_follows
 from streams.reading.looker import Looker, Pace
 from streams.reading.notify import NotifyListener
 
@@ -63,7 +63,10 @@ class Ear(NotifyListener[str]):
             self._candidate.received(heard)
         hinted = self._way.startswith("hinted")
         if any((hinted_word(payload) is not None) is hinted for _, payload in heard):
+            follows = any(more_follows(payload) for _, payload in heard)
             for reader in self._readers:
+                if follows:
+                    reader.expected_until = time.perf_counter() + HINT_GAP_SECONDS
                 reader.news.set()
         return []
 
@@ -72,7 +75,7 @@ class Reader:
     """One reader: its connection, its cursor, and when it handled which fact."""
 
     def __init__(self, number: int, way: str, stop: threading.Event) -> None:
-        self.news, self.handled = threading.Event(), dict[int, float]()
+        self.news, self.handled, self.expected_until = threading.Event(), dict[int, float](), 0.0
         self._number, self._way, self._stop = number, way, stop
         self._connection = driver.direct_connection(application_name="bench")
         with self._connection.cursor() as cursor:
@@ -84,12 +87,12 @@ class Reader:
         pace, pause = Pace(), 1.0
         with closing(self._connection), self._connection.cursor() as cursor:
             while not self._stop.is_set():
-                hinted = self.news.wait(pause)
+                self.news.wait(pause)
                 self.news.clear()
                 began = time.perf_counter()
                 found = self._step(cursor)
                 if self._way.startswith("hinted"):
-                    pause = pace.next_pause(time.perf_counter() - began, hinted=hinted, news=found)
+                    pause = pace.next_pause(time.perf_counter() - began, self.expected_until - began, news=found)
 
     def _upto(self, cursor: Any) -> int:
         if self._way == "row":

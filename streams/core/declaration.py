@@ -93,6 +93,9 @@ class FactTable:
     newest_per: str = ""
     more: tuple[Column, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # of all fields it would take longer than most of what caches keep for a table
+
     @property
     def stored(self) -> tuple[Column, ...]:
         return self.columns + self.more

@@ -11,7 +11,7 @@ whose COMMIT was confirmed: a crash can take back IDs that were given out, and f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,14 +19,25 @@ from typing import Any
 from streams.core.tokens import VectorToken
 from streams.holds.installed_sql import ANY_WRITER, class_of
 
-__all__ = ["YOUNG_SECONDS", "Holder", "Seen", "each_once", "holders", "keepers", "look", "look_where_possible"]
+__all__ = [
+    "LOOK_WHERE_POSSIBLE",
+    "YOUNG_SECONDS",
+    "Holder",
+    "Seen",
+    "each_once",
+    "holders",
+    "keepers",
+    "look",
+    "seen_of",
+]
 
 #: An append that is open for less is assumed to be working normally.
 YOUNG_SECONDS = 1.0
 
 _LOOK = 'SELECT stream, given, "position", classes, bounds FROM streams_look(%s)'
-#: No row of ``held``, and so no call of the function, where a look is impossible.
-_WHERE_POSSIBLE = """
+#: The same, without streams that have no holds, and without a row where a look is impossible: then ``held`` has none, so the
+#: function is not called.
+LOOK_WHERE_POSSIBLE = """
 SELECT seen.stream, seen.given, seen."position", seen.classes, seen.bounds
   FROM (SELECT array_agg(h.stream) AS names FROM streams_held h
          WHERE %(streams)s::text[] IS NULL OR h.stream = ANY (%(streams)s::text[])
@@ -103,23 +114,12 @@ def look(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, Seen]:
     Raises the driver's error on a standby, in a transaction above READ COMMITTED, and for a stream without holds.
     """
     cursor.execute(_LOOK, [None if streams is None else list(streams)])
-    return _seen(cursor)
+    return {stream: seen_of(*row) for stream, *row in cursor.fetchall()}
 
 
-def look_where_possible(cursor: Any, streams: Collection[str] | None = None) -> dict[str, Seen]:
-    """Returns the same as ``look``, without the streams that have no holds.
-
-    The result is empty on a standby, and in a transaction above READ COMMITTED.
-    """
-    cursor.execute(_WHERE_POSSIBLE, {"streams": None if streams is None else list(streams)})
-    return _seen(cursor)
-
-
-def _seen(cursor: Any) -> dict[str, Seen]:
-    return {
-        stream: Seen(given, position, dict(zip(classes, bounds, strict=True)))
-        for stream, given, position, classes, bounds in cursor.fetchall()
-    }
+def seen_of(given: int, position: int, classes: Sequence[int], bounds: Sequence[int]) -> Seen:
+    """Returns one stream's row of a look."""
+    return Seen(given, position, dict(zip(classes, bounds, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from streams.holds.installed_sql import bodies
 
-__all__ = ["Weakness", "imitation", "probe", "weaknesses"]
+__all__ = ["Weakness", "imitation", "losing", "probe", "weaknesses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,8 @@ UNION ALL SELECT 'set back', h.stream, h.sequence::text, h.sequence::text,
 ORDER BY 2, 1, 4, 5
 """
 _SERVER = """
-SELECT version(), coalesce((SELECT string_agg(extname, ' ') FROM pg_extension), ''), to_regclass('streams_held') IS NOT NULL
+SELECT version(), coalesce((SELECT string_agg(extname, ' ') FROM pg_extension), ''),
+       has_table_privilege(to_regclass('streams_held'), 'SELECT')
 """
 #: What the text of ``version()``, or the name of an extension, has in databases that are no single PostgreSQL server with the
 #: locks and sequences of PostgreSQL.
@@ -229,14 +230,14 @@ def imitation(version: str, extensions: str = "") -> str:
 
 
 def weaknesses(cursor: Any) -> list[Weakness]:
-    """Returns what weakens the holds of this database. Empty if nothing does, or if nothing is installed."""
+    """Returns what weakens the holds of this database. Empty if nothing does, nothing is installed, or this role may not look."""
     cursor.execute(_SERVER)
-    version, extensions, installed = cursor.fetchone()
+    version, extensions, may_read = cursor.fetchone()
     found = []
     if product := imitation(version, extensions):
         problem = f"the database is {product}: its locks and sequences are not those of one PostgreSQL server"
         found.append(Weakness("", problem, "Keep streams in PostgreSQL"))
-    if not installed:
+    if not may_read:
         return found
     given = bodies()
     cursor.execute(_FIND, {"functions": list(given), "bodies": list(given.values())})
@@ -246,6 +247,11 @@ def weaknesses(cursor: Any) -> list[Weakness]:
         table = name if fix is _INSTALL else ""
         found.append(Weakness(stream, problem.format(**values), fix.format(**values), loses, kind, table))
     return found
+
+
+def losing(cursor: Any) -> list[Weakness]:
+    """Returns the weaknesses of single streams by which readers can miss facts."""
+    return [found for found in weaknesses(cursor) if found.stream and found.loses]
 
 
 # --- trying it ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from streams.jobs.errors import UnknownKind, UnusableArguments
 from streams.jobs.folders import any_folder
 from streams.jobs.operation import Operation, Words, discover, operations
 from streams.jobs.run import run_job
-from streams.runtime.command_line import EXIT_STATUS, HelpFormatter, SiteCommand
+from streams.runtime.command_line import EXIT_STATUS, HelpFormatter, SiteCommand, read_line
 from streams.runtime.text import safe_text
 
 __all__ = [
@@ -85,7 +85,7 @@ def confirm_deletion(command: BaseCommand, foresee: Callable[[], Iterable[str]],
         command.stderr.write(line)
     command.stderr.write("It cannot be taken back. Delete it? [y/N] ", ending="")
     command.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if read_line().strip().lower() not in ("y", "yes"):
         raise CommandError("Nothing was deleted.", returncode=1)
 
 

@@ -24,11 +24,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from streams import epochs
 from streams.db import driver
-from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, send_payloads
+from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, more_follows, send_payloads
 from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
 from streams.reading.trust import MAY_WRITE
 from streams.runtime.logs import Condition, get_logger
@@ -40,11 +40,13 @@ __all__ = [
     "Looker",
     "Pace",
     "end_looks",
+    "is_session",
     "join",
     "leave",
     "look_now",
     "looker_of",
     "received",
+    "register",
 ]
 
 log = get_logger(__name__)
@@ -75,29 +77,29 @@ SELECT NOT pg_is_in_recovery() AND EXISTS (SELECT FROM streams_held)
 
 
 class Pace:
-    """Says when to look next. Only one thread at a time may use it.
+    """Says when to look next, unless a hint comes. Only one thread at a time may use it.
 
-    ``QUICK_SECONDS`` is the shortest pause between two looks. After a hint, and after each look that found news, a few more
-    looks follow at growing distance: writers send no second hint within ``HINT_GAP_SECONDS``. So there is a look every few
-    milliseconds while each of them finds news, and none from some 50 ms after the last.
+    ``QUICK_SECONDS`` is the shortest pause between two looks. While facts without a hint may follow, there is a look every few
+    milliseconds if each of them finds news, and else fewer, the last of them when no more can follow.
     """
 
     QUICK_SECONDS = 0.004
-    _AFTER = (QUICK_SECONDS, 2.5 * QUICK_SECONDS, HINT_GAP_SECONDS)
     #: A look that takes long, on a server with many locks, is made less often: it takes a fourth of the time at most.
     _SHARE = 3.0
 
     def __init__(self) -> None:
-        self._quiet = len(self._AFTER)
+        self._pause = self.QUICK_SECONDS
 
-    def next_pause(self, duration: float, *, hinted: bool, news: bool) -> float:
-        """Returns the seconds from the end of a look, which took ``duration`` seconds, to the next look, unless a hint comes."""
-        if hinted or news:
-            self._quiet = 0
-        if self._quiet >= len(self._AFTER):
+    def next_pause(self, duration: float, expected_seconds: float, *, news: bool) -> float:
+        """Returns the seconds from the end of a look, which took ``duration`` seconds, to the next one.
+
+        Facts without a hint may come for ``expected_seconds`` from the begin of this look.
+        """
+        if expected_seconds <= 0.0:
+            self._pause = self.QUICK_SECONDS
             return SAFETY_SECONDS
-        self._quiet += 1
-        return max(self._AFTER[self._quiet - 1], self._SHARE * duration)
+        self._pause = self.QUICK_SECONDS if news else 2 * self._pause
+        return max(min(self._pause, expected_seconds - duration), self.QUICK_SECONDS, self._SHARE * duration)
 
 
 class Looker:
@@ -112,12 +114,15 @@ class Looker:
         self._connection = driver.KeptConnection(using, "replsite looker", reads_in_order=True)
         self._store = PositionStore()
         self._is_prepared = False
+        self._session = 0
         self._unsent: set[str] = set()
         self._send_due = self._everything_due = 0.0
         self._is_leading = self._stopping = False
         self._news = threading.Condition()
         self._unanswered: OrderedDict[str, float] = OrderedDict()
         """Hints that were heard and not answered: their words, and when they were heard."""
+        self._expected_until = -math.inf
+        """When facts without a hint of their own cease to be expected."""
         self._leader: int | None = None
         self._doubts_since = math.inf
         """When others began to answer hints, while the leader did not."""
@@ -150,6 +155,8 @@ class Looker:
             for session, payload in notifications:
                 if (word := hinted_word(payload)) is not None:
                     self._unanswered.setdefault(word, now)
+                    if more_follows(word):
+                        self._expected_until = now + HINT_GAP_SECONDS
                     if len(self._unanswered) > _MOST_HINTS:
                         self._unanswered.popitem(last=False)
                     self._news.notify_all()
@@ -226,6 +233,7 @@ class Looker:
     def _give_up(self) -> None:
         """Closes the connection, which ends the lead. What the store remembers is of this session only."""
         self._is_leading = self._is_prepared = False
+        _sessions.discard((self._using, self._session))
         self._store = PositionStore()
         self._connection.close()
 
@@ -241,6 +249,8 @@ class Looker:
                     return False
                 epochs.readable_epoch(cursor)  # notices a restored database before any position of it is stored
                 cursor.execute(SESSION)
+                self._session = cursor.connection.info.backend_pid
+            _sessions.add((self._using, self._session))
             self._is_prepared = True
         return True
 
@@ -258,11 +268,14 @@ class Looker:
     def _lead(self) -> None:
         """Looks until this candidate is stopped, or an error is raised."""
         pace, quick_from = Pace(), 0.0
+        self._store.remembers_rows = True
         while not self._stopping:
             started, word = time.monotonic(), self._last_hint()
             found = self._store_positions(word)
+            if self._store.is_behind or (word is not None and self._store.was_hindered):
+                self._expected_until = max(self._expected_until, started + HINT_GAP_SECONDS)
             ended = time.monotonic()
-            pause = pace.next_pause(ended - started, hinted=word is not None, news=found)
+            pause = pace.next_pause(ended - started, self._expected_until - started, news=found)
             with self._news:
                 self._news.wait_for(lambda: self._stopping or bool(self._unanswered), pause)
             # Hints that come close to each other are answered by one look. A look that nobody asked for, and that found nothing,
@@ -302,6 +315,8 @@ class Looker:
             if everything:
                 self._everything_due = now + SAFETY_SECONDS
             # Only now, as the COMMIT of the rows is confirmed.
+            for listener in _listeners.get(self._using, ()):
+                listener.positions_stored(found)
             self._unsent.update(found)
             self._send(cursor, now, [] if word is None else [answer_to(word)])
         return bool(found)
@@ -350,13 +365,36 @@ def end_looks() -> None:
 
 # --- one candidate per database -----------------------------------------------------------------------------------------
 
+
+class Listener(Protocol):
+    """Listens for notifications in this process."""
+
+    def positions_stored(self, streams: Sequence[str]) -> None:
+        """Called when this process has stored positions of these streams. Must be quick."""
+
+
 _lookers: dict[str, Looker] = {}
+#: Database alias -> the listeners that learn what this process stores without a notification.
+_listeners: dict[str, tuple[Listener, ...]] = {}
+#: The sessions with which this process looks: (alias, PID). Its listeners know already what these notify of.
+_sessions: set[tuple[str, int]] = set()
 #: Database alias -> the listeners that use the candidate. The first of them is its ear.
 _ears: dict[str, list[object]] = {}
 _guard = threading.Lock()
 
 
-def join(using: str, listener: object) -> None:
+def register(using: str, listener: Listener) -> None:
+    """From now on, calls ``positions_stored`` of this listener. Must be called before the listener reads all positions."""
+    with _guard:
+        _listeners[using] = (*_listeners.get(using, ()), listener)
+
+
+def is_session(using: str, session: int) -> bool:
+    """Returns true if this process looks with this session, so that its listeners know already what it notifies of."""
+    return (using, session) in _sessions
+
+
+def join(using: str, listener: Listener) -> None:
     """Begins to use the candidate of this process, which begins to look if no other process does."""
     with _guard:
         _ears.setdefault(using, []).append(listener)
@@ -365,9 +403,10 @@ def join(using: str, listener: object) -> None:
             _lookers[using].start()
 
 
-def leave(using: str, listener: object) -> None:
-    """Ends the use that ``join`` began. The candidate ends with its last user."""
+def leave(using: str, listener: Listener) -> None:
+    """Ends the use that ``join`` or ``register`` began. The candidate ends with its last user."""
     with _guard:
+        _listeners[using] = tuple(other for other in _listeners.get(using, ()) if other is not listener)
         ears = _ears.get(using, [])
         if listener not in ears:
             return
@@ -393,6 +432,8 @@ def _after_fork() -> None:
     """Forgets the candidates of the parent, whose threads and connections the child does not have."""
     global _guard  # noqa: PLW0603
     _lookers.clear()
+    _listeners.clear()
+    _sessions.clear()
     _ears.clear()
     _callers.clear()
     _guard = threading.Lock()

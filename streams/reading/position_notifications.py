@@ -7,13 +7,15 @@ limited in number. The table is also read after each (re)connection.
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from streams.conf import stream_settings
 from streams.core import lookup
 from streams.reading import looker
-from streams.reading.hints import CHANNEL
+from streams.reading.hints import CHANNEL, hinted_streams
 from streams.reading.notify import NotifyListener
 
 __all__ = ["CHANNEL", "READ_GAP_SECONDS", "PositionListener"]
@@ -27,18 +29,35 @@ BEHIND_READ_SECONDS = 0.1
 class PositionListener(NotifyListener[str]):
     """A listener that calls ``on_streams`` with the names of streams whose positions must be read from the table.
 
-    The list is empty after each (re)connection: then all positions must be read.
+    The list is empty after each (re)connection: then all positions must be read. If ``hints`` is true, ``on_streams`` is also
+    called with the streams that a hint names, for a reader that looks for itself: its facts were committed, and their positions
+    are not stored yet.
     """
 
-    def __init__(self, on_streams: Callable[[list[str]], None], using: str | None = None, name: str = "reader") -> None:
+    def __init__(
+        self,
+        on_streams: Callable[[list[str]], None],
+        using: str | None = None,
+        name: str = "reader",
+        *,
+        hints: bool = False,
+    ) -> None:
         super().__init__(CHANNEL, on_streams, using, f"notifications {name}")
         self._waiting: set[str] = set()
+        self._stored_here: deque[str] = deque()
         self._read_due = self._behind_due = 0.0
+        #: When the next hint is passed on, if any is.
+        self._hint_due = 0.0 if hints else math.inf
         self._alias = using or stream_settings().database
 
     def start(self) -> None:
         """Starts to listen. From now on this process may be the one that looks for the site."""
-        super().start()
+        looker.register(self._alias, self)
+        try:
+            super().start()
+        except BaseException:
+            looker.leave(self._alias, self)
+            raise
         looker.join(self._alias, self)
 
     def stop(self) -> None:
@@ -50,20 +69,36 @@ class PositionListener(NotifyListener[str]):
         if notifications:
             looker.received(self._alias, self, notifications)
 
+    def positions_stored(self, streams: Sequence[str]) -> None:
+        """Makes the thread read the positions that this process has stored. Their notification, which comes later, is ignored."""
+        if streams:
+            self._stored_here.extend(streams)
+            self.nudge()
+
     def parse(self, notifications: Sequence[tuple[int, str]]) -> list[str]:
-        """Returns the known streams among the notifications, in turns that are ``READ_GAP_SECONDS`` apart."""
-        self._waiting.update(name for _, name in notifications if lookup.find(name) is not None)
+        """Returns the known streams among the notifications, in turns that are ``READ_GAP_SECONDS`` apart.
+
+        Hints have turns of their own. One that comes too early is left out: the positions will be stored in a moment.
+        """
+        names = {name for session, name in notifications if not looker.is_session(self._alias, session)}
+        while self._stored_here:
+            names.add(self._stored_here.popleft())
+        self._waiting.update(name for name in names if lookup.find(name) is not None)
         now = time.monotonic()
         if self.is_behind and now >= self._behind_due:
             # Example: a role sends 120,000 notifications of 7.9 kB, and then positions are stored. Their notification arrives
             # seconds later, but the table has them now.
             self._behind_due = now + BEHIND_READ_SECONDS
             self._waiting.update(lookup.names())
-        if not self._waiting or now < self._read_due:
-            return []
-        self._read_due = now + READ_GAP_SECONDS
-        names, self._waiting = sorted(self._waiting), set()
-        return names
+        ready = set[str]()
+        if now >= self._hint_due:
+            hinted = (name for _, payload in notifications for name in hinted_streams(payload))
+            if ready := {name for name in hinted if lookup.find(name) is not None}:
+                self._hint_due = now + READ_GAP_SECONDS
+        if self._waiting and now >= self._read_due:
+            self._read_due = now + READ_GAP_SECONDS
+            ready, self._waiting = ready | self._waiting, set()
+        return sorted(ready)
 
     def due_seconds(self) -> float | None:
         """Returns the seconds until waiting streams may be read from the table, or None if no stream waits."""

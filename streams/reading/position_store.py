@@ -101,7 +101,8 @@ NOT EXISTS (SELECT FROM unnest(%(held_streams)s::text[], %(held)s::text[]) AS he
               JOIN streams_streamposition AS r ON r.stream = held.stream AND r.instance_name = held.writer
              WHERE r.stream = given.stream AND r.state = 'retired')
 """
-#: Rows that another session changes at this moment are left to it: two sessions never wait for each other here.
+#: Rows that another session changes at this moment are left to it: two sessions never wait for each other here. What this session
+#: knows of the rows, and of the stream's tables, may be a second old. Where it is not what the table says, nothing is raised.
 _RAISE = f"""
 UPDATE streams_streamposition AS p SET
     position = given.position,
@@ -112,10 +113,12 @@ UPDATE streams_streamposition AS p SET
     updated_at = clock_timestamp()
   FROM (SELECT p.id, given.* FROM streams_streamposition AS p
           JOIN unnest(%(streams)s::text[], %(writers)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[],
-                      %(facts)s::bigint[], %(before)s::bigint[])
-                      AS given (stream, writer, position, last_write, facts, before)
+                      %(facts)s::bigint[], %(before)s::bigint[], %(marks)s::text[])
+                      AS given (stream, writer, position, last_write, facts, before, mark)
             ON p.stream = given.stream AND p.instance_name = given.writer
-         WHERE abs(given.position) >= abs(p.position) AND {_STILL_WRITERS} FOR NO KEY UPDATE OF p SKIP LOCKED) AS given
+          JOIN streams_held AS h ON h.stream = given.stream AND h.xmin::text = given.mark
+         WHERE abs(given.position) >= abs(p.position) AND p.state <> 'retired' AND {_STILL_WRITERS}
+           FOR NO KEY UPDATE OF p SKIP LOCKED) AS given
  WHERE p.id = given.id
 RETURNING p.stream
 """
@@ -173,8 +176,8 @@ class _Row:
 class _Rises:
     """What one look changes in the table of positions."""
 
-    raised: list[tuple[str, str, int, int, int, int]]
-    """Stream, writer, position, last fact (0 if there is none), number of new facts, position before."""
+    raised: list[tuple[str, str, int, int, int, int, str]]
+    """Stream, writer, position, last fact (0 if there is none), number of new facts, position before, mark of the stream."""
     entered: list[tuple[str, str, int, int | None, int]]
     """Stream, writer, position, last fact, if that is at or below the position, number of new facts."""
     held: list[tuple[str, str]]
@@ -194,6 +197,8 @@ class PositionStore:
 
     def __init__(self, *, writes_all: bool = True) -> None:
         self._tables: dict[str, list[_Table]] = {}
+        self._rows: dict[str, dict[str, _Row]] = {}
+        """The rows of streams as they were read last, and raised since. Not of a stream that another session may have changed."""
         self._marks: dict[str, str] = {}
         self._signs: dict[str, int] = {}
         self._sequences: dict[str, int] = {}
@@ -203,11 +208,16 @@ class PositionStore:
         """The position up to which no fact has a writer without a row, nor one that was not among ``_known``."""
         self._known: dict[str, list[str]] = {}
         """The active writers at that look. What they had open then may lie below ``_others``."""
+        self.remembers_rows = False
+        """If true, goes by the rows as they were read up to a second before. For who looks again soon: after a row that another
+        session has changed meanwhile, a call may have stored nothing."""
         self._unconfirmed = writes_all
         self._retire_due = 0.0
         self._blocked: dict[str, float] = {}
         self.is_behind = False
         """True if the last look had more facts of a stream than it read."""
+        self.was_hindered = False
+        """True if the last look left rows to another session that was changing them."""
         self._waits = Condition(log, "looker.stream_locked", "looker.stream_free")
 
     def store(self, cursor: Any, now: float, *, everything: bool = False) -> list[str]:
@@ -225,22 +235,17 @@ class PositionStore:
         everything = everything or self._unconfirmed
         seen = self._see(cursor, now)
         moved = [stream for stream, at in seen.items() if everything or self._stored.get(stream) != at]
+        self.was_hindered = False
         if not moved:
             return []
-        rows, marks = self._read_rows(cursor, moved)
-        if any(stream not in self._tables or self._marks.get(stream) != marks.get(stream) for stream in moved):
-            self._read_tables(cursor, moved)
-            self._marks |= marks
-        rises = _Rises([], [], [])
-        self.is_behind = False
-        for stream in list(moved):
-            try:
-                seen[stream] = self._find_rises(cursor, stream, seen[stream], rows[stream], rises)
-            except driver.DatabaseError as error:
-                self._block(stream, now, error)
-                self._tables.pop(stream, None)
-                moved.remove(stream)
-        self._enter_sisters(moved, seen, rows, rises)
+        if is_fresh := everything or not self.remembers_rows or not self._rows.keys() >= {*moved}:
+            self._read_rows(cursor, moved)
+        rises = self._rises(cursor, now, moved, seen)
+        if not is_fresh and not {stream for stream, *_ in rises.raised} >= {*moved}:
+            # Without a row to raise, nothing shows that the rows are still what this session knows of them.
+            self._read_rows(cursor, moved)
+            rises = self._rises(cursor, now, moved, seen)
+        rows = self._rows
         try:
             written = self._write(cursor, rises)
         except driver.DatabaseError as error:
@@ -256,6 +261,13 @@ class PositionStore:
                 self._others[stream] = max(self._others.get(stream, 0), others)
             else:
                 self._stored.pop(stream, None)
+                self._rows.pop(stream)
+                self.was_hindered = True
+        for stream, writer, position, *_ in rises.raised:
+            if stream in self._rows:
+                self._rows[stream][writer] = replace(self._rows[stream][writer], position=abs(position))
+        for stream, *_ in rises.entered:
+            self._rows.pop(stream, None)
         self._unconfirmed = False
         return sorted(written)
 
@@ -287,11 +299,26 @@ class PositionStore:
         if not _is_of_one_stream(error):
             raise error
         self._blocked[stream] = now + BLOCKED_SECONDS
+        self._rows.pop(stream, None)
         self._waits.begins(
             error, stream=stream, do=_LOCKED if isinstance(error, driver.lock_timed_out) else _UNREADABLE
         )
 
     # --- what changes ---------------------------------------------------------------------------------------------
+
+    def _rises(self, cursor: Any, now: float, moved: list[str], seen: dict[str, Seen]) -> _Rises:
+        """Finds what a look changes, and lowers ``seen`` where there are too many facts for it. Removes what cannot be read."""
+        self.is_behind = False
+        rises = _Rises([], [], [])
+        for stream in list(moved):
+            try:
+                seen[stream] = self._find_rises(cursor, stream, seen[stream], self._rows[stream], rises)
+            except driver.DatabaseError as error:
+                self._block(stream, now, error)
+                self._tables.pop(stream, None)
+                moved.remove(stream)
+        self._enter_sisters(moved, seen, self._rows, rises)
+        return rises
 
     def _find_rises(self, cursor: Any, stream: str, seen: Seen, rows: Mapping[str, _Row], rises: _Rises) -> Seen:
         """Finds the rows of one stream that this look raises, and the writers that it learns.
@@ -327,7 +354,8 @@ class PositionStore:
             row, position = rows[writer], max(found[writer], rows[writer].position)
             if position > row.position or (self._unconfirmed and position <= given):
                 last, facts = lasts.get(writer, (0, 0))
-                rises.raised.append((stream, writer, sign * position, sign * last, facts, sign * row.position))
+                mark = self._marks[stream]
+                rises.raised.append((stream, writer, sign * position, sign * last, facts, sign * row.position, mark))
             if position < given:
                 rises.held.append((stream, writer))
         for writer, (last, facts) in lasts.items():
@@ -400,15 +428,18 @@ class PositionStore:
             bounds = f"f.{table.id} < -%(low)s::bigint AND f.{table.id} >= -%(upto)s::bigint"
         return statement.format(table=table.name, id=table.id, writer=table.writer, bounds=bounds, sign=sign)
 
-    def _read_rows(self, cursor: Any, streams: Sequence[str]) -> tuple[dict[str, dict[str, _Row]], dict[str, str]]:
+    def _read_rows(self, cursor: Any, streams: Sequence[str]) -> None:
+        """Reads the rows of these streams, and all streams' tables if one of these has others than before."""
         cursor.execute(_ROWS, {"streams": streams})
-        rows: dict[str, dict[str, _Row]] = {stream: {} for stream in streams}
+        self._rows |= {stream: {} for stream in streams}
         marks: dict[str, str] = {}
         for stream, mark, writer, *row in cursor.fetchall():
             marks[stream] = mark
             if writer is not None:
-                rows[stream][writer] = _Row(*row)
-        return rows, marks
+                self._rows[stream][writer] = _Row(*row)
+        if any(stream not in self._tables or self._marks.get(stream) != marks.get(stream) for stream in streams):
+            self._read_tables(cursor, streams)
+            self._marks |= marks
 
     def _read_tables(self, cursor: Any, streams: Sequence[str]) -> None:
         cursor.execute(_TABLES)
@@ -468,7 +499,7 @@ def _retire(cursor: Any) -> None:
 def _execute(
     cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]], held: Sequence[tuple[str, str]]
 ) -> list[str]:
-    names = ("streams", "writers", "positions", "last_writes", "facts", "before")
+    names = ("streams", "writers", "positions", "last_writes", "facts", "before", "marks")
     if not rows:
         return []
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))

@@ -7,22 +7,30 @@ store a cursor behind these facts, and a cache would keep values that they inval
 
 So a writer with a wrong position is treated as if it were at the position that was known before. Readers of the stream
 get no further until an operator repairs the stream. ``manage.py check_streams`` names the stream.
+
+Readers whose cursor lies in the same database look for themselves (``seen_positions_and_sequence``), and see more than the
+stored rows, which a looker brings up to date a moment later. What leaves the database, or outlives a crash, needs the stored
+rows. So do a stream without holds, a standby, which does not see the locks of its primary, and a transaction that keeps one
+snapshot, whose rows are older than any look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from streams.core import lookup
 from streams.core.declaration import StreamDeclaration
+from streams.core.positions import RETIRED
 from streams.core.queries import STORED_POSITIONS
 from streams.core.sequences import last_values
+from streams.holds.look import LOOK_WHERE_POSSIBLE, Seen, seen_of
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
+_COLUMNS = len(fields(StoredPosition))
 #: The last value of a sequence, 0 if it gave out none, or null if it cannot be read.
 _LAST_VALUE = """CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
                       THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)),
@@ -38,6 +46,13 @@ _WITH_GIVEN_OUT = f"""
 SELECT stored.*, {_LAST_VALUE}
 FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
+"""
+#: The same, each with a look at its stream, or nulls where none is possible. The rows are those of the statement's snapshot, so
+#: they are older than the look. That is right: what is not known of a writer holds all others back in ``Seen.positions_of``.
+_WITH_SEEN = f"""
+WITH seen AS MATERIALIZED ({LOOK_WHERE_POSSIBLE})
+SELECT known.*, seen.given, seen."position", seen.classes, seen.bounds
+FROM ({_WITH_GIVEN_OUT}) AS known LEFT JOIN seen USING (stream)
 """
 #: (stream, writer) -> the wrong position that was logged last for this writer.
 _logged: dict[tuple[str, str], int] = {}
@@ -60,7 +75,7 @@ def possible_positions(
     Streams in memory are not checked, because they restart together with their sequences.
     """
     declared = [bound.declaration for bound in lookup.all_streams() if streams is None or bound.name in streams]
-    found, given_out = _read(cursor, streams, declared)
+    found, given_out, _ = _read(cursor, streams, declared)
     return {
         name: _held(stored, max(given_out[name], 1), (known or {}).get(name, {})) if name in given_out else stored
         for name, stored in found.items()
@@ -73,9 +88,29 @@ def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple
     The stream need not be bound to a model. The last value is None for a stream in memory, and if the database role may
     not read the sequence.
     """
-    found, given_out = _read(cursor, [declaration.name], [declaration])
-    stored, last_value = found.get(declaration.name, {}), given_out.get(declaration.name)
-    return (stored if last_value is None else _held(stored, max(last_value, 1), {})), last_value
+    stored, last_value, _ = _of_one(cursor, declaration, _WITH_GIVEN_OUT)
+    return stored, last_value
+
+
+def seen_positions_and_sequence(
+    cursor: Any, declaration: StreamDeclaration
+) -> tuple[dict[str, StoredPosition], int | None]:
+    """Returns the same as ``positions_and_sequence``, but the positions of a look if they are higher.
+
+    A writer's first fact is not covered before a looker has stored its row. Facts up to these positions must be read by a
+    later statement, and what is made of them must lie in this database.
+    """
+    stored, last_value, seen = _of_one(cursor, declaration, _WITH_SEEN)
+    return _raised(stored, seen), last_value
+
+
+def _of_one(
+    cursor: Any, declaration: StreamDeclaration, statement: str
+) -> tuple[dict[str, StoredPosition], int | None, Seen | None]:
+    name = declaration.name
+    found, given_out, seen = _read(cursor, [name], [declaration], statement)
+    stored, last_value = found.get(name, {}), given_out.get(name)
+    return (stored if last_value is None else _held(stored, max(last_value, 1), {})), last_value, seen.get(name)
 
 
 def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
@@ -95,16 +130,19 @@ def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
 
 
 def _read(
-    cursor: Any, streams: Collection[str] | None, declared: Iterable[StreamDeclaration]
-) -> tuple[dict[str, dict[str, StoredPosition]], dict[str, int]]:
-    """Returns the stored positions, and ``{stream: last value of its sequence}``.
+    cursor: Any,
+    streams: Collection[str] | None,
+    declared: Iterable[StreamDeclaration],
+    statement: str = _WITH_GIVEN_OUT,
+) -> tuple[dict[str, dict[str, StoredPosition]], dict[str, int], dict[str, Seen]]:
+    """Returns the stored positions, ``{stream: last value of its sequence}``, and what a look saw, if the statement looks.
 
     The second result lacks streams that are in memory or not in ``declared``, and streams whose sequence cannot be
     read.
     """
     sequences = {stream.name: stream.sequence for stream in declared if not stream.in_memory}
     cursor.execute(
-        _WITH_GIVEN_OUT,
+        statement,
         {
             "streams": None if streams is None else list(streams),
             "names": list(sequences),
@@ -113,13 +151,28 @@ def _read(
     )
     found: dict[str, dict[str, StoredPosition]] = {}
     given_out: dict[str, int] = {}
-    for *row, last_value in cursor.fetchall():
-        stored = StoredPosition(*row)
+    seen: dict[str, Seen] = {}
+    for row in cursor.fetchall():
+        stored, last_value, of_seen = StoredPosition(*row[:_COLUMNS]), row[_COLUMNS], row[_COLUMNS + 1 :]
         found.setdefault(stored.stream, {})[stored.writer] = stored
         if last_value is not None:
             given_out[stored.stream] = last_value
+        if of_seen and of_seen[0] is not None:
+            seen[stored.stream] = seen_of(*of_seen)
     beyond = {name for name, stored in found.items() if any(at.position > 1 for at in stored.values())}
-    return found, _true_values(cursor, given_out, sequences, beyond)
+    return found, _true_values(cursor, given_out, sequences, beyond), seen
+
+
+def _raised(stored: dict[str, StoredPosition], seen: Seen | None) -> dict[str, StoredPosition]:
+    # A position that was right at any time stays right, so the higher of two is right. A retired writer is not raised:
+    # its facts count up to the linear position.
+    if seen is None:
+        return stored
+    at: Mapping[str, int] = seen.positions_of(writer for writer, row in stored.items() if row.state != RETIRED)
+    return {
+        writer: replace(row, position=at[writer]) if at.get(writer, 0) > row.position else row
+        for writer, row in stored.items()
+    }
 
 
 def _true_values(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import getpass
 import os
+import select
 import socket
+import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, ClassVar, cast
@@ -137,6 +139,17 @@ def asked_by() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"{user} on {socket.gethostname()}"
+
+
+def read_line(prompt: str = "") -> str:
+    """Writes ``prompt`` on standard output, and returns the next line of standard input, or nothing at its end."""
+    if prompt:
+        sys.stdout.write(prompt)
+        sys.stdout.flush()
+    # Not a read that waits: Python runs the handler of an interrupt that came just before it when the read is over.
+    while not select.select([sys.stdin], [], [], 0.5)[0]:
+        pass
+    return sys.stdin.readline()
 
 
 def option_of(read: Callable[[str], Any]) -> Callable[[str], Any]:

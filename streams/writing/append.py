@@ -80,7 +80,7 @@ def append_facts(
             fact.pk = key
         fact._state.adding, fact._state.db = False, alias
     testcase.record_append(connection, stream.name, ids[0])
-    hint_after_commit(connection)
+    hint_after_commit(connection, stream.name)
     return ids
 
 

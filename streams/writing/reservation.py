@@ -61,7 +61,7 @@ def reserve_ids(counts: Sequence[tuple[BoundStream, int]], using: str) -> tuple[
             raise not_above(stream, connection, least)
         record_given_out(stream, connection, ids)
         testcase.record_append(connection, stream.name, ids[0])
-    hint_after_commit(connection)
+        hint_after_commit(connection, stream.name)
     return name, list(reserved)
 
 

@@ -21,8 +21,8 @@ from streams.holds.installed_sql import ANY_WRITER, class_of
 from streams.holds.look import Seen
 from streams.reading import position_store
 from streams.reading.position_store import PositionStore
+from streams.reading.possible_positions import _raised
 from streams.reading.rows import StoredPosition
-from streams.reading.seen_positions import _raised
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.protocol.range_math import due_rows, next_range, target_of
 
@@ -193,6 +193,7 @@ class Store(PositionStore):
 
     def __init__(self, database: Database) -> None:
         super().__init__()
+        self.remembers_rows = True
         self._database = database
         self._pause: Pause = lambda: None
 
@@ -240,7 +241,7 @@ class Store(PositionStore):
         if was_retired and not self._is(Fault.RETIRED_MEANWHILE):
             return Counter()
         for _, writer, position, *_ in rises.raised:
-            if position >= stored[writer].position:
+            if position >= stored[writer].position and stored[writer].state == ACTIVE:
                 stored[writer] = replace(stored[writer], position=position)
                 written += 1
         for _, writer, position, *_ in rises.entered:
@@ -301,9 +302,9 @@ class Named(Reader):
 
     def read(self, pause: Pause) -> None:
         snapshot = dict(self.database.rows)
-        seen = self.database.look(pause)
+        stored = dict(self.database.stored)  # of the statement's snapshot
         pause()
-        stored = _raised(dict(self.database.stored), seen)
+        stored = _raised(stored, self.database.look(pause))
         linear = linear_position(stored.values())
         target = target_of(self._view, linear, positions_to_show(stored, linear))
         pause()

@@ -63,6 +63,7 @@ class CloseReason(enum.StrEnum):
     PING_TIMEOUT = "ping timeout"
     TOO_SLOW = "too slow"
     WRONG_REMOTE = "wrong remote"
+    MADE_ROOM = "made room"
     STOPPING = "stopping"
     RESTORED = "database restored"
     DISCONNECTED = "disconnected"

@@ -23,6 +23,7 @@ from streams.replication.protocol.connection import CloseReason
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.server.client import ReplicationClient
 from streams.replication.server.worker_reports import WorkerReports, process_reports
+from streams.replication.transport.tcp_scope import MADE_ROOM
 from streams.runtime.logs import get_logger
 from streams.runtime.text import safe_text
 
@@ -87,6 +88,8 @@ class ReplicationConsumer(AsyncConsumer):
                 if self._client is not None:  # answers that are in the output buffer are still sent
                     self._client.close(CloseReason.PEER_CLOSED)
             case "tcp.disconnect":
+                if self._client is not None and message["reason"] == MADE_ROOM:
+                    self._client.connection.lost(CloseReason.MADE_ROOM)
                 raise StopConsumer
             case other:
                 raise ValueError(f"{other!r} is no message of the tcp scope.")

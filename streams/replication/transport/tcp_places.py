@@ -18,9 +18,10 @@ from streams.replication.transport.tls import Refusal
 
 
 class PlacedConnection(Protocol):
-    """A connection that can be aborted."""
+    """A connection that can be closed at once."""
 
     def abort(self) -> None: ...
+    def give_way(self) -> None: ...
 
 
 class TcpPlaces:
@@ -76,10 +77,9 @@ class TcpPlaces:
         oldest = next(iter(guests), None) if guests else None
         if oldest is None:
             return False
-        # The place is released here, because it is needed now, and the loss of the aborted connection is reported only
-        # later.
+        # The place is released here, because it is needed now, and the loss of the connection is reported only later.
         self.leave(oldest)
-        oldest.abort()
+        oldest.give_way()
         return True
 
     def _forget_unknown(self, guest: PlacedConnection, address: str) -> None:

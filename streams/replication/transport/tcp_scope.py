@@ -27,7 +27,7 @@ from streams.replication.transport.tls import HANDSHAKE, Certificates, Handshake
 from streams.runtime.logs import get_logger
 from streams.stream_settings import StreamSettings
 
-__all__ = ["Application", "ListenerLimits", "TcpConnection", "TcpListener"]
+__all__ = ["MADE_ROOM", "Application", "ListenerLimits", "TcpConnection", "TcpListener"]
 
 log = get_logger(__name__)
 
@@ -57,6 +57,9 @@ BEGINNING_HANDSHAKES = 8
 #: The first byte of a TLS handshake, with which no line of the replication protocol begins; the bytes in front of a record,
 #: of which the last two are its length; and the longest record.
 _HANDSHAKE, _RECORD_HEAD_BYTES, _RECORD_BYTES = 0x16, 5, 16 * 1024
+#: What a client learns for which there is no place, or not any more, and `tcp.disconnect`'s reason for the latter.
+_TOO_MANY = b"ERROR too many connections\n"
+MADE_ROOM = "made room"
 _NEEDS_TLS = b"ERROR this port speaks TLS only: connect with a client certificate\n"
 _NEEDS_CERTIFICATE = b"ERROR a client certificate is needed, from an authority that this server trusts\n"
 Message = dict[str, Any]
@@ -82,6 +85,7 @@ class TcpConnection(asyncio.Protocol):
         self._output_bytes = 0
         self._can_write = True
         self._is_closing = False
+        self._lost_reason = ""
         self.is_lost = asyncio.Event()
         self.scope: Message = {}
         """The ASGI scope; empty until the client was admitted."""
@@ -150,6 +154,17 @@ class TcpConnection(asyncio.Protocol):
         elif not self.scope and self._admission is not None:
             self._admission.cancel()
 
+    def give_way(self) -> None:
+        """Closes the connection to make room for another one. If no earlier output waits, the client gets the reason first."""
+        self._lost_reason = MADE_ROOM
+        if self._transport is None or self.buffered_bytes:
+            self.abort()
+            return
+        self.write(_TOO_MANY)
+        self.close()
+        # Of TLS the other end has to agree to the close. A silent one would never do so.
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self.abort)
+
     # --- asyncio --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -176,7 +191,8 @@ class TcpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Reports the end of the client's input. The application may still answer earlier input, except through TLS."""
-        self._put({"type": "tcp.eof"})
+        if not self._lost_reason:  # else it is the answer of TLS to our close
+            self._put({"type": "tcp.eof"})
         return "tls" not in self.scope["extensions"]
 
     def pause_writing(self) -> None:
@@ -194,7 +210,7 @@ class TcpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.drop_waiting()
-        self._put({"type": "tcp.disconnect", "reason": str(exc or "")})
+        self._put({"type": "tcp.disconnect", "reason": self._lost_reason or str(exc or "")})
         self._places.leave(self)
         self.is_lost.set()
 
@@ -378,7 +394,7 @@ class TcpListener:
         allowed = self._access.transport_for(host)
         if (reason := self._places.enter(connection, host)) is not None:
             # A client that uses TLS could not make sense of a line of text.
-            text = b"" if allowed is AllowedTransport.TLS else b"ERROR too many connections\n"
+            text = b"" if allowed is AllowedTransport.TLS else _TOO_MANY
             raise self._refuse(reason, host, text, lingers=False)
         if allowed is AllowedTransport.NOTHING:
             text = b"ERROR clients from this network are not allowed without TLS\n"

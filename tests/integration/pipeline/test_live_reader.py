@@ -13,8 +13,9 @@ from django.utils import timezone
 from events.models import Event
 from pipeline.errors import QueryFailed
 from pipeline.live.ledger import BatchOffsets, ledger_vectors, record_batch
-from pipeline.live.statistics_table import READER, STATISTICS, StatisticsTable
+from pipeline.live.statistics_table import STATISTICS, StatisticsTable
 from pipeline.models import BatchLedger
+from pipeline.models.statistics import READER
 from replsite.live_rows.reading import read_snapshot
 from replsite.metrics.cluster import families
 from replsite.status.words import HealthWord

@@ -190,6 +190,16 @@ def test_many_connections_are_refused_by_number(start_manage):
         client.socket.close()
 
 
+def test_who_says_nothing_makes_room_and_is_told_so(start_manage):
+    server = Server(start_manage, REPLSITE_CONNECTION_LIMIT="2")
+    with WireClient(server.port) as silent, WireClient(server.port, "NAME x") as named:
+        silent.read_until("SERVER")
+        named.read_until("SERVER")
+        with positioned(server.port, "y"):
+            assert silent.read_to_end()[-1] == "ERROR too many connections"
+            closed("made room")
+
+
 def _gets_in(port: int) -> bool:
     with WireClient(port) as client:
         client.read_until(lambda line: line.startswith(("SERVER", "ERROR")))

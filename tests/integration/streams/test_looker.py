@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
+from streams import registry
+from streams.catalog.models import PushRuleChange
 from streams.db import driver
 from streams.reading import hints, looker, position_store
 from streams.reading.hints import hint
@@ -19,6 +21,7 @@ from streams.reading.looker import Looker
 from streams.reading.notify import NotifyListener
 from streams.reading.position_notifications import PositionListener
 from streams.reading.rows import stored_positions
+from tests.support import writing
 from tests.support.held_tables import Session, Sessions, held_orders, sessions
 from tests.support.waiting import wait_until
 
@@ -138,14 +141,16 @@ def test_facts_without_a_hint_are_found_by_the_slow_look(writer: Session, proces
 def test_what_is_committed_soon_after_a_hint_needs_none(
     hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
 ):
+    """The second fact's hint says that more follows."""
     one = process()
     wait_until(lambda: one.is_leading)
-    monkeypatch.setattr(hints, "HINT_GAP_SECONDS", 1_000.0)
+    for module in (hints, looker):
+        monkeypatch.setattr(module, "HINT_GAP_SECONDS", 1_000.0)
     monkeypatch.setattr(hints, "PAUSE_SECONDS", 1_000.0)
     hints._hinted.clear()
     for number in range(20):
         last = writer.append("x")[-1]
-        assert hint(writer.cursor) is (number == 0)
+        assert hint(writer.cursor) is (number < 2)
     wait_until(lambda: position() == last)
     hints._hinted.clear()
 
@@ -301,6 +306,20 @@ def test_others_look_while_the_leader_stands_still(
     wait_until(lambda: position() == last)
 
 
+def test_who_looks_once_stores_all_whatever_others_have_done_with_the_rows_since(writer: Session):
+    """Nobody looks again soon, so it must not go by the rows of its look before."""
+    own = Looker("default")
+    try:
+        for text in "abcd":
+            if text == "d":
+                writer("DELETE FROM streams_streamposition")
+            last = writer.append(text)[-1]
+            assert own.store_once(even_if_led=True)
+            assert position() == last
+    finally:
+        own.close()
+
+
 class Forger(NotifyListener[str]):
     """A role that may only connect, and answers all hints before anybody misses an answer."""
 
@@ -320,7 +339,7 @@ class Forger(NotifyListener[str]):
 def test_forged_answers_do_not_keep_others_from_looking_while_the_leader_stands_still(
     hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(looker, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(looker, "ANSWER_SECONDS", 1.0)  # the forger answers before
     monkeypatch.setattr(looker, "DOUBT_SECONDS", 0.1)
     leader, frozen = process(), threading.Event()
     wait_until(lambda: leader.is_leading)
@@ -463,14 +482,26 @@ def test_an_idle_leader_asks_once_in_a_while(
 ):
     one = process()
     wait_until(lambda: one.is_leading)
+    hints._hinted.clear()
     looks: list[float] = []
     look = one.candidate._store_positions
     monkeypatch.setattr(one.candidate, "_store_positions", lambda word: looks.append(time.monotonic()) or look(word))
     last = append(writer, "a")
     wait_until(lambda: position() == last)
     wait_until(lambda: not one.candidate._unanswered)
-    count = settled(looks)
-    assert count <= 2 * (1 + len(looker.Pace._AFTER))
+    assert settled(looks) == 1
+
+
+def test_a_hint_that_the_server_did_not_take_promises_nothing(writer: Session, monkeypatch: pytest.MonkeyPatch):
+    """So the next fact has one of its own."""
+    monkeypatch.setattr(hints, "PAUSE_SECONDS", 1_000.0)
+    hints._hinted.clear()
+    hint(writer.cursor)
+    with monkeypatch.context() as patch, pytest.raises(driver.DatabaseError):
+        patch.setattr(hints, "_SEND_HINT", "SELECT 1 / 0 FROM (SELECT %(channel)s::text, %(hint)s::text) AS given")
+        hint(writer.cursor)
+    assert hint(writer.cursor)
+    hints._hinted.clear()
 
 
 def settled(looks: list[float]) -> int:
@@ -506,3 +537,73 @@ def test_what_could_not_be_told_is_told_later(
         wait_until(lambda: refused)
         assert one.is_leading
     wait_until(lambda: "orders" in one.ear.payloads)
+
+
+# --- listeners of the process that looks --------------------------------------------------------------------------
+
+
+class Listener(PositionListener):
+    """Keeps what it received, and the streams whose positions it was called to read."""
+
+    def __init__(self, *, hints: bool = False) -> None:
+        self.payloads, self.read = list[str](), list[list[str]]()
+        super().__init__(self.read.append, name="test", hints=hints)
+
+    def received(self, notifications: Sequence[tuple[int, str]]) -> None:
+        super().received(notifications)
+        self.payloads += [payload for _, payload in notifications]
+
+
+@pytest.fixture
+def listener(hints_only: None) -> Iterator[Listener]:
+    made = Listener()
+    made.start()
+    try:
+        wait_until(lambda: (found := looker.looker_of("default")) is not None and found.is_leading)
+        yield made
+    finally:
+        made.stop()
+
+
+def test_they_learn_what_was_stored_though_the_server_takes_no_notification(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+):
+    with full_queue(monkeypatch) as refused:
+        writing.append()
+        wait_until(lambda: ["caches"] in listener.read)
+        wait_until(lambda: refused)
+    assert "caches" not in listener.payloads
+
+
+def test_they_read_once_although_the_notification_follows(listener: Listener, writer: Session):
+    writing.append()
+    wait_until(lambda: "caches" in listener.payloads)
+    writer("SELECT pg_notify(%s, 'events')", driver.channel(writer.cursor, hints.CHANNEL))
+    wait_until(lambda: ["events"] in listener.read)
+    assert [streams for streams in listener.read if "caches" in streams] == [["caches"]]
+
+
+def test_they_read_what_another_process_stores(listener: Listener, writer: Session):
+    writer("SELECT pg_notify(%s, 'caches')", driver.channel(writer.cursor, hints.CHANNEL))
+    wait_until(lambda: ["caches"] in listener.read)
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_a_hint_wakes_who_looks_for_itself_before_anything_is_stored(
+    listener: Listener, writer: Session, monkeypatch: pytest.MonkeyPatch, is_asked_for: bool
+):
+    monkeypatch.setattr(Looker, "_store_positions", lambda self, word: False)  # the looker stands still
+    own = Listener(hints=is_asked_for)
+    own.start()
+    try:
+        wait_until(lambda: own.read == [[]])
+        with transaction.atomic():
+            writing.append()
+            with transaction.atomic():
+                registry.get("push_rules").append(PushRuleChange(user_id="@ann:a.test"))
+        wait_until(lambda: any(hints.hinted_streams(payload) for payload in own.payloads))
+        writer("SELECT pg_notify(%s, 'events')", driver.channel(writer.cursor, hints.CHANNEL))
+        wait_until(lambda: ["events"] in own.read)
+        assert own.read == [[], *([["caches", "push_rules"]] if is_asked_for else []), ["events"]]
+    finally:
+        own.stop()

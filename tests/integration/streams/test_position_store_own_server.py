@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import psycopg2
 import pytest
 
-from streams.holds.look import look_where_possible
 from streams.reading.position_store import SESSION, PositionStore
+from streams.reading.possible_positions import seen_positions_and_sequence
 from streams.reading.rows import linear_position, stored_positions
 from tests.support.held_server import Own, held_server
-from tests.support.held_tables import Session
+from tests.support.held_tables import ORDERS, Session
 from tests.support.positions_table import POSITIONS
 from tests.torture.own_postgres import OwnPostgres
 
@@ -95,8 +95,8 @@ def test_a_standby_reads_the_row_and_does_not_look(own: Own):
         own.crash()
         reader = own.session()
         assert reader.one("SELECT pg_is_in_recovery()")
-        assert look_where_possible(reader.cursor, ["orders"]) == {}
-        assert position(reader) == stored
+        seen, _ = seen_positions_and_sequence(reader.cursor, ORDERS)
+        assert {at.position for at in seen.values()} == {position(reader)} == {stored}
         assert texts_upto(reader, stored) == ["a", "b"]
         with pytest.raises(psycopg2.Error, match="needs the primary"):
             PositionStore().store(reader.cursor, time.monotonic())

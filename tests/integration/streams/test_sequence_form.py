@@ -236,6 +236,39 @@ def test_a_missing_sequence_keeps_nobody_from_seeing_the_others():
         run(f"ALTER SEQUENCE elsewhere RENAME TO {NAME}")
 
 
+def test_a_sequence_that_was_made_again_is_told_and_mended():
+    """Looks go by the one that was dropped: no reader got a fact any more, and all was well."""
+    (head,) = append()
+    wait_for_linear(head)
+    run(f"DROP SEQUENCE {NAME} CASCADE; CREATE SEQUENCE {NAME} START WITH 2; SELECT setval('{NAME}', {head})")
+    (token,) = append()
+    assert linear() == head
+    assert "the holds of 1 streams" in checked()[1]
+    word, sentence, severity = health()
+    assert (word, severity) == (HealthWord.WRONG, Severity.WRONG)
+    assert "holds another stream or sequence" in sentence and "check_streams" in sentence
+    assert checked("--repair")[1] == ""
+    wait_for_linear(token)
+    assert health()[1] == ""
+    with session() as cursor:
+        cursor.execute("INSERT INTO streams_cacheinvalidation (instance_name, cache_name) VALUES ('north', 'x')")
+
+
+@pytest.mark.parametrize("trigger", ["streams_hold", "streams_guard"])
+def test_a_trigger_that_is_off_is_told_by_the_health(trigger: str):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT number FROM streams_held WHERE stream = 'caches'")
+        (number,) = cursor.fetchone()
+    table = "ALTER TABLE streams_cacheinvalidation"
+    run(f"{table} DISABLE TRIGGER {trigger}_{number}")
+    try:
+        word, sentence, _ = health()
+        assert word is HealthWord.WRONG and f"rigger {trigger}_{number}" in sentence
+    finally:
+        run(f"{table} ENABLE ALWAYS TRIGGER {trigger}_{number}")
+    assert health()[1] == ""
+
+
 def test_a_sequence_before_its_first_value_is_told_and_the_first_fact_reaches_everybody():
     """As in a schema that was put back without rows by a program whose sequences began at 1."""
     run(f"ALTER SEQUENCE {NAME} START WITH 1; SELECT setval('{NAME}', 1, false)")

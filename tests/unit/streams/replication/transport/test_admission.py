@@ -306,6 +306,35 @@ async def test_one_connection_too_many_is_turned_away(certificates):
             one.transport.abort()
 
 
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+async def test_who_makes_room_for_others_is_told_why(authority, certificates, monkeypatch, is_secure):
+    """It ended without a word. A client that uses TLS and is silent never agrees to the close."""
+    monkeypatch.setattr(tcp_scope, "LINGER_SECONDS", 0.1)
+    async with listening(certificates if is_secure else None, access=Access(has_tls=is_secure), connections=2) as host:
+        context = client_context(files(authority)) if is_secure else None
+        made = [await asyncio.open_connection("127.0.0.1", host.port, ssl=context)]
+        silent = await accepted(host)
+        made += [await asyncio.open_connection("127.0.0.1", host.port, ssl=context) for _ in range(2)]
+        made[0][1].transport.pause_reading()
+        await asyncio.wait_for(silent.is_lost.wait(), DEADLINE_SECONDS)
+        assert await silent.receive() == {"type": "tcp.disconnect", "reason": "made room"}
+        made[0][1].transport.resume_reading()
+        assert await made[0][0].read(-1) == b"ERROR too many connections\n"
+        for _, writer in made:
+            writer.transport.abort()
+
+
+async def test_who_makes_room_and_takes_nothing_is_gone_at_once(certificates):
+    async with listening(None, access=Access(), connections=1) as host:
+        with socket.create_connection(("127.0.0.1", host.port)) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent = await accepted(host)
+            silent.write(b"x" * 20_000_000)
+            _, writer = await asyncio.open_connection("127.0.0.1", host.port)
+            await asyncio.wait_for(silent.is_lost.wait(), tcp_scope.LINGER_SECONDS / 2)
+            writer.transport.abort()
+
+
 async def test_without_tls_loopback_comes_in_and_others_do_not():
     access = Access(["10.1.0.0/16"])
     async with listening(None, access=access) as host:

@@ -10,10 +10,12 @@ from streams.replication.transport.tls import Refusal
 
 class Guest:
     def __init__(self) -> None:
-        self.is_aborted = False
+        self.gave_way = False
 
-    def abort(self) -> None:
-        self.is_aborted = True
+    def abort(self) -> None: ...
+
+    def give_way(self) -> None:
+        self.gave_way = True
 
 
 def come(places: TcpPlaces, host: str, number: int = 1, *, known: bool = False) -> list[Guest]:
@@ -30,7 +32,7 @@ def test_the_oldest_unknown_one_of_the_address_with_most_gives_way():
     [other] = come(places, "10.0.0.2")
     many = come(places, "10.0.0.1", 4)
     come(places, "10.0.0.3")
-    assert [one.is_aborted for one in [other, *many]] == [False, True, False, False, False]
+    assert [one.gave_way for one in [other, *many]] == [False, True, False, False, False]
     assert len(places) == 5
 
 
@@ -55,8 +57,8 @@ def test_at_the_share_of_an_address_its_own_give_way_and_no_others():
     others = come(places, "10.0.0.2", 3)
     own = come(places, "10.0.0.1", 3)
     come(places, "10.0.0.1")
-    assert [one.is_aborted for one in own] == [True, False, False]
-    assert not any(one.is_aborted for one in others)
+    assert [one.gave_way for one in own] == [True, False, False]
+    assert not any(one.gave_way for one in others)
 
 
 def test_all_that_leave_leave_nothing():
