@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from streams.stream_settings import StreamSettings
 
 # These commands show no page and serve no metrics. Loading the apps for pages and metrics would take a tenth of their start.
 _IS_BRIEF = sys.argv[1:2] in (["help"], ["health"], ["streams"])
+_COUNTS_REQUESTS = not _IS_BRIEF and find_spec("django_prometheus") is not None  # of the extra `django-metrics`
 BASE_DIR = Path(__file__).resolve().parent.parent
 # A checkout keeps its data in itself, an installed site in the folder where it is started.
 _HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()
@@ -91,7 +93,7 @@ def _database() -> dict[str, Any]:
             f"DATABASE_URL cannot be read: {error}. Write it as postgres://USER:PASSWORD@HOST:PORT/NAME."
         ) from error
     if found["ENGINE"] == "django.db.backends.postgresql":
-        if not _IS_BRIEF:
+        if _COUNTS_REQUESTS:
             found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same backend, and it counts queries
         # With these options a lost host is noticed within seconds. Options in DATABASE_URL win over them.
         keepalives = {
@@ -137,7 +139,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "channels",
-    *([] if _IS_BRIEF else ["django_prometheus"]),
+    *(["django_prometheus"] if _COUNTS_REQUESTS else []),
     "streams",
     "streams.catalog",
     "state",
@@ -147,7 +149,7 @@ INSTALLED_APPS = [
     "replsite.api",
 ]
 MIDDLEWARE = [
-    "django_prometheus.middleware.PrometheusBeforeMiddleware",
+    *(["django_prometheus.middleware.PrometheusBeforeMiddleware"] if _COUNTS_REQUESTS else []),
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -158,7 +160,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "replsite.http.database_down.DatabaseDownMiddleware",
-    "replsite.metrics.django.BoundedRequestMetrics",
+    *(["replsite.metrics.django.BoundedRequestMetrics"] if _COUNTS_REQUESTS else []),
 ]
 ROOT_URLCONF = "replsite.site_urls"
 ASGI_APPLICATION = "replsite.asgi.application"

@@ -29,6 +29,7 @@ from django.urls import NoReverseMatch, reverse
 
 from replsite.conf import site_settings
 from streams.browsers.threads import LEAVE
+from streams.core.bounded import BoundedDict
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
@@ -105,6 +106,9 @@ class RequestPlaces:
         self._pages = Pool("pages", pages or site_settings().request_limit, 200)
         # Viewers ask each second. While the database is slow, they must not hold the places of other pages.
         self._live = Pool("live page", 4, 1_000)
+        # A thousand questions with made-up cookies, each with a look for its session, must not come before who looks already.
+        self._open = Pool("open live pages", 4, 1_000)
+        self._viewers: BoundedDict[int, None] = BoundedDict(1_000)
         self._metrics = Pool("metrics", 4, 1_000)
         self._health = Pool("health", 2, 1_000)
         self._catch_up = Pool("catch-up", 8, 200)
@@ -114,11 +118,14 @@ class RequestPlaces:
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = Pool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         POOLS[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
-        POOLS.append(self._live)
+        POOLS.extend([self._live, self._open])
         self._log_at = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         pool, came = self._pool_for(scope["path"], scope.get("method", "GET")), time.monotonic()
+        if pool is self._live:
+            viewer = hash(tuple(value for name, value in scope["headers"] if name == b"cookie"))
+            pool, send = self._open if viewer in self._viewers else pool, self._remembering(viewer, send)
         try:
             place = await pool.enter()
         except Busy as busy:
@@ -140,6 +147,17 @@ class RequestPlaces:
                 await self._application(scope | {CAME: came, LEAVE: end}, receive, send)
         finally:
             end()
+
+    def _remembering(self, viewer: int, send: Any) -> Any:
+        async def remember_and_send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] in (200, 304):
+                    self._viewers.put(viewer, None)
+                elif message["status"] == 403:
+                    self._viewers.pop(viewer, None)
+            await send(message)
+
+        return remember_and_send
 
     def _pool_for(self, path: str, method: str) -> Pool:
         if method == "POST" and path.endswith("/login/"):

@@ -30,6 +30,7 @@ from replsite.live_rows.verdicts import (
     disk_verdict,
     expected_verdict,
     hold_verdict,
+    holds_verdict,
     job_verdict,
     missing_reader_verdict,
     reader_verdict,
@@ -54,6 +55,7 @@ from streams.db import driver
 from streams.db.consistent_read import read_only_snapshot
 from streams.holds.end import blockers
 from streams.holds.look import YOUNG_SECONDS, holders, keepers
+from streams.holds.weaknesses import Weakness, losing
 from streams.maintenance.check import highest_in_tables
 from streams.maintenance.table_sequences import inspect_tables
 from streams.reading.looker import look_now
@@ -139,7 +141,8 @@ class _Reading:
             self.writers.setdefault(row.stream, []).append(row)
         names = {stream: [row.writer for row in rows] for stream, rows in self.writers.items()}
         self.readers = read_readers(cursor, history.positions, names, self.as_of, self.limits.lost_after_seconds)
-        self.tables_behind = self._read_tables_behind(cursor)
+        self.tables_behind: list[str] = self._while_well("tables behind", lambda: tables_behind(cursor))
+        self.weaknesses: list[Weakness] = self._while_well("weaknesses", lambda: losing(cursor))
         self.recorded = read_recorded(cursor)
         self.workers = read_workers(cursor, stream_settings().worker_silence_seconds)
         self.jobs = read_jobs_with_status(cursor, self.as_of)
@@ -153,12 +156,9 @@ class _Reading:
     def _seldom(self, name: str, read: Any) -> Any:
         return self.history.seldom(name, self.at, STORAGE_SECONDS, read)
 
-    def _read_tables_behind(self, cursor: Any) -> list[str]:
-        def read() -> list[str]:
-            return list(dict.fromkeys(found.table for found in inspect_tables(cursor) if not found.well))
-
-        known: list[str] = self._seldom("tables behind", read)
-        return self.history.seldom("tables behind", self.at, 0.0, read) if known else known
+    def _while_well(self, name: str, read: Any) -> Any:
+        # What is wrong is looked at each time, so that it is well as soon as it was mended.
+        return self._seldom(name, read) and self.history.seldom(name, self.at, 0.0, read)
 
     def _read_holders(self, cursor: Any) -> dict[str, list[HolderRow]]:
         asked = (*holders(cursor), *keepers(cursor))
@@ -251,7 +251,9 @@ class _Reading:
         declared, sequence = self.declarations.get(name), self.sequences.get(name)
         empty = declared.empty_position if declared is not None else 1
         stored = max((row.position for row in rows), default=0)
-        sequence_status = sequence_verdict(sequence, stored, self.in_tables.get(name, 0))
+        sequence_status = sequence_verdict(sequence, stored, self.in_tables.get(name, 0)) or holds_verdict(
+            [found for found in self.weaknesses if found.stream == name]
+        )
         expected = worst_first(e for e, _ in self.expected if e.stream == name)
         stream = StreamRow(
             name=name,
@@ -463,6 +465,11 @@ class _Reading:
         full = disk_verdict(folder, free, wanted)
         problems += [Problem("Disk", full, folder)] if full else []
         return site_health(problems, ", ".join(parts))
+
+
+def tables_behind(cursor: Any) -> list[str]:
+    """Returns the tables whose next row would get a number that is taken."""
+    return list(dict.fromkeys(found.table for found in inspect_tables(cursor) if not found.well))
 
 
 def recorded_streams(rows: Iterable[RecordedRow], as_of: datetime, limits: Limits) -> list[StreamRow]:

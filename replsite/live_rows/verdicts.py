@@ -31,6 +31,7 @@ from replsite.status.words import (
 )
 from streams.core.positions import RETIRED
 from streams.core.sequences import FoundSequence
+from streams.holds.weaknesses import Weakness
 from streams.runtime.amounts import byte_size, counted, duration
 from streams.runtime.silence import silent_seconds
 from streams.stream_settings import StreamSettings
@@ -367,6 +368,16 @@ def sequence_verdict(found: FoundSequence | None, stored: int, in_tables: int) -
     severity = Severity.WRONG if loses_facts or found.is_almost_used_up else Severity.WARNING
     actions = ("positions",) if found.is_mendable else ()
     return Verdict("sequence unfit", severity, found.sentence, command if actions else "", actions)
+
+
+def holds_verdict(found: Sequence[Weakness]) -> Verdict | None:
+    """Returns a verdict if readers can miss facts of the stream, because of a trigger or a sequence, and None otherwise."""
+    if not found:
+        return None
+    command = "manage.py check_streams"
+    problems = _capital("; ".join(dict.fromkeys(weakness.problem for weakness in found[:3])))
+    text = f"{problems}. Readers can miss facts. {command} says what to do, and mends most of it with --repair."
+    return Verdict("holds unfit", Severity.WRONG, text, command)
 
 
 def tables_verdict(tables: Sequence[str]) -> Verdict:

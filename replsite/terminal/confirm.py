@@ -13,6 +13,7 @@ from django.http import Http404
 from replsite.operator_actions import ACTIONS, Asked
 from streams.db import driver
 from streams.errors import StreamError
+from streams.runtime.command_line import read_line
 from streams.runtime.text import safe_text
 
 Ask = Callable[[str], str]
@@ -33,7 +34,9 @@ def act(
         if plan.carry_out is None:
             return
         if not is_confirmed:
-            _confirm(ask or (input if sys.stdin is not None and sys.stdin.isatty() else None), plan.title, asked.name)
+            _confirm(
+                ask or (read_line if sys.stdin is not None and sys.stdin.isatty() else None), plan.title, asked.name
+            )
         say(plan.carry_out())
     except Http404 as error:
         raise CommandError(str(error), returncode=2) from error

@@ -61,6 +61,7 @@ CONTRACT = {
     "Begin": "where a handler begins (docs/reference/following.md)",
     "GONE": "a status word (docs/reference/status-words.md)",
     "LOOK": "a status word, as `GONE`",
+    "LOOK_WHERE_POSSIBLE": "the SQL of a look (docs/explanation/proof.md)",
     "NOTE": "a severity that the API and the live page show",
     "_LOOK": "the SQL of a look (docs/explanation/proof.md)",
     "PortTaken": "an error (docs/reference/errors.md)",
@@ -73,7 +74,6 @@ CONTRACT = {
     "here": "a key of the summary of a restore",
     "look": "events.notifier.notifier.look (docs/explanation/notifier.md)",
     "look_now": "a look (docs/explanation/proof.md)",
-    "look_where_possible": "a look (docs/explanation/proof.md)",
     "retry_began_at": "a column of streams_storedcursor",
 }
 

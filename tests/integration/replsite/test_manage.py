@@ -49,6 +49,18 @@ def test_nobody_reads_the_output_in_a_project_of_its_own(command, database_url):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_the_site_starts_without_django_prometheus(database_url):
+    """It is of the extra ``django-metrics``."""
+    environment = {**os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "replsite.settings"}
+    code = "import sys; sys.modules['django_prometheus'] = None; from django.test import Client; import django; "
+    code += "django.setup(); client = Client(headers={'host': 'localhost'}); "
+    code += "print(client.get('/health').status_code, client.get('/metrics').status_code)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=session.PROJECT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "200 200\n", done.stdout + done.stderr
+
+
 @needs_full_disk
 @pytest.mark.cold_start
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,4 +1,4 @@
-"""Processes of a project write side by side without settings: threads, forks, spawned ones, a shell, a reloading server."""
+"""Processes of a project write side by side without settings: threads, forks, spawned ones, a shell, servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import socket
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.error import URLError
 
@@ -65,6 +66,14 @@ if __name__ == "__main__":
         assert [child.exitcode for child in children] == [0, 0, 0]
     said.append(append())
     print(json.dumps(said))
+"""
+#: Writes before the workers are forked from it.
+WSGI = """
+from django.core.wsgi import get_wsgi_application
+
+application = get_wsgi_application()
+from work import append
+append()
 """
 URLS = """
 from django.http import JsonResponse
@@ -126,9 +135,37 @@ def answer(port: int) -> tuple[int, str] | None:
         return None
 
 
-def test_a_reloading_server_goes_on_writing(project):
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+        return int(taken.getsockname()[1])
+
+
+def test_workers_of_gunicorn_write_side_by_side_after_a_fork(project):
+    """Each worker is replaced after 20 requests, by a fork of the process that has written."""
+    (project.folder / "wsgi.py").write_text(WSGI)
+    options = ["--preload", "--workers", "2", "--max-requests", "20", "--log-level", "error"]
+    port = free_port()
+    server = project.start(*options, "--bind", f"127.0.0.1:{port}", "wsgi", module="gunicorn")
+    said: list[tuple[int, str]] = []
+
+    def four_workers_wrote() -> bool:
+        with ThreadPoolExecutor(4) as pool:
+            said.extend(filter(None, pool.map(lambda _: answer(port), range(8))))
+        return len({process for process, _ in said}) >= 4
+
+    try:
+        wait_until(four_workers_wrote)
+    finally:
+        server.terminate()
+        server.wait(DEADLINE_SECONDS)
+    assert {name for _, name in said} == {HOST}
+    page = "from shop.models import Order; page = Order.stream.read(limit=10_000); print(len(page.facts), page.at_end)"
+    count, at_end = project.script(page).split()
+    assert int(count) > len(said) and at_end == "True"
+
+
+def test_a_reloading_server_goes_on_writing(project):
+    port = free_port()
     server = project.start("runserver", f"127.0.0.1:{port}")
     try:
         wait_until(lambda: answer(port))
