@@ -66,6 +66,7 @@ class Reason(StrEnum):
     NO_PREV_EVENTS = "no-prev-events"
     MISSING_AUTH_EVENTS = "missing-auth-events"
     MISSING_PREV_EVENTS = "missing-prev-events"
+    TOO_MANY_FORKS = "too-many-forks"
     BAD_STATE = "bad-state"
     CYCLE = "cycle"
     BAD_SIGNATURE = "bad-signature"

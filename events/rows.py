@@ -84,6 +84,13 @@ SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000):
 FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
 ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
 """
+#: Inserts the rows of whole rooms, given as columns. Returns the IDs of those that were not there. The order of the IDs keeps two
+#: transactions with the same rooms from a deadlock.
+INSERT_ROOMS = f"""
+{INSERT_INTO["events_room"]}
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::boolean[]) AS given (room_id)
+ORDER BY room_id COLLATE "C" ON CONFLICT (room_id) DO NOTHING RETURNING room_id
+"""
 #: As long as only outliers of a room are stored, its version is what any server has stated. The room's own create event
 #: corrects it.
 CORRECT_VERSIONS = """

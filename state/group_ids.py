@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+GROUP_SEQUENCE = "state_stategroup_id_seq"
 #: Reserves IDs for new groups. The IDs ascend.
-_RESERVE = """
-SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)
+_RESERVE = f"""
+SELECT nextval('{GROUP_SEQUENCE}') FROM generate_series(1, %(count)s)
 """
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections
 
@@ -19,6 +19,7 @@ from state.group_ids import reserve_group_ids
 from state.groups.deltas import StateKey
 from state.groups.filters import EVERYTHING, StateFilter
 from state.models import StateGroup
+from streams.db.driver import rows_of_repeated
 
 __all__ = [
     "FULL_STATE",
@@ -132,6 +133,7 @@ SELECT NULL, chains.chain, read.* FROM chains, LATERAL (
 """
 
 
+_SPANS_ALONE = f"{_SPANS_OF_MANY} SELECT wanted, chain, upto FROM spans"
 _MOST_TOUCHED = 1_000
 #: The keys of the delta rows in some ranges of chains, ``_MOST_TOUCHED`` rows of each at most.
 _TOUCHED = f"""
@@ -196,41 +198,38 @@ def changes_from(known: int, groups: Collection[int], using: str = "default") ->
     """Returns ``{group: changes from the state of known to its state}``: key -> event ID, or None.
 
     Reads only the delta rows in which two groups differ. The result lacks groups with too many such rows, and groups
-    that share no rows with ``known``.
+    that share no rows with ``known``. The queries are planned once in each session.
     """
     spans: dict[int, dict[int, int]] = {}
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"{_SPANS_OF_MANY} SELECT wanted, chain, upto FROM spans", {"groups": [known, *groups]})
-        for group, chain, upto in cursor.fetchall():
-            spans.setdefault(group, {})[chain] = upto
-        known_spans = spans.pop(known, {})
-        spans = {group: its for group, its in spans.items() if not known_spans.keys().isdisjoint(its)}
-        ranges = [
-            (group, chain, *sorted((known_spans.get(chain, -1), its.get(chain, -1))))
-            for group, its in spans.items()
-            for chain in {*known_spans, *its}
-            if known_spans.get(chain) != its.get(chain)
-        ]
-        touched: dict[int, set[StateKey]] = {group: set() for group in spans}
-        rows: Counter[tuple[int, int]] = Counter()
-        if ranges:
-            wanted, chains, above, upto = map(list, zip(*ranges, strict=True))
-            values = {"wanted": wanted, "chains": chains, "above": above, "upto": upto}
-            cursor.execute(_TOUCHED, values)
-            for group, chain, event_type, state_key in cursor.fetchall():
-                rows[group, chain] += 1
-                touched[group].add((event_type, state_key))
-        for group in {group for (group, _), count in rows.items() if count >= _MOST_TOUCHED}:
-            del touched[group]  # there may be more rows
-        found: dict[int, dict[StateKey, str | None]] = {
-            group: dict.fromkeys(sorted(keys)) for group, keys in touched.items()
-        }
-        pairs = [(group, *key) for group, changes in found.items() for key in changes]
-        if pairs:
-            wanted, types, state_keys = map(list, zip(*pairs, strict=True))
-            cursor.execute(_AT_ITS_KEY, {"groups": wanted, "types": types, "keys": state_keys})
-            for group, event_type, state_key, event_id in cursor.fetchall():
-                found[group][event_type, state_key] = event_id
+    for group, chain, upto in rows_of_repeated(connections[using], _SPANS_ALONE, {"groups": [known, *groups]}):
+        spans.setdefault(group, {})[chain] = upto
+    known_spans = spans.pop(known, {})
+    spans = {group: its for group, its in spans.items() if not known_spans.keys().isdisjoint(its)}
+    ranges = [
+        (group, chain, *sorted((known_spans.get(chain, -1), its.get(chain, -1))))
+        for group, its in spans.items()
+        for chain in {*known_spans, *its}
+        if known_spans.get(chain) != its.get(chain)
+    ]
+    touched: dict[int, set[StateKey]] = {group: set() for group in spans}
+    rows: Counter[tuple[int, int]] = Counter()
+    if ranges:
+        wanted, chains, above, upto = map(list, zip(*ranges, strict=True))
+        values = {"wanted": wanted, "chains": chains, "above": above, "upto": upto}
+        for group, chain, event_type, state_key in rows_of_repeated(connections[using], _TOUCHED, values):
+            rows[group, chain] += 1
+            touched[group].add((event_type, state_key))
+    for group in {group for (group, _), count in rows.items() if count >= _MOST_TOUCHED}:
+        del touched[group]  # there may be more rows
+    found: dict[int, dict[StateKey, str | None]] = {
+        group: dict.fromkeys(sorted(keys)) for group, keys in touched.items()
+    }
+    pairs = [(group, *key) for group, changes in found.items() for key in changes]
+    if pairs:
+        wanted, types, state_keys = map(list, zip(*pairs, strict=True))
+        values = {"groups": wanted, "types": types, "keys": state_keys}
+        for group, event_type, state_key, event_id in rows_of_repeated(connections[using], _AT_ITS_KEY, values):
+            found[group][event_type, state_key] = event_id
     return found
 
 
@@ -247,16 +246,25 @@ def state_digest(group: int, using: str = "default") -> StateDigest | None:
     return StateDigest(*found) if is_stored else None
 
 
-def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "default") -> dict[int, State]:
-    """Returns ``{group: {key: event ID}}`` at these keys. A group that is not stored has an empty dictionary."""
+def entries(
+    groups: Collection[int], keys: Collection[StateKey], using: str = "default", *, planned_once: bool = False
+) -> dict[int, State]:
+    """Returns ``{group: {key: event ID}}`` at these keys. A group that is not stored has an empty dictionary.
+
+    ``planned_once``: a session that repeats the query plans it once, which saves more time than reading a few keys takes.
+    """
     found: dict[int, State] = {group: {} for group in groups}
     sought = _storable_keys(keys)
     types, state_keys = [key[0] for key in sought], [key[1] for key in sought]
-    values: dict[str, list[int] | list[str]] = {"groups": list(found), "types": types, "keys": state_keys}
-    with connections[using].cursor() as cursor:
-        cursor.execute(_AT_KEYS, values)
-        for group, event_type, state_key, event_id in cursor.fetchall():
-            found[group][event_type, state_key] = event_id
+    values: dict[str, Any] = {"groups": list(found), "types": types, "keys": state_keys}
+    if planned_once:
+        rows = rows_of_repeated(connections[using], _AT_KEYS, values)
+    else:
+        with connections[using].cursor() as cursor:
+            cursor.execute(_AT_KEYS, values)
+            rows = cursor.fetchall()
+    for group, event_type, state_key, event_id in rows:
+        found[group][event_type, state_key] = event_id
     return found
 
 

@@ -22,7 +22,7 @@ from events.arguments import can_be_stored
 from events.models import Event
 from events.reading.event_lines import event_lines
 from streams.db.consistent_read import read_only_snapshot
-from streams.runtime.moments import FORMS, moment_ms
+from streams.runtime.moments import FORMS, moment_of
 from streams.runtime.text import safe_text
 
 EVENTS_PER_PAGE = 50
@@ -116,8 +116,8 @@ def _moment(name: str, text: str) -> datetime | None:
     if not text:
         return None
     try:
-        found = datetime.fromtimestamp(moment_ms(text, time.time_ns() // 1_000_000) / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # the last two: milliseconds after the year 9999
+        found = moment_of(text, time.time_ns() // 1_000_000)
+    except ValueError:
         raise _Unusable(f"{name}: write {FORMS}.") from None
     return min(found, _LAST_MOMENT)
 

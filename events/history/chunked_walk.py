@@ -87,16 +87,25 @@ class _OutOfOrder(Exception):
     """An event comes before another that it refers to."""
 
 
-def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> RoomWalk:
-    """Walks all events of a room, ``chunk`` at a time. Calls ``watch`` with the number of events that are done."""
+CheckState = Callable[[RoomStates, ParsedEvent], None]
+"""Called after each event. It may replace the state group after the event, ``states.after[event.event_id]``, or give one."""
+
+
+def walk_room(
+    source: EventSource, chunk: int, watch: Callable[[int], None], check_state: CheckState | None = None
+) -> RoomWalk:
+    """Walks all events of a room, ``chunk`` at a time. Calls ``watch`` with the number of events that are done.
+
+    If the events are out of order, the walk begins a second time, with another ``RoomStates`` for ``check_state``.
+    """
     count = len(source)
     numbers = EventNumbers(source.event_ids(), count, source.names) if count > chunk else None
-    walk = RoomWalk(source, chunk, numbers)
+    walk = RoomWalk(source, chunk, numbers, check_state)
     try:
         walk.run(range(count), watch, in_order=True)
     except _OutOfOrder:
         numbers = EventNumbers(source.event_ids(), count, source.names) if numbers is None else numbers
-        walk = RoomWalk(source, chunk, numbers)
+        walk = RoomWalk(source, chunk, numbers, check_state)
         walk.run_sorted(watch)
     return walk
 
@@ -104,13 +113,24 @@ def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> 
 class RoomWalk:
     """One walk through the events of a room. The number -1 stands for an unknown state group."""
 
-    def __init__(self, source: EventSource, chunk: int, numbers: EventNumbers | None) -> None:
+    def __init__(
+        self, source: EventSource, chunk: int, numbers: EventNumbers | None, check_state: CheckState | None = None
+    ) -> None:
         """``numbers`` may be None if all events form one chunk and come in causal order."""
         self.source, self.chunk = source, chunk
         self._numbers = numbers
         count = self.count = len(source)
         self.create = next((event for event in source.creations() if not event.outlier and is_create(event)), None)
-        stored = Stored({}, self.create, GroupBuilder(), {}, lambda _states: None, from_dump=True, whole=True)
+        stored = Stored(
+            {},
+            self.create,
+            GroupBuilder(),
+            {},
+            lambda _states: None,
+            from_dump=True,
+            whole=True,
+            check_state=check_state,
+        )
         self.states = RoomStates(source.version, (), stored)
         self.before, self.after = array("i", [_NONE]) * count, array("i", [_NONE]) * count
         self.flags = bytearray(count)

@@ -16,7 +16,7 @@ state groups by reserved IDs, in ascending order.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from events.history.chunked_walk import (
     REJECTED,
     SOFT_FAILED,
     SOFT_FAILURE_GIVEN,
+    CheckState,
     EventSource,
     walk_room,
 )
@@ -38,6 +39,7 @@ from events.history.event_numbers import NumberSet
 from events.room.extremities import Arriving, ExtremityTracker, ForwardExtremities
 from events.room.graph import numbers_in_order
 from events.visibility.ranges import Step, VisibilityRow, visibility_rows
+from state.groups.deltas import StateKey
 from state.rules.auth_selection import State
 
 EVENTS_PER_CHUNK = 20_000
@@ -79,17 +81,22 @@ class RoomHistory:
     """The rows of one room. Everything is computed at the beginning, and each kind of row can be read once."""
 
     def __init__(
-        self, source: EventSource, chunk: int = EVENTS_PER_CHUNK, watch: Callable[[int], None] = lambda _: None
+        self,
+        source: EventSource,
+        chunk: int = EVENTS_PER_CHUNK,
+        watch: Callable[[int], None] = lambda _: None,
+        check_state: CheckState | None = None,
     ) -> None:
         """Computes everything.
 
         Raises ``HistoryError`` if an event occurs twice.
 
-        ``watch`` is called from time to time with the number of events done so far.
+        ``watch`` is called from time to time with the number of events done so far. ``check_state`` is called after each
+        event, and may replace its state (``events.history.chunked_walk.CheckState``).
         """
         self.room_id, self.version = source.room_id, source.version
         self._source = source
-        walk = self._walk = walk_room(source, chunk, watch)
+        walk = self._walk = walk_room(source, chunk, watch, check_state)
         self._flags = walk.flags
         self.creator = walk.create.sender if walk.create is not None else None
         self.create_event_id = walk.create.event_id if walk.create is not None else None
@@ -116,9 +123,7 @@ class RoomHistory:
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
         live = self._last_live(ACCEPTED) >= 0
-        extremities = self._extremities = ForwardExtremities[int](
-            reached=NumberSet(limit), find=self._transparent_among, live=live
-        )
+        extremities = ForwardExtremities[int](reached=NumberSet(limit), find=self._transparent_among, live=live)
         tracker = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
         for index, number in self._live():
@@ -136,6 +141,9 @@ class RoomHistory:
             if flags[number] & ACCEPTED or not tracker.add_on_extremities(number, walk.prevs.of(number)):
                 tracker.add_with_verdict(self._arriving(number))
         current = tracker.finish()
+        # Not the object itself: it refers to this one, and only the garbage collector, which pauses while rooms are computed,
+        # would free both.
+        self._extremities = list(extremities.current)
         if known is not None:
             self._record_change(self._last_live(OUTLIER), known, current)
         if live and not walk.in_order:
@@ -243,7 +251,14 @@ class RoomHistory:
         return EventPart(first, events, [*of_events, [names.get(by) for by in redacted_by], unresolved, groups])
 
     def forward_extremities(self) -> Iterator[str]:
-        return self._names(list(self._extremities.current))
+        return self._names(self._extremities)
+
+    def state_after(self, event_ids: Collection[str]) -> Mapping[StateKey, str] | None:
+        """Returns the state to which the states after some events resolve. Returns None if one of them is unknown."""
+        walk = self._walk
+        groups = [walk.after[number] for number, name in enumerate(self._source.event_ids()) if name in event_ids]
+        merged = walk.states.merged(None if group < 0 else group for group in groups)
+        return None if merged is None or len(groups) < len(event_ids) else walk.states.builder.expand(merged)
 
     def backward_extremities(self) -> Iterator[str]:
         """Returns the missing prev events of events in the graph, each once."""

@@ -286,7 +286,8 @@ class _Groups:
         if stored is None:
             return False
         _, _, _, hops, _, rows_to_read = self._stored.rows[stored]
+        state = self._stored.state(stored)
         # Not as a tip: the chain of a stored group may go on already, so new groups on top of it begin a chain.
-        number = self._builder.adopt(StoredGroup(self._stored.state(stored), hops, rows_to_read, is_tip=False))
+        number = self._builder.adopt(StoredGroup(state, hops, len(state), rows_to_read, is_tip=False))
         self._numbers[group], self._ids[number] = number, stored
         return True

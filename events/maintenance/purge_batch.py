@@ -17,7 +17,8 @@ from events.columns import INSERT_INTO
 from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused
 from events.persist.lock_and_read import lock_and_read
-from events.persist.room_batch import RoomBatch
+from events.persist.next_rows import next_rows
+from events.persist.room_cache import StoredRoom
 from events.persist.write_rows import write_rooms
 from events.room_lock import changing_room
 from events.rows import BY_INDEX, CHANGE_ROOM
@@ -195,11 +196,9 @@ def recompute_current_state(cursor: Any, room_id: str, using: str, freed: Sequen
     # Makes the batch compute the whole current state, instead of continuing the stored one.
     cursor.execute(_STATE_OPEN, [room_id])
     reading = lock_and_read([], using, rooms=[room_id])
-    room = reading.rooms[room_id]
-    batch = RoomBatch(reading, room, [], using)
-    batch.freed = freed
-    changes = batch.compute()
-    write_rooms([(room, batch.stored, changes)], set(), using)
+    room = StoredRoom(reading.rooms[room_id], using, reading)
+    changes = next_rows(room, [], freed=freed)
+    write_rooms([(room, changes)], set(), using)
     # A forward extremity whose state is unknown came back. ``write_rooms`` drops the stored state only of a room that
     # was not marked as unresolved when it was read.
     if changes.current_unresolved:

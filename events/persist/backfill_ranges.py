@@ -137,7 +137,8 @@ class _Part:
         self._write()
 
     def _computed(self, events: Sequence[_Placed]) -> VisibilityRanges:
-        ranges = VisibilityRanges(self._states.builder, self._states.events)
+        stored = self._room.events
+        ranges = VisibilityRanges(self._states.builder, self._states.events, memberships=stored.memberships)
         for event in events:
             after = self._room.after[event.event_id]
             ranges.add(Step(event.place, self._states.events[event.event_id], self._before(event), after, after))

@@ -27,7 +27,7 @@ from events.format.strict_json import decode_event
 from events.models import Event, Room
 from events.persist.counters import count_stored
 from events.persist.lock_and_read import RoomReading, lock_and_read
-from events.persist.room_batch import RoomBatch, RoomChanges
+from events.persist.next_rows import Accepted, RoomChanges, next_rows
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
 from events.persist.write_rows import write_rooms
@@ -57,6 +57,9 @@ class Incoming:
     is used if prev events, or their states, are missing. The state events must be stored or be in the same batch,
     normally as outliers. A state event in ``state_before`` is ignored if its auth chain is incomplete or does not allow
     it. A stored event without a known state gets a state if it arrives again with ``state_before``.
+
+    ``verdict`` is that of the server whose history this is, which is kept: (reason of a rejection, true if soft-failed).
+    ``backfilled_at`` is the event's negative position there. A batch's backfilled events get positions in that order.
     """
 
     json: bytes
@@ -65,6 +68,8 @@ class Incoming:
     outlier: bool = False
     backfilled: bool = False
     state_before: Sequence[str] | None = None
+    verdict: tuple[str | None, bool] | None = None
+    backfilled_at: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ def persist(
     verifier: KeysOf | None = None,
     verified: bool = False,
     history_of: str | None = None,
+    as_stored: bool = False,
 ) -> PersistOutcome:
     """Stores a batch, as the module describes.
 
@@ -124,7 +130,9 @@ def persist(
     that all events are ``verified``, for instance because they were created here.
 
     If the events are the stored history of a server, ``history_of`` is its name. Then events of this server's users are
-    never soft-failed, any number of prev and auth events is accepted, and auth events may be missing.
+    never soft-failed, any number of prev and auth events is accepted, and auth events may be missing. With
+    ``as_stored``, prev events of live events may be missing, too, and such an event has no known state, as in an import.
+    The order of live events is then that of ``events``, even where a server has stored an event before its prev event.
 
     ``using`` is a database alias, by default that of the settings.
 
@@ -149,8 +157,10 @@ def persist(
     # commits, and A's events are refused instead of being stored by the rules of the wrong version.
     if parsed:
         by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
+        accepts = Accepted(unproven=history_of is not None, as_stored=as_stored)
         with room_transaction(alias):
-            _store(parsed, outcome, alias, accepts_unproven=history_of is not None, by_index=by_index)
+            for some in _runs(parsed) if as_stored else [parsed]:
+                _store(some, outcome, alias, accepts, by_index=by_index)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
 
@@ -247,6 +257,9 @@ def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
         content,
         outlier=placed.outlier,
         stream_ordering=placed.stream_ordering,
+        rejected_reason=placed.rejected_reason,
+        soft_failed=placed.soft_failed,
+        rejection_given=placed.rejection_given,
         soft_failure_given=placed.soft_failure_given,
     )
 
@@ -326,9 +339,19 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
             raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
     parsed = parse_event(incoming.json, event, version, incoming.event_id)
     _check_given(incoming.state_before)
+    if incoming.verdict is not None:
+        reason, soft_failed = incoming.verdict
+        parsed = replace(
+            parsed,
+            rejected_reason=reason if reason is None else storable(reason, "rejected_reason", limit_bytes=None),
+            soft_failed=soft_failed,
+            rejection_given=True,
+            soft_failure_given=True,
+        )
     if not (incoming.outlier or incoming.backfilled):
         return parsed
-    return replace(parsed, outlier=incoming.outlier, stream_ordering=-1 if incoming.backfilled else None)
+    place = incoming.backfilled_at if incoming.backfilled else None
+    return replace(parsed, outlier=incoming.outlier, stream_ordering=place)
 
 
 def _check_references(event: ParsedEvent) -> None:
@@ -348,6 +371,30 @@ def _check_given(event_ids: Any) -> None:
         raise EventRefused(Reason.WRONG_TYPE, f"state_before is {event_ids!r:.100} and should be a list of event IDs")
     for event_id in event_ids:
         storable(event_id, "an entry of state_before")
+
+
+def _runs(parsed: Sequence[_Placed]) -> list[list[_Placed]]:
+    """Divides a batch so that each run can be stored in the given order: live events first, then backfilled ones.
+
+    A run ends before a prev event of one of its events. That event was stored above a gap, which the next run fills. It
+    also ends before an event of a room of which it has an outlier, because outliers get their positions last.
+    """
+    runs: list[list[_Placed]] = []
+    missing, rooms = set[str](), set[str]()
+    for placed in parsed:
+        event = placed.event
+        if event.backfilled:
+            continue
+        if not runs or event.event_id in missing or (event.room_id in rooms and not event.outlier):
+            runs.append([])
+            missing, rooms = set(), set()
+        runs[-1].append(placed)
+        if event.outlier:
+            rooms.add(event.room_id)
+        else:
+            missing.update(event.prev_event_ids)
+    old = [placed for placed in parsed if placed.event.backfilled]
+    return [*runs, old] if old else runs
 
 
 # --- storing ----------------------------------------------------------------------------------------------------------
@@ -383,39 +430,32 @@ class _ToProcess:
 
 
 def _store(
-    parsed: Sequence[_Placed], outcome: PersistOutcome, using: str, *, accepts_unproven: bool, by_index: bool
+    parsed: Sequence[_Placed], outcome: PersistOutcome, using: str, accepts: Accepted, *, by_index: bool
 ) -> None:
     needs_groups = any(_may_need_group(placed) for placed in parsed)
     reading = lock_and_read([placed.event for placed in parsed], using, needs_groups=needs_groups, by_index=by_index)
     parsed, rewritten = _with_stored_content(parsed, reading, outcome, using)
-    to_process, rooms, known = _events_to_process(parsed, reading, outcome), reading.rooms, reading.events
-    # Sorted by room ID, as the rows were locked. Positions are reserved in this order in ``write_rooms``, under all locks.
-    batches = [
-        (
-            rooms[room_id],
-            RoomBatch(reading, rooms[room_id], to_process.by_room[room_id], using, to_process.given.get(room_id)),
-        )
-        for room_id in sorted(to_process.by_room)
-    ]
+    to_process, known = _events_to_process(parsed, reading, outcome), reading.events
     computed = []
-    for room, batch in batches:
-        batch.to_resolve, batch.accepts_unproven = to_process.to_resolve.get(room.room_id, ()), accepts_unproven
+    # In the order of the IDs, as the rows were locked. Positions are reserved in this order in ``write_rooms``, under all locks.
+    for room_id, events in sorted(to_process.by_room.items()):
+        room = StoredRoom(reading.rooms[room_id], using, reading)
+        given, to_resolve = to_process.given.get(room_id), to_process.to_resolve.get(room_id, ())
         try:
-            computed.append((room, batch.stored, batch.compute()))
+            changes = next_rows(room, events, given, to_resolve=to_resolve, accepts=accepts)
+            computed.append((room, changes))
         except EventUnreadable as error:  # the rules cannot be applied in this room
             refusal = EventRefused(Reason.BAD_STATE, str(error))
-            outcome.refused += [
-                RefusedEvent(to_process.places[e.event_id], refusal) for e in to_process.by_room[room.room_id]
-            ]
+            outcome.refused += [RefusedEvent(to_process.places[event.event_id], refusal) for event in events]
     positions = write_rooms(
         computed, {event_id for event_id in reading.batch_ids & known.keys() if known[event_id].outlier}, using
     )
     if rewritten := [event for event in rewritten if event.event_id in positions]:
         _rewrite_json(rewritten, using)
-    _delete_empty_rooms(reading, {room.room_id for room, _, changes in computed if changes.events}, using)
+    _delete_empty_rooms(reading, {room.room_id for room, changes in computed if changes.events}, using)
     # After the commit only: events of a rolled-back batch must neither be kept by this process nor be counted.
     transaction.on_commit(lambda: _cache_and_count(computed), using=using)
-    for room, _, changes in computed:
+    for room, changes in computed:
         outcome.waiting_for_auth += changes.filled.waiting
         if changes.filled.more:
             outcome.unfinished_rooms.append(room.room_id)
@@ -547,9 +587,9 @@ def _may_need_group(placed: _Placed) -> bool:
     )
 
 
-def _cache_and_count(computed: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
+def _cache_and_count(computed: Sequence[tuple[StoredRoom, RoomChanges]]) -> None:
     server_name = stream_settings().server_name
-    for _, stored, changes in computed:
+    for room, changes in computed:
         for event in changes.events:
-            stored.events.cache_new(event)
+            room.events.cache_new(event)
         count_stored(changes, server_name)

@@ -13,7 +13,7 @@ from prometheus_client import Counter, Histogram
 from state.groups.deltas import HOPS_LIMIT
 
 if TYPE_CHECKING:
-    from events.persist.room_batch import RoomChanges
+    from events.persist.next_rows import RoomChanges
 
 EVENTS = Counter("replsite_events_persisted", "Events that were stored, by where their sender lives", ["origin"])
 EVENTS_BY_TYPE = Counter(

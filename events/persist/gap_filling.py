@@ -12,8 +12,10 @@ from __future__ import annotations
 from django.db import connections, transaction
 
 from events.errors import UnknownRoom
-from events.persist import room_batch
+from events.persist import next_rows
 from events.persist.lock_and_read import lock_and_read
+from events.persist.next_rows import NOTHING, Accepted
+from events.persist.room_cache import StoredRoom
 from events.persist.write_rows import write_rooms
 from events.room_lock import begins_transaction
 from streams.conf import stream_settings
@@ -32,20 +34,20 @@ ORDER BY e.event_id LIMIT %(most)s
 """
 
 
-def resolve_room(room_id: str, using: str | None = None, *, imported: bool = False) -> int:
+def resolve_room(room_id: str, using: str | None = None, accepts: Accepted = NOTHING) -> int:
     """Computes the unknown states of a room's events as far as possible.
 
     Returns the number of events that got a state.
 
-    Each transaction handles a few thousand events. If the room's events are ``imported``, auth events may be missing.
-    Raises ``UnknownRoom``.
+    Each transaction handles a few thousand events. ``accepts`` is that of the batches that stored the
+    room's events. Raises ``UnknownRoom``.
     """
     alias = using or stream_settings().database
     total, before, after = 0, 0, ""
     while True:
         by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
         with transaction.atomic(using=alias):  # one for each round, so that writers get the room's lock in between
-            found, last = _resolve(room_id, alias, after, imported=imported, by_index=by_index)
+            found, last = _resolve(room_id, alias, after, accepts, by_index=by_index)
         total += found
         if last is None and total == before:
             return total
@@ -57,7 +59,7 @@ def resolve_room(room_id: str, using: str | None = None, *, imported: bool = Fal
             after = last
 
 
-def _resolve(room_id: str, using: str, after: str, *, imported: bool, by_index: bool) -> tuple[int, str | None]:
+def _resolve(room_id: str, using: str, after: str, accepts: Accepted, *, by_index: bool) -> tuple[int, str | None]:
     # (number of events that got a state, the ID for ``after`` of the next call, or None)
     reading = lock_and_read([], using, rooms=[room_id], by_index=by_index)
     room = reading.rooms.get(room_id)
@@ -65,12 +67,11 @@ def _resolve(room_id: str, using: str, after: str, *, imported: bool, by_index: 
         raise UnknownRoom(f"There is no room {room_id}.")
     # Searched under the lock, so that no other transaction gives these events a state in the meantime.
     with connections[using].cursor() as cursor:
-        cursor.execute(_RESOLVABLE, {"room": room_id, "after": after, "most": room_batch.MOST_FILLED})
+        cursor.execute(_RESOLVABLE, {"room": room_id, "after": after, "most": next_rows.MOST_FILLED})
         seeds = [event_id for (event_id,) in cursor.fetchall()]
     if not seeds:
         return 0, None
-    batch = room_batch.RoomBatch(reading, room, [], using)
-    batch.to_resolve, batch.accepts_unproven = seeds, imported
-    changes = batch.compute()
-    write_rooms([(room, batch.stored, changes)], set(), using)
+    known = StoredRoom(room, using, reading)
+    changes = next_rows.next_rows(known, [], to_resolve=seeds, accepts=accepts)
+    write_rooms([(known, changes)], set(), using)
     return len(changes.filled.events), seeds[-1]

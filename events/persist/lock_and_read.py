@@ -36,7 +36,8 @@ WITH leaf AS MATERIALIZED (
 ), base AS MATERIALIZED (
     SELECT %(prevs)s::text[] || ARRAY(SELECT event_id FROM leaf) || ARRAY(SELECT event_id FROM latest) AS ids
 ), here AS MATERIALIZED (
-    SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event
+    SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id, redacted_by IS NOT NULL AS redacted
+    FROM events_event
     WHERE event_id = ANY((SELECT ids FROM base) || %(own)s::text[] || %(auths)s::text[])
 )
 SELECT json_build_array(
@@ -44,8 +45,9 @@ SELECT json_build_array(
      WHERE room_id = ANY(%(rooms)s::text[])),
     (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf),
     (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest),
-    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group, room_id)) FROM here),
-    (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.rows_to_read,
+    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group, room_id, redacted))
+     FROM here),
+    (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.keys, g.rows_to_read,
          %(building)s::boolean AND NOT EXISTS (
              SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
      FROM state_stategroup g
@@ -69,6 +71,7 @@ class EventFacts:
     soft_failed: bool
     state_group: int | None
     room_id: str
+    redacted: bool
 
     @property
     def state_unresolved(self) -> bool:
@@ -81,6 +84,7 @@ class GroupFacts:
 
     chain: int
     hops: int
+    keys: int
     rows_to_read: int
     is_tip: bool
 

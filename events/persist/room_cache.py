@@ -2,11 +2,13 @@
 
 The content of an event and the state of a group never change. So every process caches the contents and states that it
 used last. Everything that can change is read under the lock: which events exist, their verdicts, and their groups. So
-no other process can make the cached values wrong. Assumes the caller's transaction with the room's row locked.
+no other process can make the cached values wrong. Of a large state only those entries are read that a batch asks for
+(``state.groups.layered``). Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +18,8 @@ from django.db import connections
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
+from events.models import CurrentState, Room
+from events.persist.closing_cycles import closing_a_cycle
 from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
 from events.persist.naming_sql import NAMING_PER_EVENT
 from events.persist.state_cache import StateCache
@@ -23,16 +27,22 @@ from events.room.extremities import ForwardExtremities
 from events.room.graph import Node
 from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
-from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
-from state.groups.layered import layered_on_base
+from events.visibility.viewer import HISTORY_VISIBILITY
+from state.groups.deltas import HOPS_LIMIT, GroupBuilder, StateKey, StoredGroup
+from state.groups.layered import LayeredState, layered_on_base, load, parts, stored_as
 from state.resolution.local_difference import Naming
-from state.store import changes_from, full_state
+from state.rules.auth_selection import auth_keys, state_key_of
+from state.rules.room_versions import room_version
+from state.store import changes_from, entries, full_state
 from streams.core.bounded import SharedCache
+from streams.db.driver import rows_of_repeated
 
 _MOST_EVENTS = 20_000
 _MOST_ENTRIES = 500_000
 _MOST_RESOLVED = 20_000
 _MOST_ROOMS = 20_000
+_MOST_READ_WHOLE = 1_000
+"""The most entries of a state that is read whole. Of larger ones entries are read by key."""
 
 _Changed = tuple[int, Mapping[StateKey, "str | None"]]
 _events: SharedCache[object, ParsedEvent] = SharedCache(_MOST_EVENTS)
@@ -55,28 +65,42 @@ def clear_caches() -> None:
 
 
 _FACTS = """
-SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
+SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id, redacted_by IS NOT NULL
+FROM events_event WHERE event_id = ANY(%s)
 """
+_MEMBERSHIPS = "SELECT event_id, membership FROM events_event WHERE event_id = ANY(%s::text[])"
 _NO_CHANGE = "e.state_key IS NULL OR e.rejected_reason IS NOT NULL"
 #: Selects the groups after events, with the columns that a builder needs. Every group has delta rows, so these rows show which
 #: group is the last of its chain.
 _GROUPS = """
-SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
+SELECT after.event_id, g.id, g.chain, hops, keys, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
 FROM events_event after JOIN state_stategroup g ON g.id = after.state_group
-WHERE after.event_id = ANY(%s) AND after.room_id = %s ORDER BY g.id
+WHERE after.event_id = ANY(%s::text[]) AND after.room_id = %s::text ORDER BY g.id
 """
 _GROUP = """
-SELECT g.chain, hops, rows_to_read, NOT EXISTS (
+SELECT g.chain, hops, keys, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
 FROM state_stategroup g WHERE g.id = %s
 """
+#: Selects the groups at which the chains below a group end.
+_GROUPS_BELOW = """
+WITH RECURSIVE below AS (
+    SELECT head.prev_group AS id FROM state_stategroup own JOIN state_stategroup head ON head.id = own.chain WHERE own.id = %s
+    UNION ALL
+    SELECT head.prev_group FROM below JOIN state_stategroup own USING (id) JOIN state_stategroup head ON head.id = own.chain
+)
+SELECT g.id, g.chain, hops, keys, rows_to_read, NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
+)
+FROM below JOIN state_stategroup g USING (id)
+"""
 #: Selects the group before an event. For an accepted state event this is the group to which its own group is a delta
 #: (``prev_group``). For any other event it is its own group.
 _BEFORE = f"""
-SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
+SELECT g.id, g.chain, g.hops, g.keys, g.rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
 FROM events_event e JOIN state_stategroup own ON own.id = e.state_group
@@ -92,7 +116,7 @@ WITH RECURSIVE chain AS (
 ) SELECT event_id FROM chain
 """
 #: Selects the state events, of any room, that have one of some events as auth event (``events.persist.naming_sql``).
-_NAMING = "SELECT named, naming, naming_type, naming_key, naming_room FROM events_naming(%s)"
+_NAMING = "SELECT named, naming, naming_type, naming_key, naming_room FROM events_naming(%s::text[])"
 #: Selects events without a known state of their own, with their auth events: among some events, and among the auth events of
 #: those that were found.
 _WITHOUT_STATE = """
@@ -113,16 +137,16 @@ SELECT edge.prev_event_id, edge.event_id,
         OR below.state_group = CASE WHEN {_NO_CHANGE} THEN own.id ELSE own.prev_group END, false) OR own.id IS NULL AS surely
 """
 _BOTH_ENDS = """
-JOIN events_event e ON e.event_id = edge.event_id AND e.room_id = %(room)s AND NOT e.outlier
+JOIN events_event e ON e.event_id = edge.event_id AND e.room_id = %(room)s::text AND NOT e.outlier
 LEFT JOIN state_stategroup own ON own.id = e.state_group
-LEFT JOIN events_event below ON below.event_id = edge.prev_event_id AND below.room_id = %(room)s AND NOT below.outlier
+LEFT JOIN events_event below ON below.event_id = edge.prev_event_id AND below.room_id = %(room)s::text AND NOT below.outlier
 """
 _ABOVE = f"""
 WITH RECURSIVE up AS (
-    {_EDGE} FROM events_eventedge edge {_BOTH_ENDS} WHERE edge.prev_event_id = ANY(%(below)s)
+    {_EDGE} FROM events_eventedge edge {_BOTH_ENDS} WHERE edge.prev_event_id = ANY(%(below)s::text[])
     UNION
     {_EDGE} FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id {_BOTH_ENDS}
-    WHERE NOT (up.accepted AND (up.live OR NOT %(through_old)s)) OR up.event_id = ANY(%(rejected)s)
+    WHERE NOT (up.accepted AND (up.live OR NOT %(through_old)s::boolean)) OR up.event_id = ANY(%(rejected)s::text[])
 ) SELECT prev_event_id, event_id, accepted, live, surely FROM up
 """
 _LIVE = """
@@ -132,8 +156,25 @@ _VERDICTS = """
 SELECT event_id, NOT soft_failed AND rejected_reason IS NULL, stream_ordering > 0 FROM events_event
 WHERE event_id = ANY(%s) AND room_id = %s AND NOT outlier ORDER BY event_id
 """
+_EARLIER_REDACTIONS = """
+SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
+"""
+#: Selects events without a state above some events, nearest first. It uses the index of edges, so the time is in proportion to
+#: the result.
+_UNRESOLVED_ABOVE = """
+WITH RECURSIVE above AS (
+    SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE edge.prev_event_id = ANY(%(below)s) AND e.state_unresolved AND e.room_id = %(room)s
+    UNION
+    SELECT e.event_id, e.stream_ordering
+    FROM above JOIN events_eventedge edge ON edge.prev_event_id = above.event_id
+    JOIN events_event e ON e.event_id = edge.event_id
+    WHERE e.state_unresolved AND e.room_id = %(room)s
+) SELECT event_id, stream_ordering FROM above LIMIT %(most)s
+"""
+_PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%s) AND state_unresolved"
 _REDACTED = """
-SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NOT NULL AND type = ANY(%s)
+SELECT event_id FROM events_event WHERE event_id = ANY(%s::text[]) AND redacted_by IS NOT NULL AND type = ANY(%s::text[])
 """
 
 
@@ -191,6 +232,18 @@ class StoredEvents(dict[str, ParsedEvent]):
             self[event_id] = event = _with_verdict(event, known[event_id])
             self._cache(event)
 
+    def memberships(self, event_ids: Collection[str]) -> dict[str, str]:
+        """Returns by ID what these events set memberships to. Of events that are not in memory, only this column is read."""
+        found = {event_id: event for event_id in event_ids if (event := dict.get(self, event_id)) is not None}
+        rest = [event_id for event_id in event_ids if event_id not in found]
+        kept = _events.get_all([(self.cache_key, event_id) for event_id in rest])
+        found.update((event.event_id, event) for event in kept if event is not None)
+        memberships = {event_id: event.membership for event_id, event in found.items()}
+        if unread := [event_id for event_id in rest if event_id not in found]:
+            rows = rows_of_repeated(connections[self._using], _MEMBERSHIPS, [unread])
+            memberships.update((event_id, membership) for event_id, membership in rows)
+        return {event_id: membership or "leave" for event_id, membership in memberships.items()}
+
     def cache_new(self, event: ParsedEvent) -> None:
         """Caches a new event, to which later events are likely to refer. Called after the event was committed."""
         self._cache(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
@@ -223,19 +276,32 @@ def _with_verdict(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
     return replace(event, outlier=stored[0], rejected_reason=stored[1], soft_failed=stored[2])
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredEntries:
+    # Reads the state of a group, for ``state.groups.layered``. The group is that of an event, under the room's lock.
+    group: int
+    using: str
+
+    def entries(self, keys: Collection[StateKey], /) -> Mapping[StateKey, str]:
+        return entries([self.group], keys, self.using, planned_once=True)[self.group]
+
+    def everything(self) -> dict[StateKey, str]:
+        return full_state(self.group, self.using)
+
+
 @dataclass(slots=True)
 class StoredRoom:
-    """One room: its events, its forward extremities, and the groups that a batch builds on.
+    """One room under its lock: its row, its events, its forward extremities, and the groups that a batch builds on.
 
     Groups have numbers in ``builder``. ``after`` maps an event ID to the number of the group after the event. ``ids``
     maps the number of a stored group to its ID. A group is *adopted* when it was read and has a number.
     """
 
-    room_id: str
+    room: Room
     using: str
-    events: StoredEvents
-    reading: RoomReading = field(default_factory=RoomReading)
-    builder: GroupBuilder = field(default_factory=GroupBuilder)
+    reading: RoomReading
+    events: StoredEvents = field(init=False)
+    builder: GroupBuilder = field(init=False)
     extremities: list[str] = field(default_factory=list)
     after: dict[str, int] = field(default_factory=dict)
     ids: dict[int, int] = field(default_factory=dict)
@@ -251,6 +317,14 @@ class StoredRoom:
     _loaded: dict[int, Mapping[StateKey, str]] = field(default_factory=dict)
     """ID of a group -> its state."""
 
+    def __post_init__(self) -> None:
+        self.builder = GroupBuilder(self._stored_below)
+        self.events = StoredEvents(self.using, self.room_id, self.room.content_generation, self.reading)
+
+    @property
+    def room_id(self) -> str:
+        return self.room.room_id
+
     def read(self, batch: Sequence[ParsedEvent]) -> None:
         """Loads the events that the batch refers to, and the groups after prev events and extremities."""
         self.batch = batch
@@ -260,6 +334,19 @@ class StoredRoom:
         self.adopt_after({*prevs, *self.extremities})
         auths = [other for event in batch for other in event.auth_event_ids if other not in batch_ids]
         self.events.load([*prevs, *auths])
+        self._load_entries([event for event in batch if not event.outlier], auths)
+
+    def _load_entries(self, events: Sequence[ParsedEvent], auths: Iterable[str]) -> None:
+        # The entries of which the batch is going to ask: by one query, and not by one for each.
+        if not any(isinstance(state, LayeredState) and state.reads for state in self._loaded.values()):
+            return
+        keys = {HISTORY_VISIBILITY}
+        keys.update(key for event in events for key in auth_keys(event, room_version(event.room_version)))
+        keys.update(state_key_of(event) for event in events if event.state_key is not None)
+        named = (dict.get(self.events, event_id) for event_id in auths)
+        keys.update(state_key_of(event) for event in named if event is not None)
+        for state in self._loaded.values():
+            load(state, keys)
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
         """Reads the state groups after these events, and adds them to ``builder`` and ``after``.
@@ -279,10 +366,9 @@ class StoredRoom:
             elif event_id not in self.reading.queried or (facts is not None and facts.state_group is not None):
                 missing.append(event_id)
         if missing:
-            with connections[self.using].cursor() as cursor:
-                cursor.execute(_GROUPS, [missing, self.room_id])
-                found += [(event_id, group, GroupFacts(*columns)) for event_id, group, *columns in cursor.fetchall()]
-        self._load_states({group for _, group, _ in found if group not in self._numbers})
+            rows = rows_of_repeated(connections[self.using], _GROUPS, [missing, self.room_id])
+            found += [(event_id, group, GroupFacts(*columns)) for event_id, group, *columns in rows]
+        self._load_states({group: facts.keys for _, group, facts in found})
         for event_id, group, columns in found:
             self.after[event_id] = self._number(group, columns)
 
@@ -299,33 +385,57 @@ class StoredRoom:
     def _number(self, group: int, facts: GroupFacts) -> int:
         # reads the group and adds it to the builder on first use
         if group not in self._numbers:
-            self._load_states([group])
-            stored = StoredGroup(self._loaded[group], facts.hops, facts.rows_to_read, facts.is_tip)
+            self._load_states({group: facts.keys})
+            stored = StoredGroup(self._loaded[group], facts.hops, facts.keys, facts.rows_to_read, facts.is_tip)
             number = self._numbers[group] = self.builder.adopt(stored)
             self.ids[number], self.chains[number] = group, facts.chain
         return self._numbers[group]
 
-    def _load_states(self, groups: Collection[int]) -> None:
-        # From the database as differences to a cached state of the room, so that states that differ little share their
-        # entries. Otherwise many forks of a large room would fill the memory.
-        wanted = sorted(group for group in groups if group not in self._loaded)
+    def _stored_below(self, number: int) -> int | None:
+        # Of the groups below an adopted one, that from which the fewest rows lead to its state, for each chain that is saved.
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_GROUPS_BELOW, [self.ids[number]])
+            found = [(group, GroupFacts(*facts)) for group, *facts in cursor.fetchall()]
+        rows = self.builder.rows_to_read(number)
+        found = [(group, facts) for group, facts in found if facts.hops < HOPS_LIMIT]
+        if not found:
+            return None
+        return self._number(*min(found, key=lambda pair: (rows - pair[1].rows_to_read) / (HOPS_LIMIT - pair[1].hops)))
+
+    def _load_states(self, sizes: Mapping[int, int]) -> None:
+        # ``sizes`` maps IDs of groups to numbers of entries. States that differ little share their entries, so that they are
+        # compared by their changes, and many forks of a large room take little memory.
+        wanted = sorted(sizes.keys() - self._loaded.keys())
+        if not wanted:
+            return
         # The key needs no generation: a stored group never changes its state, and its ID is never used again.
-        cached = _states.get_all([(self.using, group) for group in wanted])
-        self._loaded.update((group, state) for group, state in zip(wanted, cached, strict=True) if state is not None)
+        found = _states.get_all([(self.using, group) for group in wanted])
+        cached = {group: state for group, state in zip(wanted, found, strict=True) if state is not None}
+        shared = Counter(id(parts(state)[0]) for state in (self._loaded or cached).values()).most_common(1)
+        self._loaded |= {g: state for g, state in cached.items() if id(parts(state)[0]) == shared[0][0]}
         missing = [group for group in wanted if group not in self._loaded]
         if not missing:
             return
         known, near = next(iter(self._loaded.items()), (_latest.get((self.using, self.room_id)), None))
         near = _states.get((self.using, known)) if near is None else near
-        if known is None or near is None:
+        changes = changes_from(known, missing, self.using) if known is not None and near is not None else {}
+        if known is None or near is None or not (changes or self._loaded):  # the group may have been deleted since
             known = missing.pop()
-            near = full_state(known, self.using)
+            near = self._read_state(known, sizes[known])
             self._cache(known, near)
-        changes = changes_from(known, missing, self.using) if missing else {}
+            changes = changes_from(known, missing, self.using) if missing else {}
+        load(near, {key for some in changes.values() for key in some})
         for group in missing:
-            self._cache(
-                group, layered_on_base(near, changes[group]) if group in changes else full_state(group, self.using)
-            )
+            if group in changes:
+                state = layered_on_base(near, changes[group], _StoredEntries(group, self.using))
+            else:
+                state = cached[group] if group in cached else self._read_state(group, sizes[group])
+            self._cache(group, state)
+
+    def _read_state(self, group: int, size: int) -> Mapping[StateKey, str]:
+        if size <= _MOST_READ_WHOLE:
+            return full_state(group, self.using)
+        return LayeredState({}, {}, _StoredEntries(group, self.using))
 
     def _cache(self, group: int, state: Mapping[StateKey, str]) -> None:
         self._loaded[group] = state
@@ -335,7 +445,8 @@ class StoredRoom:
     def cache_state(self, group: int, number: int) -> None:
         # This is before the commit. If the transaction is rolled back, the state stays in the cache, but no event gets this
         # group: its ID is never used again. Differences to it are not found either, so other states are then read in full.
-        _states.put((self.using, group), self.builder.shared(number))
+        state = stored_as(self.builder.shared(number), _StoredEntries(group, self.using))
+        _states.put((self.using, group), state)
         _latest.put((self.using, self.room_id), group)
 
     def in_graph(self, event_id: str) -> bool:
@@ -359,7 +470,15 @@ class StoredRoom:
     def _known_resolution(self, groups: frozenset[int]) -> int | None:
         # So events with the same prev events share the resolved group, even in different batches. And in a room with
         # several forward extremities, a batch begins with the current state with which the batch before ended.
-        if self.resolutions_outdated or not groups <= self.ids.keys():
+        return None if self.resolutions_outdated else self.resolved_before(groups)
+
+    def resolved_before(self, groups: Set[int]) -> int | None:
+        """Returns the group to which these groups resolved before this batch, if that is cached.
+
+        The cached resolution is that of the present content generation. If the groups are those of the forward
+        extremities, the stored current state is the same.
+        """
+        if not groups <= self.ids.keys():
             return None
         # The cache is filled before the commit. If that transaction was rolled back, the query below does not find its group.
         group = _resolved.get((self.events.cache_key, frozenset(self.ids[number] for number in groups)))
@@ -416,9 +535,48 @@ class StoredRoom:
             return {event_id for (event_id,) in cursor.fetchall()}
 
     def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
+        """Returns those of the events that are redacted and of one of these types."""
+        known = self.reading.events
+        found = {event_id for event_id in event_ids if event_id in known and known[event_id].redacted}
+        found = {event_id for event_id in found if self.events[event_id].type in types}
+        unknown = [event_id for event_id in event_ids if event_id not in self.reading.queried]
+        if unknown:
+            rows = rows_of_repeated(connections[self.using], _REDACTED, [unknown, list(types)])
+            found.update(event_id for (event_id,) in rows)
+        return found
+
+    def redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
+        """Returns (redaction, its target) for the redactions of these events, in stream order."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(_REDACTED, [list(event_ids), list(types)])
-            return {event_id for (event_id,) in cursor.fetchall()}
+            cursor.execute(_EARLIER_REDACTIONS, [list(event_ids), self.room_id])
+            return list(cursor.fetchall())
+
+    def unresolved_above(self, below: Collection[str], seeds: Collection[str], most: int) -> dict[str, int]:
+        """Returns event ID -> position of events without a state.
+
+        These are the events in ``seeds`` without a state, and at most ``most`` events above these and above ``below``, on
+        paths without a state.
+        """
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_UNRESOLVED_ABOVE, {"below": [*below, *seeds], "room": self.room_id, "most": most})
+            found: dict[str, int] = dict(cursor.fetchall())
+            if seeds:
+                cursor.execute(_PLACES, [list(seeds)])
+                found |= dict(cursor.fetchall())
+        return found
+
+    def closing_a_cycle(self, batch: Sequence[ParsedEvent]) -> set[str]:
+        return closing_a_cycle(self.room_id, batch, self.reading.above, self.events, self.using)
+
+    def current_state(self) -> dict[StateKey, str]:
+        rows = CurrentState.objects.using(self.using).filter(room_id=self.room_id)
+        return {(kind, key): event_id for kind, key, event_id in rows.values_list("type", "state_key", "event_id")}
+
+    def members(self, *memberships: str) -> dict[str, str]:
+        """Returns ``{user: event ID}`` of those with one of these memberships in the stored current state, or with any."""
+        found = CurrentState.objects.using(self.using).filter(room_id=self.room_id, type="m.room.member")
+        found = found.filter(membership__in=memberships) if memberships else found
+        return dict(found.values_list("state_key", "event_id"))
 
     # --- forward extremities -------------------------------------------------------------------------------------------------
     def extremities_before(
@@ -457,10 +615,9 @@ class _NearbyEvents:
     def naming(self, event_ids: Collection[str]) -> dict[str, Naming]:
         room = self._room
         rows: dict[str, list[tuple[str, StateKey, str | None]]] = {}
-        with connections[room.using].cursor() as cursor:
-            cursor.execute(_NAMING, [sorted(event_ids)])
-            for named, event_id, event_type, state_key, room_id in cursor.fetchall():
-                rows.setdefault(named, []).append((event_id, (event_type, state_key), room_id))
+        found_rows = rows_of_repeated(connections[room.using], _NAMING, [sorted(event_ids)])
+        for named, event_id, event_type, state_key, room_id in found_rows:
+            rows.setdefault(named, []).append((event_id, (event_type, state_key), room_id))
         found = {}
         for named in event_ids:
             stored = rows.get(named, ())
@@ -592,9 +749,7 @@ class _StoredExtremities:
             "through_old": self.extremities.live,
             "rejected": sorted(self._rejected),
         }
-        with connections[self._room.using].cursor() as cursor:
-            cursor.execute(_ABOVE, values)
-            edges = cursor.fetchall()
+        edges = rows_of_repeated(connections[self._room.using], _ABOVE, values)
         given = self._states.on_given
         return [
             (prev, event_id, *verdict)

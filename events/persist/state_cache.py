@@ -1,7 +1,8 @@
 """Caches states of groups in memory, up to a total number of entries (pure).
 
 States of one room usually share the entries of an older state (``state.groups.layered``). Shared entries are counted once, so
-there is room for the states of many forks of a large room.
+there is room for the states of many forks of a large room. Of a large room only the entries that were read are in memory; the
+shared ones are counted again with each state that is added.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class StateCache:
         self._states: OrderedDict[Hashable, State] = OrderedDict()
         self._users: Counter[int] = Counter()
         """``id()`` of an older state -> the number of cached states that share it, and so keep it in memory."""
+        self._counted: dict[int, int] = {}
+        """``id()`` of an older state -> the number of its entries in ``weight``."""
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> State | None:
@@ -47,8 +50,9 @@ class StateCache:
         with self._lock:
             self._remove(key)
             self._states[key] = state
-            self.weight += 1 + len(changes) + (0 if self._users[id(base)] else len(base))
             self._users[id(base)] += 1
+            self.weight += 1 + len(changes) + len(base) - self._counted.get(id(base), 0)
+            self._counted[id(base)] = len(base)
             while self.weight > self.limit:
                 self._remove(next(iter(self._states)))
 
@@ -56,6 +60,7 @@ class StateCache:
         with self._lock:
             self._states.clear()
             self._users.clear()
+            self._counted.clear()
             self.weight = 0
 
     def _remove(self, key: Hashable) -> None:
@@ -67,4 +72,4 @@ class StateCache:
         self.weight -= 1 + len(changes)
         if not self._users[id(base)]:
             del self._users[id(base)]
-            self.weight -= len(base)
+            self.weight -= self._counted.pop(id(base))

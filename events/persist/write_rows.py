@@ -6,7 +6,7 @@ additional round trips.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import starmap
@@ -18,15 +18,15 @@ from django.db.models import Model
 from events.columns import EVENT_COLUMNS, event_row
 from events.declarations import BACKFILL, EVENTS
 from events.errors import EventUnreadable
-from events.models import CurrentState, CurrentStateDelta, Event, Room
+from events.models import CurrentStateDelta, Event
 from events.persist.backfill_ranges import write_backfill_ranges
-from events.persist.room_batch import RoomChanges
+from events.persist.next_rows import RoomChanges
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
 from events.room.graph import is_accepted
 from events.rows import RoomRows, open_gaps, write
 from events.visibility.rebuild import rebuild_visibility
-from state.store import reserve_group_ids
+from state.group_ids import GROUP_SEQUENCE, reserve_group_ids
 from streams import registry
 from streams.caches import append_invalidations
 from streams.db.driver import Statement, send_together
@@ -61,7 +61,7 @@ class _Writing:
 
 
 def write_rooms(
-    rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], stored_outliers: Collection[str], using: str
+    rooms: Sequence[tuple[StoredRoom, RoomChanges]], stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
     """Writes the changes of all rooms.
 
@@ -71,12 +71,12 @@ def write_rooms(
     """
     # Both ways of writing reserve positions under the locks of all rooms. Without the lock: A reserves 5 and B reserves 6 for one
     # room. B gets the lock first and stores 6. A then stores 5 on top of 6, and positions do not ascend in causal order.
-    if len(rooms) == 1 and _is_lone_message(rooms[0][2]):
+    if len(rooms) == 1 and _is_lone_message(rooms[0][1]):
         return _write_lone(*rooms[0], stored_outliers, using)
-    if not any(_has_rows(changes) for _, _, changes in rooms):
+    if not any(_has_rows(changes) for _, changes in rooms):
         return {}
-    groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
-    writer, positions = _reserve_positions([(room, changes) for room, _, changes in rooms], using)
+    groups = [_Groups(*room) for room in rooms]
+    writer, positions = _reserve_positions(rooms, groups, using)
     writing = _Writing()
     writers = [_RoomWriter(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
     for room_writer in writers:
@@ -105,13 +105,13 @@ def _is_lone_message(changes: RoomChanges) -> bool:
     return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*changed, *again))
 
 
-def _write_lone(
-    room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
-) -> dict[str, int]:
+def _write_lone(room: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str) -> dict[str, int]:
     # The message that sends the rows also reserves the position.
     positions: dict[str, int] = {}
     writing = _Writing()
-    writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
+    groups = _Groups(room, changes)
+    _reserve_groups([groups], using)
+    writer = _RoomWriter(writing, room, changes, positions, groups)
     writer.collect(stored_outliers)
     # The message is sent under the room's lock, so no other transaction stores an event in this room between the reservation and
     # the commit.
@@ -122,16 +122,27 @@ def _write_lone(
     return positions
 
 
-def _reserve_positions(rooms: Sequence[tuple[Room, RoomChanges]], using: str) -> tuple[str, dict[str, int]]:
+def _reserve_positions(
+    rooms: Sequence[tuple[StoredRoom, RoomChanges]], groups: Sequence[_Groups], using: str
+) -> tuple[str, dict[str, int]]:
     old = sum(event.backfilled for _, changes in rooms for event in changes.events)
     live = sum(len(changes.events) + changes.needs_own_position for _, changes in rooms) - old
     counts = [(registry.get(stream.name), count) for stream, count in ((EVENTS, live), (BACKFILL, old)) if count]
-    writer, reserved = reserve_ids(counts, using)
+    if not counts:  # only stored events have got their states
+        _reserve_groups(groups, using)
+        return writer_name(), {}
+    new_groups = sum(len(groups_of.new) for groups_of in groups)
+    writer, reserved = reserve_ids(counts, using, [(GROUP_SEQUENCE, new_groups)] if new_groups else [])
+    group_ids = iter(reserved.pop() if new_groups else ())
+    for groups_of in groups:
+        groups_of.set_ids(group_ids)
     ids, old_ids = iter(reserved[0] if live else ()), iter(reserved[-1] if old else ())
     found: dict[str, int] = {}
     for room, changes in rooms:
-        backfilled = [event for event in changes.events if event.backfilled]
-        for event in reversed(backfilled):  # the oldest gets the lowest position
+        # In the order of their own negative positions, if these are known (``Incoming.backfilled_at``). The sort is stable:
+        # without them the oldest event gets the lowest position.
+        backfilled = [event for event in reversed(changes.events) if event.backfilled]
+        for event in sorted(backfilled, key=lambda event: event.stream_ordering or 0, reverse=True):
             found[event.event_id] = -next(old_ids)
         for event in changes.events:
             if not event.backfilled:
@@ -139,6 +150,14 @@ def _reserve_positions(rooms: Sequence[tuple[Room, RoomChanges]], using: str) ->
         if changes.needs_own_position:  # a state change without a live event is under the room ID
             found[room.room_id] = next(ids)
     return writer, found
+
+
+def _reserve_groups(groups: Sequence[_Groups], using: str) -> None:
+    if count := sum(len(groups_of.new) for groups_of in groups):
+        with connections[using].cursor() as cursor:
+            ids = iter(reserve_group_ids(cursor, count))
+        for groups_of in groups:
+            groups_of.set_ids(ids)
 
 
 def _fact(position: int | None, row: Sequence[object]) -> Event:
@@ -153,20 +172,21 @@ def _fact(position: int | None, row: Sequence[object]) -> Event:
 
 class _Groups:
     # New state groups of events. Groups of intermediate current states, which no event has, are not stored.
-    def __init__(self, using: str, stored: StoredRoom, changes: RoomChanges) -> None:
+    def __init__(self, stored: StoredRoom, changes: RoomChanges) -> None:
         events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
         self._stored = stored
         self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
         needed = set(self._after.values()) - stored.ids.keys()
-        self._new = sorted(stored.builder.kept(needed) - stored.ids.keys()) if needed else []
-        changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self._new))
+        self.new = sorted(stored.builder.kept(needed) - stored.ids.keys()) if needed else []
+        changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self.new))
         self._ids = dict(stored.ids)
+
+    def set_ids(self, ids: Iterator[int]) -> None:
+        """Gives the new groups their IDs, the next of ``ids``."""
         # IDs are reserved under the room's lock, under which also the last group of each chain was read (``is_tip``). Without the
         # lock: A and B both find group 5 to be the last of its chain, A appends group 6 to the chain and B group 7. Readers of 7
         # would then apply the delta of 6, too.
-        if self._new:
-            with connections[using].cursor() as cursor:
-                self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
+        self._ids.update((number, next(ids)) for number in self.new)
 
     def of_events(self) -> dict[str, int]:
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
@@ -174,7 +194,7 @@ class _Groups:
     def add_rows(self, rows: RoomRows, room_id: str) -> list[tuple[bool, int]]:
         # Returns (is it stored in full, its hops) for each group. The next batch is likely to need the state of the
         # last.
-        stored, new, ids = self._stored, self._new, self._ids
+        stored, new, ids = self._stored, self.new, self._ids
         if stored.resolved:
             stored.cache_resolved(ids)
         if not new:
@@ -188,15 +208,13 @@ class _RoomWriter:
     def __init__(
         self,
         writing: _Writing,
-        room: Room,
         stored: StoredRoom,
         changes: RoomChanges,
         positions: dict[str, int],
         groups: _Groups,
     ) -> None:
         self._rows, self._facts = writing.rows, writing.facts
-        self._room = room
-        self._stored = stored
+        self._room, self._stored = stored.room, stored
         self._changes = changes
         self._positions = positions
         self._groups = groups
@@ -233,8 +251,7 @@ class _RoomWriter:
         """
         changes, known = self._changes, self._stored.events
         if changes.current_unresolved and not self._room.current_state_unresolved:
-            members = CurrentState.objects.using(self._stored.using).filter(room_id=self.room_id, type="m.room.member")
-            return list(members.values_list("state_key", flat=True))
+            return [*self._stored.members()]
         users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
         # Redactions that take effect now, and those that lost their effect.
         rejected = set(changes.filled.rejected)

@@ -106,6 +106,7 @@ class Stored:
     whole: bool = False
     reads: Reads | None = None
     without_state: Callable[[Collection[str], int | None], Collection[str] | None] | None = None
+    check_state: Callable[[RoomStates, ParsedEvent], None] | None = None
 
 
 class RoomStates:
@@ -147,6 +148,7 @@ class RoomStates:
         self._resolved = stored.resolved if stored is not None else {}
         self._whole = stored is None or stored.whole
         self._reads = stored.reads if stored is not None else None
+        self._check_state = stored.check_state if stored is not None else None
         self._last_state: GroupState | None = None
 
     @cached_property
@@ -175,6 +177,8 @@ class RoomStates:
             if self._whole and event.state_key is not None:
                 self.auth_graph.rank(event.event_id)
             self._assign(event)
+            if self._check_state is not None:
+                self._check_state(self, event)
 
     def reject(self, event: ParsedEvent, reason: str) -> None:
         self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
@@ -225,7 +229,7 @@ class RoomStates:
         return [prev for prev in prevs if prev not in differing]
 
     def _are_equal(self, group: int | None, other: int) -> bool:
-        return group is not None and (group == other or self.builder.expand(group) == self.builder.expand(other))
+        return group is not None and (group == other or not self.builder.changes_between(group, other))
 
     def _assign(self, event: ParsedEvent) -> None:
         if event.outlier:

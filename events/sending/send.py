@@ -36,11 +36,12 @@ from events.format.strict_json import decode_stored
 from events.models import CurrentState, Event, EventJson, Room
 from events.persist.batch import Incoming, Persisted, persist
 from events.persist.lock_and_read import lock_and_read
-from events.persist.room_cache import StoredEvents, StoredRoom
+from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
 from events.room_lock import begins_transaction
 from events.sending.compose import MOST_PREV_EVENTS, NewEvent, Place, compose
 from state.errors import UnknownRoomVersion
+from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS
 from state.rules.room_versions import RoomVersion, room_version
 from streams.conf import stream_settings
 
@@ -261,8 +262,7 @@ class _RoomComposer:
         self._key = key
         self._using = using
         self._extremities = reading.extremities.get(room_id, [])
-        stored_events = StoredEvents(using, room_id, room.content_generation, reading)
-        self._stored = StoredRoom(room_id, using, stored_events, reading)
+        self._stored = StoredRoom(room, using, reading)
         self._states = RoomStates(room_version(room.room_version), [], self._stored.as_stored(room.create_event_id))
         self._prev: list[ParsedEvent] = []
         self._group = -1
@@ -294,6 +294,9 @@ class _RoomComposer:
         self._prev = [events[event_id] for event_id in ids]
 
     def compose(self, new: NewEvent) -> ParsedEvent:
+        keys = [CREATE, POWER_LEVELS, JOIN_RULES, ("m.room.member", new.sender)]
+        replaced = [] if new.state_key is None else [(new.type, new.state_key)]
+        self._states.builder.load(self._group, [*keys, *replaced])  # of a large room they are read by key
         event = compose(new, self._place(), self._key)
         self._states.events[event.event_id] = event
         if event.state_key is not None:

@@ -34,7 +34,7 @@ from streams import registry
 from streams.caches import invalidate
 from streams.catalog.models import AccountDataChange
 from streams.conf import StreamSettings, stream_settings
-from streams.db.driver import Statement, is_repeated, send_together
+from streams.db.driver import rows_of_repeated
 from streams.writing.key_locks import lock_exclusively
 
 __all__ = [
@@ -148,10 +148,8 @@ def read_access(
 
 def access_to_events(user_id: str, event_ids: Collection[str], using: str = "default") -> dict[str, Access]:
     """Returns the user's present access to the rooms of these events, by one query. The IDs must be storable."""
-    connection = connections[using]
     values = {"user": user_id if can_be_stored(user_id) else _NO_USER, "events": list(event_ids)}
-    again = is_repeated(connection, _ACCESS_TO_EVENTS)
-    rows = send_together(connection, [Statement(_ACCESS_TO_EVENTS, values, again=again)])
+    rows = rows_of_repeated(connections[using], _ACCESS_TO_EVENTS, values)
     now_ms = time.time_ns() // 1_000_000
     return {row[0]: access_of(row, now_ms) for row in rows}
 

@@ -1,9 +1,9 @@
 """Builds state groups as chains of deltas in memory (pure).
 
 The scheme and its invariants are described in ``state.models``. The *tip* of a chain is its last group. A state event
-at a tip adds one row. A fork opens a new chain on top of the old chain. A group is stored in full only if a query for
-its state would otherwise read too many rows or too many chains. The groups of a builder are numbered from 0 in the
-order of creation. The caller maps these numbers to ascending IDs.
+at a tip adds one row. A fork opens a new chain on top of the old chain. If a query for a state would read too many chains,
+the state is stored again on a group further down, and in full if that takes too many rows. The groups of a builder are
+numbered from 0 in the order of creation. The caller maps these numbers to ascending IDs.
 
     1 ◄─ 2 ◄─ 3       a chain with the tip 3: a state event after 3 adds group 4 to it
          ▲
@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from state.groups.layered import StateKey, differing_keys, layered, whole
+from state.groups.layered import StateKey, differing_keys, layered, load, whole
 
 __all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey", "StoredGroup"]
 
@@ -48,16 +48,23 @@ _RECENT = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group in the database, as far as a builder needs it. ``is_tip``: the last group of its chain."""
+    """A group in the database, as far as a builder needs it.
+
+    ``keys`` is the number of entries of the state. ``is_tip``: the last group of its chain.
+    """
 
     state: Mapping[StateKey, str]
     hops: int
+    keys: int
     rows_to_read: int
     is_tip: bool
 
 
 class GroupBuilder:
-    def __init__(self) -> None:
+    """``below`` returns the number of a stored group further down than an adopted one, from which few rows lead to its state."""
+
+    def __init__(self, below: Callable[[int], int | None] = lambda _adopted: None) -> None:
+        self._stored_below = below
         self._groups: list[_Group] = []
         self._tips: dict[int, int] = {}
         self._copies: dict[int, int] = {}
@@ -77,7 +84,7 @@ class GroupBuilder:
     def adopt(self, stored: StoredGroup) -> int:
         """Adds a group that is stored already, so that new groups can build on it. Returns its number."""
         number = len(self._groups)
-        group = _Group(None, number, stored.hops, len(stored.state), stored.rows_to_read, stored.state)
+        group = _Group(None, number, stored.hops, stored.keys, stored.rows_to_read, stored.state)
         self._groups.append(group)
         self._tips[number] = number if stored.is_tip else -1
         self._adopted[number] = stored.state
@@ -88,9 +95,10 @@ class GroupBuilder:
 
         Returns its number.
 
-        If reading it would take too many rows or chains, ``base`` is first copied in full; later groups on ``base`` use
-        the same copy. If there are about as many changes as entries, a full group is stored instead. A single change
-        always builds on ``base`` or its copy, so the state before a state event is always that of the group below.
+        If reading it would take too many rows or chains, ``base`` is first copied: on a stored group further down, or in
+        full. Later groups on ``base`` use the same copy. If there are about as many changes as entries, a full group is
+        stored instead. A single change always builds on ``base`` or its copy, so the state before a state event is always
+        that of the group below.
         """
         number = self._add(base, changes)
         if number is None and (len(changes) == 1 or 2 * len(changes) < self._groups[base].keys):
@@ -141,6 +149,9 @@ class GroupBuilder:
     def size(self, group: int) -> int:
         return self._groups[group].keys
 
+    def rows_to_read(self, group: int) -> int:
+        return self._groups[group].rows_to_read
+
     def apart(self, groups: Sequence[int]) -> list[dict[StateKey, str | None]] | None:
         """Returns for each group the entries in which it differs from the first one: key -> event ID, or None.
 
@@ -152,6 +163,7 @@ class GroupBuilder:
             touched = self._differing_keys(groups[0], group)
             if touched is None:
                 return None
+            self.load(groups[0], touched)
             entries = ((key, self.lookup(group, key)) for key in touched)
             found.append({key: event_id for key, event_id in entries if self.lookup(groups[0], key) != event_id})
         return found
@@ -180,9 +192,19 @@ class GroupBuilder:
             number = self._groups[chain].prev
         return None
 
+    def load(self, group: int, keys: Collection[StateKey]) -> None:
+        """Reads entries of an adopted state below the group together. ``lookup`` would read each by itself."""
+        number: int | None = group
+        while number is not None and (chain := self._groups[number].chain) not in self._adopted:
+            number = self._groups[chain].prev
+        if number is not None:
+            load(self._adopted[chain], keys)
+
     def expand(self, group: int) -> dict[StateKey, str]:
         """Returns the full state of a group. This is fast if a group with a nearby number was expanded recently."""
-        state = self._expand_from_recent(group) if group not in self._adopted else None
+        state = self._recent.pop(group, None)
+        if state is None and group not in self._adopted:
+            state = self._expand_from_recent(group)
         if state is None:
             state = whole(self.shared(group))
         self._recent[group] = state
@@ -206,7 +228,6 @@ class GroupBuilder:
         if near is None or touched is None:
             return None
         state = dict(self._recent[near])
-        self._recent.pop(group, None)  # so that the caller adds it as the latest
         for key in touched:
             event_id = self.lookup(group, key)
             if event_id is None:
@@ -220,6 +241,8 @@ class GroupBuilder:
         if old is None:
             found = self._difference({}, self.expand(new))
         elif (touched := self._differing_keys(old, new)) is not None:
+            self.load(old, touched)
+            self.load(new, touched)
             found = {key: (self.lookup(old, key), self.lookup(new, key)) for key in sorted(touched)}
         else:
             found = self._difference(self.expand(old), self.expand(new))
@@ -255,8 +278,12 @@ class GroupBuilder:
             if number is None:
                 return None
             roots.append(number)
-        first, second = (self._adopted[root] for root in roots)
-        return found | differing_keys(first, second, self._compared)
+        first, second = roots
+        below = differing_keys(self._adopted[first], self._adopted[second], self._compared)
+        if below is None:
+            pairs = self._difference(self.expand(first), self.expand(second))
+            below = {key for key, (old, new) in pairs.items() if old != new}
+        return found | below
 
     def kept(self, groups: Iterable[int]) -> set[int]:
         """Returns the given groups and all below them, which must be stored to read them."""
@@ -298,9 +325,21 @@ class GroupBuilder:
 
     def _copy(self, base: int) -> int:
         if base not in self._copies:
-            copy = self._copies[base] = self.add_full(self.expand(base))
+            copy = self._copy_further_down(base)
+            copy = self._copies[base] = self.add_full(self.expand(base)) if copy is None else copy
             self._originals[copy] = base
         return self._copies[base]
+
+    def _copy_further_down(self, base: int) -> int | None:
+        # Otherwise each event on a branch of a branch, twenty deep, would store all entries of a large room.
+        if self._hops_above(base) <= HOPS_LIMIT:  # too many rows: they would soon be too many again
+            return None
+        root = next((number for number in self._group_and_below(base) if number in self._adopted), None)
+        below = None if root is None else self._stored_below(root)
+        if below is None:
+            return None
+        changes = {key: event_id for key, (_, event_id) in self.changes_between(below, base).items()}
+        return self._add(below, changes) if 2 * len(changes) < self._groups[base].keys else None
 
     def _store(self, group: _Group) -> int:
         number = len(self._groups)

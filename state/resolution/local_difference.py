@@ -21,19 +21,18 @@ is in both auth chains, and the difference is P1 and P2.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from state.groups.layered import StateKey
 from state.resolution.auth_graph import AuthGraph
 from state.rules.auth_selection import state_key_of
 
-IsCommon = Callable[[str, StateKey], bool]
-"""Returns true if all states share this event, which has this key in them."""
 _MOST_NAMING = 20_000
 _NAMING_PER_EVENT = 10
 """One search reads at most ``_MOST_NAMING`` events that name others, and ``_NAMING_PER_EVENT`` more for each disputed event."""
 _ASKED_AT_ONCE = 100
+_ENTRIES_AT_ONCE = 50
 _AHEAD_OF_CHAINS = 16
 """From this depth on, whole auth chains are read together."""
 
@@ -45,6 +44,16 @@ class Naming(NamedTuple):
     complete: bool
 
 
+class Shared(Protocol):
+    """The entries that all states share."""
+
+    def load(self, keys: Collection[StateKey], /) -> None:
+        """Reads the entries at these keys together, if they are not in memory."""
+
+    def holds(self, event_id: str, key: StateKey, /) -> bool:
+        """Returns true if all states have this event at this key."""
+
+
 class Reads(Protocol):
     def load(self, event_ids: Collection[str], /) -> None: ...
 
@@ -54,7 +63,7 @@ class Reads(Protocol):
 
 
 def local_difference(
-    graph: AuthGraph, held: Mapping[str, int], full: int, is_common: IsCommon, reads: Reads
+    graph: AuthGraph, held: Mapping[str, int], full: int, shared: Shared, reads: Reads
 ) -> set[str] | None:
     """Returns the auth difference: the events in the auth chains of some states, but not of all.
 
@@ -62,7 +71,7 @@ def local_difference(
     mask of all states. Events of ``held`` are left out of the result. Returns None if the search would have to read
     more events than its limit.
     """
-    return _Search(graph, held, full, is_common, reads).difference()
+    return _Search(graph, held, full, shared, reads).difference()
 
 
 class _Search:
@@ -73,8 +82,8 @@ class _Search:
     A visited event passes its mask on to its auth events, if it is disputed or is not known to be in every chain.
     """
 
-    def __init__(self, graph: AuthGraph, held: Mapping[str, int], full: int, is_common: IsCommon, reads: Reads) -> None:
-        self._graph, self._full, self._is_shared, self._reads = graph, full, is_common, reads
+    def __init__(self, graph: AuthGraph, held: Mapping[str, int], full: int, shared: Shared, reads: Reads) -> None:
+        self._graph, self._full, self._shared, self._reads = graph, full, shared, reads
         self._masks = {event_id: mask for event_id, mask in held.items() if event_id in graph.events}
         self._held = frozenset(self._masks)
         self._spreading = set(self._held)
@@ -117,7 +126,7 @@ class _Search:
         True if an event came to be in every chain.
         """
         graph, masks, grown = self._graph, self._masks, False
-        self._reads.load({other for event_id in new for other in graph.events[event_id].auth_event_ids})
+        self._load({other for event_id in new for other in graph.events[event_id].auth_event_ids})
         # The depth is only what senders claim. With true depths, an event passes its mask on when all events above it have
         # passed theirs on. Any other order leads to the same masks, but more slowly.
         heap = [(-graph.events[event_id].depth, event_id, ahead) for event_id in new]
@@ -128,7 +137,7 @@ class _Search:
                 if other in self._common:
                     continue
                 event, before = graph.events[other], masks.get(other, 0)
-                if self._is_shared(other, state_key_of(event)):
+                if self._shared.holds(other, state_key_of(event)):
                     self._common.add(other)
                     continue
                 after = before | masks[event_id]
@@ -137,11 +146,17 @@ class _Search:
                 masks[other] = after
                 grown |= after == self._full
                 if levels and other not in self._spreading:
-                    self._reads.load(event.auth_event_ids)
+                    self._load(event.auth_event_ids)
                     self._spreading.add(other)
                 if other in self._spreading:
                     heapq.heappush(heap, (-event.depth, other, max(levels - 1, 0)))
         return grown
+
+    def _load(self, event_ids: Collection[str]) -> None:
+        # the events, and the entries of which ``_spread`` asks whether they are these events
+        self._reads.load(event_ids)
+        events = self._graph.events
+        self._shared.load({state_key_of(events[event_id]) for event_id in event_ids if event_id in events})
 
     # --- upwards ------------------------------------------------------------------------------------------------
     def _find_common(self, sources: Collection[str]) -> bool:
@@ -174,8 +189,11 @@ class _Search:
     def _go_up(self, event_id: str, below: dict[str, list[str]], above: list[str]) -> None:
         # An event that an event of every auth chain names is in every chain, too. Otherwise the search goes on
         # ``above``.
-        for other, key in self._naming[event_id].events:
-            if other in self._common or self._masks.get(other) == self._full or self._is_shared(other, key):
+        events = self._naming[event_id].events
+        for number, (other, key) in enumerate(events):
+            if number % _ENTRIES_AT_ONCE == 0:
+                self._shared.load([at for _, at in events[number : number + _ENTRIES_AT_ONCE]])
+            if other in self._common or self._masks.get(other) == self._full or self._shared.holds(other, key):
                 self._mark(event_id, below)
                 return
             if other not in below:

@@ -18,7 +18,7 @@ In three cases there is no result, and the caller has to resolve the full states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from state.groups.deltas import GroupBuilder, StateKey
@@ -91,6 +91,12 @@ class _Agreed:
             self._found[key] = self._builder.lookup(self._group, key)
         return self._found[key]
 
+    def load(self, keys: Collection[StateKey], /) -> None:
+        self._builder.load(self._group, [key for key in keys if key not in self._found])
+
+    def holds(self, event_id: str, key: StateKey, /) -> bool:
+        return self.get(key) == event_id
+
     def extend(self, entries: Mapping[StateKey, str | None]) -> None:
         self._found.update(entries)
 
@@ -124,7 +130,9 @@ def _load_authorising(
 ) -> None:
     # Together, not by a query each: auth events, and entries that all groups share.
     events = [graph.events[event_id] for event_id in event_ids if event_id in graph.events]
-    entries = {agreed.get(key) for event in events for key in auth_keys(event, rules.version)}
+    keys = {key for event in events for key in auth_keys(event, rules.version)}
+    agreed.load(keys)
+    entries = {agreed.get(key) for key in keys}
     named = {other for event in events for other in event.auth_event_ids}
     reads.load(named.union(entry for entry in entries if entry is not None))
 
@@ -161,7 +169,7 @@ def _read_difference(
     rules: AuthRules, graph: AuthGraph, agreed: _Agreed, held: Mapping[str, int], full: int, reads: Reads
 ) -> set[str] | None:
     reads.load(held)
-    found = local_difference(graph, held, full, lambda event_id, key: agreed.get(key) == event_id, reads)
+    found = local_difference(graph, held, full, agreed, reads)
     if found is None:
         return None
     candidates = found.union(event_id for event_id in held if event_id in graph.events)
@@ -173,7 +181,7 @@ def _read_difference(
 
 def _is_entry(graph: AuthGraph, agreed: _Agreed, event_id: str) -> bool:
     event = graph.events[event_id]
-    return event.state_key is not None and agreed.get(state_key_of(event)) == event_id
+    return event.state_key is not None and agreed.holds(event_id, state_key_of(event))
 
 
 def _sizes(

@@ -224,7 +224,7 @@ def test_filling_twice_changes_nothing():
 
 
 def test_more_than_is_resolved_at_once(monkeypatch):
-    monkeypatch.setattr("events.persist.room_batch.MOST_FILLED", 2)
+    monkeypatch.setattr("events.persist.next_rows.MOST_FILLED", 2)
     made = closed_room()
     persist_all(made.events, 100)
     gap = [made.message() for _ in range(8)]

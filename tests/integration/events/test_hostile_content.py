@@ -74,7 +74,7 @@ SAID = {
 IN_GATE = {"null", "text", "deepest", "huge"}
 CASES = [
     pytest.param(version, name, marks=() if name in IN_GATE else pytest.mark.scenario)
-    for version, names in (("11", VALUES), ("5", OLD_VALUES), ("1", ["deepest"]))
+    for version, names in (("11", VALUES), ("5", OLD_VALUES), ("1", ["deepest", "huge"]))
     for name in names
 ]
 

@@ -309,12 +309,17 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
     registry.get("events").wait_for(since, DEADLINE_SECONDS)
     wait_until(lambda: registry.get("events").current().linear >= since.base)
     before = feed.cache.streams
-    with session() as cursor:
-        cursor.execute(
-            "UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'; "
-            "SELECT pg_notify('replsite_streams', 'events')"
-        )
-    wait_until(lambda: feed.cache.is_ready and feed.cache.streams is not before)
+
+    def is_forgotten() -> bool:
+        if feed.cache.streams is before:  # again: the looker takes it up within a second, perhaps before it is read
+            with session() as cursor:
+                cursor.execute(
+                    "UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'; "
+                    "SELECT pg_notify('replsite_streams', 'events')"
+                )
+        return feed.cache.is_ready and feed.cache.streams is not before
+
+    wait_until(is_forgotten)
 
 
 def test_trimmed_rows_are_answered_with_maybe(room):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def half_filled(monkeypatch):
     """A room whose gap was filled while at most two events are resolved at once: five are left."""
-    monkeypatch.setattr("events.persist.room_batch.MOST_FILLED", 2)
+    monkeypatch.setattr("events.persist.next_rows.MOST_FILLED", 2)
     made = closed_room()
     persist_all(made.events, 100)
     gap = [made.message() for _ in range(8)]

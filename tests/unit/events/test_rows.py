@@ -13,13 +13,12 @@ TABLES = (
     "events_backwardextremity", "events_timelinegap", "events_currentstate", "events_currentstatedelta",
     "events_eventvisibility", "state_stategroup", "state_stategroupdelta",
 )  # fmt: skip
-#: Everything else that writes a room builds ``RoomRows``.
+#: Everything else that writes a room builds ``RoomRows``, or copies the columns of new rooms (``pipeline.loading``).
 WRITERS = {
     "events/maintenance/group_gc.py": "groups that no event needs",
     "events/maintenance/purge_batch.py": "sets of events by depth, which stay in the database",
     "events/operations/purge_room.py": "all rows of a room, some thousand at a time",
     "events/rows.py": "all others",
-    "pipeline/loading/load_pack.py": "new rooms, by COPY",
 }
 
 

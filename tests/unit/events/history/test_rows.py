@@ -1,5 +1,6 @@
 """A room's history as rows, on small made rooms; `tests/oracle` holds real ones against a real server's answers."""
 
+import weakref
 from collections import defaultdict
 
 import pytest
@@ -7,10 +8,12 @@ from msgspec.structs import replace
 
 from events.columns import EVENT_COLUMNS
 from events.errors import HistoryError
+from events.history.rows import RoomHistory
 from events.room.state_assignment import CYCLE
+from streams.runtime.gc_pause import collector_paused
 from tests.support.growth import growth
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
-from tests.support.room_results import RoomResult, room_history
+from tests.support.room_results import GivenEvents, RoomResult, room_history
 
 
 def expanded(result: RoomResult):
@@ -466,3 +469,17 @@ def test_a_create_event_of_another_server_than_the_room_is_rejected_wherever_it_
     rejected = column(result, "rejected_reason")
     assert [event_id for event_id, reason in rejected.items() if reason is not None] == [squat.event_id]
     assert "different servers" in rejected[squat.event_id]
+
+
+def test_a_history_is_freed_without_the_collector():
+    """A task of an import computes many rooms one after the other while the collector pauses."""
+    made = public_room()
+    fork = made.message(prev=[made.events[-1]])
+    made.message(prev=[made.events[-2], fork])
+    with collector_paused():
+        history = RoomHistory(GivenEvents(made.events))
+        for rows in (history.events(), history.state_deltas(), history.visibility()):
+            list(rows)
+        gone = [weakref.ref(found) for found in (history, history._walk, history._walk.states)]
+        del history, rows
+        assert [found() for found in gone] == [None] * 3

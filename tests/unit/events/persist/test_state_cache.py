@@ -49,3 +49,14 @@ def test_many_forks_of_a_large_state_are_kept():
     for number in range(400):
         cache.put(number, LayeredState(older, {("m.room.topic", ""): f"${number}"}))
     assert None not in cache.get_all(range(400))
+
+
+def test_entries_that_were_read_since_are_counted_with_the_next_state():
+    older, cache = {("m.a", "0"): "$0"}, StateCache(20)
+    cache.put(1, LayeredState(older, {}))
+    older.update({("m.a", str(number)): "$0" for number in range(10)})
+    cache.put(2, LayeredState(older, {("m.b", ""): "$1"}))
+    assert cache.weight == 10 + 1 + 2
+    older.update({("m.a", str(number)): "$0" for number in range(30)})
+    cache.put(3, LayeredState(older, {}))
+    assert (cache.weight, cache.get_all([1, 2, 3])) == (0, [None, None, None])

@@ -3,7 +3,9 @@
 import pytest
 
 from state.groups.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder, StoredGroup
+from state.groups.layered import LayeredState, layered_on_base
 from tests.support.room_data import ROOM_NAMES, oracle
+from tests.unit.state.groups.test_layered import Stored
 
 A, B, C = ("m.a", ""), ("m.b", ""), ("m.c", "key")
 
@@ -156,7 +158,7 @@ def test_a_real_rooms_groups_expand_to_the_same_states(room):
 def adopted(state, is_tip=True, hops=3, rows=50):
     """A builder on top of a stored group."""
     builder = GroupBuilder()
-    return builder, builder.adopt(StoredGroup(state, hops, rows, is_tip))
+    return builder, builder.adopt(StoredGroup(state, hops, len(state), rows, is_tip))
 
 
 def test_new_group_goes_on_in_the_chain_of_a_stored_tip():
@@ -183,7 +185,39 @@ def test_stored_group_at_a_bound_is_copied():
     assert copy != base and builder.expand(copy) == {A: "1"} and builder.expand(new) == {A: "1", B: "1"}
 
 
+def test_stored_group_with_too_many_hops_is_copied_on_one_further_down():
+    entries = {("m.room.member", str(number)): "$" for number in range(20)}
+    builder = GroupBuilder(lambda number: below if number == base else None)
+    below = builder.adopt(StoredGroup(entries, 2, 20, 20, False))
+    base = builder.adopt(StoredGroup({**entries, A: "1", B: "1"}, HOPS_LIMIT, 22, 25, False))
+    on_base = builder.add(base, {A: "2"})
+    new, other = builder.add(on_base, {C: "1"}), builder.add(base, {B: "2"})
+    copy = builder.step(on_base)[0]
+    rows = {row[0]: row[1:] for row in builder.group_rows([copy, on_base, new, other])}
+    assert rows[copy] == (below, copy, 3, 22, 22)
+    assert rows[on_base] == (copy, copy, 3, 22, 23)
+    assert rows[new] == (on_base, copy, 3, 23, 24)
+    assert rows[other] == (copy, other, 4, 22, 23)
+    assert builder.expand(new) == {**entries, A: "2", B: "1", C: "1"}
+    assert builder.expand(other) == {**entries, A: "1", B: "2"}
+    assert builder.changes_between(new, other) == {A: ("2", "1"), B: ("1", "2"), C: ("1", None)}
+
+
 def test_two_stored_groups_differ_by_their_states():
     builder, one = adopted({A: "1", B: "1"})
-    other = builder.adopt(StoredGroup({A: "1", C: "2"}, 0, 2, True))
+    other = builder.adopt(StoredGroup({A: "1", C: "2"}, 0, 2, 2, True))
     assert builder.changes_between(one, other) == {B: ("1", None), C: (None, "2")}
+
+
+def test_stored_groups_that_are_read_by_key_differ_by_what_is_read():
+    one, other = {A: "1", B: "1"}, {A: "1", C: "2"}
+    shared = LayeredState({}, {}, Stored(one))
+    builder, first = adopted(shared)
+    second = builder.adopt(StoredGroup(layered_on_base(shared, {B: None, C: "2"}, Stored(other)), 0, 2, 2, True))
+    third = builder.adopt(StoredGroup(LayeredState({}, {}, Stored(other)), 0, 2, 2, True))
+    assert builder.changes_between(first, second) == {B: ("1", None), C: (None, "2")}
+    assert shared.base == {B: "1", C: None}
+    assert builder.changes_between(first, third) == {B: ("1", None), C: (None, "2")}
+    new = builder.add(second, {B: "3"})
+    assert builder.apart([first, new, third]) == [{}, {B: "3", C: "2"}, {B: None, C: "2"}]
+    assert next(builder.group_rows([new]))[4] == 3

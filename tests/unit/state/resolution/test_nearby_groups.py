@@ -68,7 +68,11 @@ def arrived(events, near=True):
 
     for event in events:
         builder = GroupBuilder()
-        groups = {e: builder.adopt(StoredGroup(after[e], 0, 1, True)) for e in event.prev_event_ids if e in after}
+        groups = {
+            e: builder.adopt(StoredGroup(after[e], 0, len(after[e]), 1, True))
+            for e in event.prev_event_ids
+            if e in after
+        }
         reads = Neighbours(known) if near else None
         stored = state_assignment.Stored(known, create, builder, groups, lambda _states: None, reads=reads)
         states = state_assignment.RoomStates(room_version(event.room_version), [event], stored)

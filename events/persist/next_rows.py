@@ -1,11 +1,12 @@
-"""Computes the changes of a batch of new events in one room: the rows to add, change and delete in each table.
+"""Computes the changes of a batch of new events in one room: ``next_rows``, the counterpart of a whole history's rows.
 
 Example: a message on top of the only extremity gives
 
     events [the message], new_extremities [its ID], gone_extremities [its prev event]
 
-and nothing else. The rules are the same as for a whole history (``events.room.state_assignment``,
-``events.room.extremities``, ``events.visibility.ranges``). Assumes the caller's transaction with the room's row locked.
+and nothing else. The rules are the same as for a whole history (``events.history.rows``): ``events.room.state_assignment``,
+``events.room.extremities``, ``events.visibility.ranges``. Nothing here sends a statement. What is stored is asked of
+``StoredRoom``, in the caller's transaction with the room's row locked.
 
 Events are numbered from 0 in the order of their positions. ``events.persist.write_rows`` maps these numbers to stream
 positions. The number -1 stands for the position of the last accepted event before the batch.
@@ -17,16 +18,12 @@ from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from django.db import connections
 from msgspec import structs
 
 from events.errors import EventRefused, Reason
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
-from events.models import CurrentState, Room
-from events.persist.closing_cycles import closing_a_cycle
-from events.persist.lock_and_read import RoomReading
-from events.persist.room_cache import StoredEvents, StoredRoom
+from events.persist.room_cache import StoredRoom
 from events.room.event_auth import PRUNED_TYPES
 from events.room.extremities import EventExtremityTracker
 from events.room.graph import causal_order, is_accepted
@@ -38,29 +35,29 @@ from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
 from state.rules.room_versions import room_version
 
-_EARLIER_REDACTIONS = """
-SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
-"""
 MOST_FILLED = 2_000
 """The largest number of stored events that get a state with one batch. ``events.persist.gap_filling`` does the rest."""
-#: Selects events without a state above some events, nearest first. It uses the index of edges, so the time is in proportion to
-#: the result.
-_ABOVE = """
-WITH RECURSIVE above AS (
-    SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = ANY(%(below)s) AND e.state_unresolved AND e.room_id = %(room)s
-    UNION
-    SELECT e.event_id, e.stream_ordering
-    FROM above JOIN events_eventedge edge ON edge.prev_event_id = above.event_id
-    JOIN events_event e ON e.event_id = edge.event_id
-    WHERE e.state_unresolved AND e.room_id = %(room)s
-) SELECT event_id, stream_ordering FROM above LIMIT %(most)s
-"""
-_PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%s) AND state_unresolved"
 _AUTHORISED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
 """Types whose auth rules read content that a redaction removes."""
+MOST_FORWARD_EXTREMITIES = 1_000
+"""Live events that would add one to so many are refused. All of them are resolved while the room is locked."""
 _BASES = 3
 """The most groups of forward extremities with which a given state is compared, so that it is stored as a small delta."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What is accepted of a server whose stored history the events are.
+
+    ``unproven``: auth events may be missing, as in ``RoomStates``. ``as_stored``: prev events of live events may be
+    missing, and the server's verdicts stand, even when a gap below the events is filled.
+    """
+
+    unproven: bool = False
+    as_stored: bool = False
+
+
+NOTHING = Accepted()
 
 
 @dataclass(slots=True)
@@ -134,44 +131,47 @@ class RoomChanges:
     """The number of events that needed no new state group."""
 
 
-class RoomBatch:
-    """The computation for one room.
+def next_rows(
+    known: StoredRoom,
+    batch: Sequence[ParsedEvent],
+    given: Mapping[str, Sequence[str]] | None = None,
+    *,
+    to_resolve: Sequence[str] = (),
+    accepts: Accepted = NOTHING,
+    freed: Sequence[str] | None = None,
+) -> RoomChanges:
+    """Returns the changes of a batch in the room ``known``. Writes nothing.
 
-    ``events`` are parsed events of that room, none of them stored or listed twice. ``given`` has states before events
-    that other servers gave: the ID of an event, perhaps a stored one without a state -> the IDs of state events.
+    ``batch`` has parsed events of that room, none of them stored or listed twice. ``given`` has states before events that
+    other servers gave: the ID of an event, perhaps a stored one without a state -> the IDs of state events.
+
+    ``to_resolve`` has stored events that have no state yet, and whose state can be computed now. ``freed`` has the prev
+    events of stored events that left the graph. It is None unless stored events left the graph or came back into it.
     """
+    return _NextRows(known, batch, given or {}, to_resolve, freed, accepts).compute()
 
+
+class _NextRows:
     def __init__(
         self,
-        reading: RoomReading,
-        room: Room,
-        events: Sequence[ParsedEvent],
-        using: str,
-        given: Mapping[str, Sequence[str]] | None = None,
+        known: StoredRoom,
+        batch: Sequence[ParsedEvent],
+        given: Mapping[str, Sequence[str]],
+        to_resolve: Sequence[str],
+        freed: Sequence[str] | None,
+        accepts: Accepted,
     ) -> None:
-        self._reading = reading
-        self._row = room
-        self._version = room_version(room.room_version)
-        self._given = given or {}
-        self.to_resolve: Sequence[str] = ()
-        """Stored events that have no state yet, and whose state can be computed now."""
-        self.accepts_unproven = False
-        """As in ``RoomStates``: true if the events are imported."""
-        self.freed: Sequence[str] | None = None
-        """The prev events of stored events that left the graph.
-
-        None unless stored events left the graph or came back into it."""
-        self._using = using
-        events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
-        self.stored = StoredRoom(room.room_id, using, events_here, reading)
+        self.stored, self._row, self._reading = known, known.room, known.reading
+        self._version = room_version(known.room.room_version)
+        self._given, self._to_resolve, self._freed = given, to_resolve, freed
+        self._accepts = accepts
         self.changes = RoomChanges()
         self._changed_between = False
         """True if memberships or history visibility changed in the current state without an accepted live event."""
-        self._batch = list(events)
+        self._batch = list(batch)
         self.states: RoomStates
 
     def compute(self) -> RoomChanges:
-        """Computes all changes of the batch. Called once."""
         self.stored.read(self._batch)
         self.changes.is_late = self.stored.resolutions_outdated = any(map(self._is_late, self._batch))
         given = self._read_given()
@@ -223,7 +223,7 @@ class RoomBatch:
             batch = {event.event_id: event for event in self._batch}
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
         states = RoomStates(self._version, self._batch, stored)
-        states.accepts_unproven = self.accepts_unproven
+        states.accepts_unproven = self._accepts.unproven
         states.given.update(given)
         self._find_redacted(states, self._batch)
         if given:
@@ -251,12 +251,12 @@ class RoomBatch:
         # Stored events above new events may get a state, and so may new events above these stored events.
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
-        seeds = [*self.to_resolve, *(event_id for event_id in states.given if event_id not in new)]
+        seeds = [*self._to_resolve, *(event_id for event_id in states.given if event_id not in new)]
         if not seeds and not self._reading.above:
             return
         referred_to = {prev for prev, _ in self._reading.above}
         filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
-        places = _unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
+        places = self.stored.unresolved_above(new, seeds, MOST_FILLED) if filling or seeds else {}
         if places:
             stored = self.stored
             stored.events.load(places)
@@ -265,7 +265,7 @@ class RoomBatch:
             stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
             self._find_redacted(states, found)
             waiting = [event for event in self._batch if event.event_id not in states.after]
-            self.changes.filled = _authorise_again(states, found, waiting)
+            self.changes.filled = _authorise_again(states, found, waiting, self._accepts)
             if self.changes.filled.rejected:
                 self.changes.is_late = stored.resolutions_outdated = True
                 stored.resolved.clear()
@@ -274,7 +274,7 @@ class RoomBatch:
     def _refuse_closing_cycles(self, given: dict[str, dict[StateKey, str]]) -> None:
         if not self._batch or self._version.ids_are_hashes:
             return
-        found = closing_a_cycle(self._row.room_id, self._batch, self._reading.above, self.stored.events, self._using)
+        found = self.stored.closing_a_cycle(self._batch)
         for event in self._batch:
             if event.event_id in found:
                 self.changes.refused.append((event, EventRefused(Reason.CYCLE, CYCLE)))
@@ -286,10 +286,13 @@ class RoomBatch:
         # have none.
         order, left = causal_order(self._batch)
         inside: set[str] = set()
+        leaves = dict.fromkeys(self.stored.extremities)
         kept = []
         for number in (*order, *left):
             event = self._batch[number]
             reason = None if event.outlier or number in left else self._no_place(event, inside, given)
+            if reason is None and self._is_live(event):
+                reason = self._one_fork_more(event, leaves)
             if reason is not None:
                 self.changes.refused.append((event, reason))
                 continue
@@ -303,12 +306,26 @@ class RoomBatch:
             if event.type == "m.room.create":
                 return None
             return EventRefused(Reason.NO_PREV_EVENTS, "only a create event may stand on nothing")
-        if event.backfilled or event.event_id in given:  # these may be above a gap
+        if event.backfilled or event.event_id in given or self._accepts.as_stored:  # these may be above a gap
             return None
         missing = [prev for prev in event.prev_event_ids if prev not in inside and not self.stored.in_graph(prev)]
         if missing:
             shown = ", ".join(missing[:3])
             return EventRefused(Reason.MISSING_PREV_EVENTS, f"{shown} must be stored first, or come in the same batch")
+        return None
+
+    def _one_fork_more(self, event: ParsedEvent, leaves: dict[str, None]) -> EventRefused | None:
+        # ``leaves`` are the forward extremities before the event, if all events before it were accepted.
+        below = [prev for prev in event.prev_event_ids if prev in leaves]
+        if not below and len(leaves) >= MOST_FORWARD_EXTREMITIES and not self._accepts.unproven:
+            detail = (
+                f"the room has {len(leaves):,} forward extremities, and none of them is a prev event of this one: "
+                "it can be stored when some are merged (LocalRoom.merge_extremities)"
+            )
+            return EventRefused(Reason.TOO_MANY_FORKS, detail)
+        for prev in below:
+            del leaves[prev]
+        leaves[event.event_id] = None
         return None
 
     def _refuse_unproven(self) -> None:
@@ -325,7 +342,7 @@ class RoomBatch:
 
     def _refuse_without_state(self) -> None:
         # live events only, in a room whose current state is known
-        if self._row.current_state_unresolved or not self.stored.extremities:
+        if self._accepts.as_stored or self._row.current_state_unresolved or not self.stored.extremities:
             return
         detail = "the state at its prev events is not known: give it as state_before, or store what is below them"
         self._refuse_each(
@@ -380,16 +397,17 @@ class RoomBatch:
         # event that has got its state. Second: a stored event E has a given state, and its prev events are an event of the
         # batch and another event X. If the states of both resolve to the given state, E now reaches X, too.
         again = changes.filled.events or self._is_below_a_merge()
-        freed = () if self.freed is None and again else self.freed
+        freed = () if self._freed is None and again else self._freed
         extremities = self.stored.extremities_before([*old, *live], states, changes.filled.rejected, freed)
         tracker = EventExtremityTracker(
             states, extremities, arrived=[prev for event in live for prev in event.prev_event_ids]
         )
         self._current_before = known = tracker.current if not self._row.current_state_unresolved else None
         # Batch A resolves the states of two forward extremities. Batch B stores an auth event of theirs, and resolves the same
-        # states to another state. So B compares its state with the stored rows, not with the earlier resolution.
-        if changes.is_late and len({states.after.get(event_id) for event_id in self.stored.extremities}) > 1:
-            known = None
+        # states to another state. So B compares its state with what A has resolved them to, or with the stored rows.
+        groups = {states.after.get(event_id) for event_id in self.stored.extremities}
+        if known is not None and changes.is_late and len(groups) > 1:
+            known = self.stored.resolved_before({group for group in groups if group is not None})
         steps: list[Step] = []
         # Backfilled events come first. They may connect a forward extremity to a live event, which changes the current
         # state before any live event of the batch. That change gets the number of the first live event.
@@ -451,8 +469,7 @@ class RoomBatch:
         # made it.
         found: Mapping[StateKey, tuple[str | None, str | None]]
         if known is None:
-            stored = CurrentState.objects.using(self._using).filter(room_id=self._row.room_id)
-            old = {(t, k): e for t, k, e in stored.values_list("type", "state_key", "event_id")}
+            old = self.stored.current_state()
             new = self.states.builder.expand(current)
             found = {key: (old.get(key), new.get(key)) for key in sorted({**old, **new})}
         else:
@@ -488,7 +505,7 @@ class RoomBatch:
         changes.old_states = self.states
         group = self._group_before()
         if not all(step.changes_nothing(group, self._current_before) for step in steps):
-            live = VisibilityRanges(builder, events, self._stored_ranges(group))
+            live = VisibilityRanges(builder, events, self._stored_ranges(group), self.stored.events.memberships)
             for step in steps:
                 live.add(step)
             changes.ranges += [*live.rows, *live.still_open()]
@@ -515,14 +532,15 @@ class RoomBatch:
             last=-1,
             wide=wide_ranges(setting, known_visibility(history_visibility(state)), -1),
             of_user=lambda user_id: open_ranges(membership(state, user_id), setting, -1),
-            invited=self._invited,
+            invited=lambda: self._invited(current),
         )
 
-    def _invited(self) -> list[str]:
-        found = CurrentState.objects.using(self._using).filter(
-            room_id=self._row.room_id, type="m.room.member", membership="invite"
-        )
-        return list(found.values_list("state_key", flat=True))
+    def _invited(self, current: int) -> list[str]:
+        found = self.stored.members("invite")
+        # Their ranges begin or end, so ``of_user`` is going to ask for each of them.
+        self.states.builder.load(current, [("m.room.member", user_id) for user_id in found])
+        self.stored.events.load(found.values())
+        return list(found)
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> None:
@@ -563,9 +581,7 @@ class RoomBatch:
             if room_id == self._row.room_id
         ]
         if self.changes.filled.events:  # ``lock_and_read`` did not look for their redactions
-            with connections[self._using].cursor() as cursor:
-                cursor.execute(_EARLIER_REDACTIONS, [list(event_ids), self._row.room_id])
-                found = cursor.fetchall()
+            found = self.stored.redactions_of(event_ids)
         return [(redaction, target) for redaction, target in found if target in event_ids]
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
@@ -613,22 +629,15 @@ def _bad_state(detail: str) -> EventRefused:
 # --- filled gaps ------------------------------------------------------------------------------------------
 
 
-def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
-    # ID -> position of the events of ``seeds`` without a state, and at most ``MOST_FILLED`` above, on paths without a
-    # state
-    with connections[using].cursor() as cursor:
-        cursor.execute(_ABOVE, {"below": [*below, *seeds], "room": room_id, "most": MOST_FILLED})
-        found: dict[str, int] = dict(cursor.fetchall())
-        if seeds:
-            cursor.execute(_PLACES, [list(seeds)])
-            found |= dict(cursor.fetchall())
-    return found
-
-
-def _authorise_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
+def _authorise_again(
+    states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent], accepts: Accepted
+) -> Filled:
     # ``waiting`` has the new events that have no state so far. They may be above events of ``found``.
     # A rejection is final. Only events that were accepted so far are authorised again.
-    again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]
+    again = [
+        structs.replace(event, rejection_given=accepts.as_stored or event.rejected_reason is not None)
+        for event in found
+    ]
     states.events.update((event.event_id, event) for event in again)
     states.assign([*again, *waiting])
     authorised = [states.events[event.event_id] for event in again if event.event_id in states.after]
