@@ -50,9 +50,18 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _check_installed(name)
     module = import_module(home)
     found = globals()[name] = module if home == f"{__name__}.{name}" else getattr(module, name)
     return found
+
+
+def _check_installed(name: str) -> None:
+    from django.apps import apps  # noqa: PLC0415 - the pure modules of this package need no Django
+    from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415
+
+    if apps.apps_ready and not apps.is_installed(__name__):  # Django's own error would name a model of ours
+        raise ImproperlyConfigured(f"Add 'streams' to INSTALLED_APPS: streams.{name} needs its tables.")
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from django.db.backends.utils import names_digest
 from django.db.models import AutoField, Field, ForeignKey, Index, Model
 from django.db.models.fields.related import lazy_related_operation
 
@@ -208,8 +209,7 @@ def _finish(
     model._meta.constraints = [*model._meta.constraints, sequence, holds]
     model._meta.original_attrs["constraints"] = model._meta.constraints
     for name in dict.fromkeys(filter(None, (bound.declaration.key, newest_per))):
-        index = Index(fields=[name, _id_field(model)])
-        index.set_name_with_model(model)
+        index = Index(fields=[name, _id_field(model)], name=_index_name(bound.name, name))
         if all(index.fields != known.fields for known in model._meta.indexes):
             model._meta.indexes = [*model._meta.indexes, index]
             model._meta.original_attrs["indexes"] = model._meta.indexes
@@ -223,6 +223,12 @@ def _finish(
     describe()
     if keys := [field.remote_field.model for field in chosen if isinstance(field, ForeignKey)]:
         lazy_related_operation(describe, model, *keys)
+
+
+def _index_name(stream: str, field: str) -> str:
+    # Not after the table, as Django would: a migration that squashes CreateModel and RenameModel would rename an index that is
+    # made only at its end.
+    return f"key_{stream[:8]}_{field[:7]}_{names_digest(stream, field, length=6)}"
 
 
 def _id_field(model: type[Model]) -> str:

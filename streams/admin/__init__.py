@@ -18,6 +18,7 @@ from streams.models import (
     FederationAcknowledgement,
     KeyLock,
     LowWaterMark,
+    Notice,
     ParkedFact,
     PartCursor,
     Reader,
@@ -85,6 +86,13 @@ class StatusChangeAdmin(ReadOnlyAdmin):
 
     list_display = ("at", "stream", "writer", "reader", "was", "word", "sentence")
     list_filter = ("severity",)
+
+
+@admin.register(Notice)
+class NoticeAdmin(ReadOnlyAdmin):
+    """The admin of the notices: messages by mail and webhook that the site is wrong, or well again."""
+
+    list_display = ("at", "word", "sentence", "waiting", "attempts", "tried_at", "error")
 
 
 @admin.register(Reader)

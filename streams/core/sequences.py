@@ -73,6 +73,12 @@ CROSS JOIN LATERAL (
 ) AS tables (ids, missing)
 """
 
+_NOW_CALLED = """
+SELECT h.stream, format('%%I.%%I', n.nspname, c.relname) FROM streams_held h
+JOIN pg_class c ON c.oid = h.sequence AND c.relkind = 'S' JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE h.stream = ANY (%(streams)s)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -115,6 +121,8 @@ class FoundSequence:
     missing_tables: tuple[str, ...]
     other_owner: str
     """The table that owns the sequence, if that is none of the stream's tables."""
+    now_called: str = ""
+    """The name, with the schema, under which the stream's triggers still find the sequence, if its own name leads nowhere."""
 
     @property
     def left(self) -> int:
@@ -139,7 +147,7 @@ class FoundSequence:
         for name in self.missing_tables:
             yield Fault(f"belongs to a stream whose table {name} is missing", remedy=_MIGRATE)
         if self.persistence is None:
-            yield Fault("is missing", remedy=_MIGRATE)
+            yield self._absence
             return
         if not self.is_readable:
             grant = f"GRANT SELECT, USAGE, UPDATE ON SEQUENCE {self.sequence} TO the role"
@@ -167,6 +175,16 @@ class FoundSequence:
                 # A sequence that has begun is past its start.
                 yield Fault(f"has {has}, not {must}", must, loses_facts=not must.startswith("START"))
 
+    @property
+    def _absence(self) -> Fault:
+        if not self.now_called:
+            return Fault("is missing", remedy=_MIGRATE)
+        schema, _, name = self.now_called.rpartition(".")
+        text = f"is called {self.now_called}"
+        if name != self.sequence:
+            return Fault(text, f"RENAME TO {self.sequence}")
+        return Fault(text, remedy=f"ALTER SEQUENCE {self.now_called} SET SCHEMA the schema of the site, not {schema}")
+
     def _properties(self) -> Iterator[tuple[str, str]]:
         yield f"AS {self.data_type}", "AS bigint"
         yield f"INCREMENT BY {self.increment}", "INCREMENT BY 1"
@@ -186,6 +204,8 @@ class FoundSequence:
         together = [clause for clause in clauses if clause not in alone]
         # START and SET LOGGED write the sequence anew, with the count of IDs that are logged ahead. The WAL does not have
         # these IDs any more: after a crash they would be given out again. NO CYCLE sets the count to 0, as RESTART does.
+        if self.now_called:
+            return [f"ALTER SEQUENCE {self.now_called} {clause}" for clause in clauses]
         if "NO CYCLE" not in together and any(clause.startswith(("SET", "START")) for clause in clauses):
             together.append("NO CYCLE")
         together += [] if next_value is None else [f"RESTART WITH {next_value}"]
@@ -244,6 +264,15 @@ def _read_unused(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
     return dict(zip(sequences, (int(value) for _, value in cursor.fetchall()), strict=True))
 
 
+def _now_called(cursor: Any, streams: Collection[str]) -> dict[str, str]:
+    """Returns ``{stream: name}`` of sequences that somebody has renamed, or moved to another schema."""
+    cursor.execute("SELECT has_table_privilege(to_regclass('streams_held'), 'SELECT')")
+    if not cursor.fetchone()[0]:
+        return {}
+    cursor.execute(_NOW_CALLED, {"streams": list(streams)})
+    return dict(cursor.fetchall())
+
+
 def read_sequences(cursor: Any, declarations: Collection[StreamDeclaration]) -> dict[str, FoundSequence]:
     """Returns the sequences of the streams, ``{stream: sequence}``. Streams of one sequence must be given together."""
     tables: dict[str, list[str]] = {}
@@ -257,6 +286,8 @@ def read_sequences(cursor: Any, declarations: Collection[StreamDeclaration]) -> 
         *values, schemas, missing, owner = rows[d.name]
         values += [tuple(schemas), tuple(missing), owner]
         found[d.name] = FoundSequence(d.name, d.sequence, d.empty_position, *values)
+    if lost := [name for name, f in found.items() if f.persistence is None]:
+        found |= {name: replace(found[name], now_called=called) for name, called in _now_called(cursor, lost).items()}
     unused = [f for f in found.values() if f.last_value is None and f.is_readable and f.persistence == "p"]
     values = _read_unused(cursor, sorted({f.sequence for f in unused}))
     return found | {f.stream: replace(f, last_value=values[f.sequence]) for f in unused}

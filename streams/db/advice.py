@@ -65,7 +65,8 @@ def about_missing_relation(text: str) -> str:
                 f"migrate."
             )
         return (
-            f"All migrations are applied, and the sequence is not there. If no migration makes it, add one with "
+            f"All migrations are applied, and the sequence is not there. If it was renamed by hand, manage.py check_streams "
+            f"--repair gives it its name back. If no migration makes it, add one with "
             f'migrations.RunSQL("CREATE SEQUENCE {name} START WITH 2"). If it was dropped by hand, make it by that statement, '
             f"then run manage.py check_streams --repair."
         )

@@ -533,6 +533,13 @@ def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statemen
             return rows.fetchall() if rows.description is not None else []
 
 
+def rows_of_repeated(
+    connection: BaseDatabaseWrapper, query: str, values: Mapping[str, Any] | Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """Returns the rows of a query. A session that repeats the query plans it once, as in ``send_together``."""
+    return send_together(connection, [Statement(query, values, again=is_repeated(connection, query))])
+
+
 class _Preparing:
     """A cursor that prepares every statement whose parameters are given by name."""
 

@@ -19,6 +19,7 @@ from streams.follow.forget import forget_reader
 from streams.follow.handlers import Begin, Handler, OnFailure, handlers_of, handles, readers
 from streams.follow.reader import Reader
 from streams.follow.reset import resync_reader
+from streams.follow.resync_plan import plan_resync
 from streams.replication.protocol.ordering import FollowedRow, View
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "handlers_of",
     "handles",
     "parked_facts",
+    "plan_resync",
     "readers",
     "resync_reader",
     "retry_parked",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from django.db import connections
 
@@ -28,15 +28,17 @@ WaitingRequest = Callable[[str], RetryRequest | None]
 """Returns the retry request that waits for a stream's handler loop."""
 
 
-def ask_retry(reader: str, stream: str | None = None, token: int | None = None, *, by: str) -> list[str]:
+def ask_retry(
+    reader: str, stream: str | None = None, token: int | Sequence[int] | None = None, *, by: str
+) -> list[str]:
     """Asks the reader's process to retry dead letters. Returns the names of the streams that have such dead letters.
 
-    If ``stream`` or ``token`` is given, only the dead letters with this stream or token are retried. Raises
+    If ``stream`` or ``token`` is given, only the dead letters with this stream or token, or these tokens, are retried. Raises
     ``UnknownReader`` if the reader has no cursor on a stream with dead letters. If the reader does not run now, its
     next process gets the request.
     """
     with connections[effects_database_of(reader)].cursor() as cursor:
-        streams = store_request(cursor, reader, stream, token, by)
+        streams = store_request(cursor, reader, stream, [token] if isinstance(token, int) else token, by)
     if not streams:
         raise UnknownReader(f"There is no cursor of reader {reader!r} on a stream with such dead letters.")
     return streams

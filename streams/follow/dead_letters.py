@@ -34,16 +34,19 @@ log = get_logger(__name__)
 
 
 def parked_facts(
-    reader: str | None = None, stream: str | None = None, token: int | None = None
+    reader: str | None = None, stream: str | None = None, token: int | Sequence[int] | None = None
 ) -> QuerySet[ParkedFact]:
     """Returns the dead letters of a reader. If ``stream`` or ``token`` is given, returns only those with this stream or token.
+
+    ``token`` may be several tokens.
 
     Without ``reader``, returns the dead letters of all readers whose cursors are in the streams' database.
     """
     from streams.models import ParkedFact  # noqa: PLC0415 - needs Django's apps to be loaded
 
     found = ParkedFact.objects.using(effects_database_of(reader)).all()
-    wanted = {"reader": reader, "stream": stream, "token": token}
+    name = "token" if token is None or isinstance(token, int) else "token__in"
+    wanted = {"reader": reader, "stream": stream, name: token}
     return found.filter(**{name: value for name, value in wanted.items() if value is not None})
 
 
@@ -146,7 +149,7 @@ def check_not_undone(using: str) -> None:
         )
 
 
-def drop_parked(reader: str, stream: str | None = None, token: int | None = None) -> int:
+def drop_parked(reader: str, stream: str | None = None, token: int | Sequence[int] | None = None) -> int:
     """Deletes a reader's dead letters, and logs a line for each. Returns the number of deleted dead letters."""
     dropped = 0
     for parked in parked_facts(reader, stream, token):

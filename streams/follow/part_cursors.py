@@ -186,6 +186,12 @@ class PartCursors:
         return {key for (key,) in self._prepared(connection, _STOPPED, keys=list(keys))}
 
 
+def has_parts(cursor: Any, reader: str, stream: str) -> bool:
+    """Returns true if processes share the stream by key, or did, so that there are cursors of parts."""
+    cursor.execute(f"SELECT EXISTS (SELECT FROM streams_partcursor WHERE {_OF})", {"reader": reader, "stream": stream})
+    return bool(cursor.fetchone()[0])
+
+
 def remove_parts(cursor: Any, reader: str, stream: str | None = None) -> bool:
     """Deletes the cursors of parts of a reader, or only those of one stream. Returns true if there were any."""
     cursor.execute(_REMOVE, {"reader": reader, "stream": stream})

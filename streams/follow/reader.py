@@ -146,9 +146,8 @@ class Reader:
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
     def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
-        if until_caught_up:
-            # A writer's first fact is covered only when a looker has stored its row, and nobody may have looked since.
-            look_now(self._using, even_if_led=True)
+        # What is committed by now is before ``Begin.NOW``, and ``catch_up`` handles it, though nobody may have looked since.
+        look_now(self._using, even_if_led=True)
         self._begin_round(owner, lock, until_caught_up=until_caught_up)
         # Processes that share a reader would all look at each hint, and find that one of them has it.
         listener = PositionListener(self._wake, self._using, f"reader {self.name}", hints=not self._shared)

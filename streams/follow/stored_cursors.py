@@ -8,7 +8,7 @@ it does not know that its last transaction was committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -68,13 +68,13 @@ _SEEN = f"""
 UPDATE streams_storedcursor SET seen_at = clock_timestamp(), ended_at = NULL WHERE reader = %(reader)s AND lease = %(lease)s
 RETURNING stream, {_WAITING}
 """
-#: A request for one dead letter is added to the tokens of a request that still waits.
+#: A request for some dead letters is added to the tokens of a request that still waits.
 _ASK_RETRY = """
 UPDATE streams_storedcursor c SET retry_asked_by = %(by)s, retry_asked_at = clock_timestamp(), retry_began_at = NULL,
     retry_result = '', retry_tokens = CASE
-        WHEN %(token)s::bigint IS NULL THEN NULL
-        WHEN retry_asked_at IS NULL OR retry_began_at IS NOT NULL THEN jsonb_build_array(%(token)s::bigint)
-        ELSE retry_tokens || to_jsonb(%(token)s::bigint) END
+        WHEN %(tokens)s::jsonb IS NULL THEN NULL
+        WHEN retry_asked_at IS NULL OR retry_began_at IS NOT NULL THEN %(tokens)s::jsonb
+        ELSE retry_tokens || %(tokens)s::jsonb END
 WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)
   AND EXISTS (SELECT FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream)
 RETURNING stream
@@ -188,13 +188,14 @@ def store_heartbeat(cursor: Any, owner: Owner) -> dict[str, RetryRequest]:
     return _requests(cursor.fetchall())
 
 
-def ask_retry(cursor: Any, reader: str, stream: str | None, token: int | None, by: str) -> list[str]:
+def ask_retry(cursor: Any, reader: str, stream: str | None, tokens: Sequence[int] | None, by: str) -> list[str]:
     """Stores a request to retry dead letters in the cursors of their streams. Returns the names of these streams.
 
-    If a cursor has an earlier request whose retry has not begun, a request for one token is added to it. In all other
-    cases the new request replaces the earlier request.
+    If a cursor has an earlier request whose retry has not begun, a request for some tokens is added to it. In all
+    other cases the new request replaces the earlier request. Without ``tokens`` it is for all dead letters.
     """
-    cursor.execute(_ASK_RETRY, {"reader": reader, "stream": stream, "token": token, "by": by})
+    wanted = None if tokens is None else orjson.dumps(list(tokens)).decode()
+    cursor.execute(_ASK_RETRY, {"reader": reader, "stream": stream, "tokens": wanted, "by": by})
     return sorted(row[0] for row in cursor.fetchall())
 
 

@@ -71,6 +71,26 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
         _INSTALL,
         True,
     ),
+    "renamed": (
+        "its sequence is called {object}, and its tables look for {detail}",
+        "ALTER SEQUENCE {object} RENAME, or SET SCHEMA, so that it is {detail} again. check_streams --repair renames it",
+        True,
+    ),
+    "made again": (
+        "its sequence is called {object}, and its tables take their IDs from another one, {detail}",
+        "DROP the wrong one; the other one needs the name {detail}. Then: check_streams --repair",
+        True,
+    ),
+    "default": (
+        "table {object} takes IDs from {detail}, and not from {sequence}: a fact gets an ID twice, or is refused",
+        _INSTALL,
+        True,
+    ),
+    "no default": (
+        "column {detail} of table {object} has no default, so only programs that take IDs themselves can append",
+        _INSTALL,
+        False,
+    ),
     "table": (
         "{object} is no ordinary table, so INSERTs into it are not held here",
         "Keep its facts in tables of this database",
@@ -169,10 +189,28 @@ UNION ALL SELECT 'arguments', w.stream, w.sequence::text, w.t::regclass::text, w
   JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '_[0-9]+$'
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
  CROSS JOIN LATERAL (SELECT w.name ~ '^streams_hold' AS holds) AS o
- WHERE a.part[1] <> w.number::text OR to_regclass(a.part[2]) IS DISTINCT FROM w.sequence OR g.tgqual IS NOT NULL
+ WHERE a.part[1] <> w.number::text OR to_regclass(a.part[2]) IS DISTINCT FROM w.sequence
+       AND NOT EXISTS (SELECT FROM pg_sequence s WHERE s.seqrelid = w.sequence) OR g.tgqual IS NOT NULL
     OR g.tgtype <> CASE WHEN o.holds THEN 6 ELSE 4 END  -- once for a statement, BEFORE or AFTER its INSERT
     OR NOT EXISTS (SELECT FROM pg_proc p JOIN site ON site.oid = p.pronamespace WHERE p.oid = g.tgfoid
                       AND p.proname ~ CASE WHEN o.holds THEN '^streams_hold$' ELSE '^streams_guard_[0-9a-f]{8}$' END)
+UNION ALL SELECT DISTINCT CASE WHEN to_regclass(a.part[2]) IS NULL THEN 'renamed' ELSE 'made again' END, w.stream,
+       w.sequence::text, format('%%I.%%I', n.nspname, c.relname), a.part[2]
+  FROM wanted w JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '_[0-9]+$'
+  JOIN pg_class c ON c.oid = w.sequence JOIN pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
+ WHERE a.part[1] = w.number::text AND to_regclass(a.part[2]) IS DISTINCT FROM w.sequence
+UNION ALL SELECT CASE WHEN f.oid IS NULL THEN 'no default' ELSE 'default' END, w.stream, w.sequence::text, w.t::regclass::text,
+       coalesce(d.refobjid::regclass::text, c.attname)
+  FROM wanted w JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '^streams_guard_[0-9]+$'
+ CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
+  JOIN pg_attribute c ON c.attrelid = w.t AND c.attname = a.part[4] AND c.attidentity = ''
+  LEFT JOIN pg_attrdef f ON f.adrelid = c.attrelid AND f.adnum = c.attnum
+  LEFT JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_class'::regclass
+       AND d.refobjid IN (SELECT s.seqrelid FROM pg_sequence s)
+ WHERE NOT (a.part[3] = '-1' AND coalesce(a.part[6], '') = 'shared')  -- the other stream of the table has the default
+   AND CASE WHEN f.oid IS NULL THEN NOT (SELECT t.relispartition FROM pg_class t WHERE t.oid = w.t)
+            ELSE d.refobjid <> w.sequence END
 UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
 UNION ALL SELECT DISTINCT 'unheld', h.stream, h.sequence::text, d.t::regclass::text, ''
@@ -244,7 +282,7 @@ def weaknesses(cursor: Any) -> list[Weakness]:
     for kind, stream, sequence, name, detail in cursor.fetchall():
         problem, fix, loses = _TEXTS[kind]
         values = {"stream": stream, "sequence": sequence, "object": name, "detail": detail}
-        table = name if fix is _INSTALL else ""
+        table = name if fix is _INSTALL or kind == "not always" else ""
         found.append(Weakness(stream, problem.format(**values), fix.format(**values), loses, kind, table))
     return found
 

@@ -9,13 +9,12 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime
 from enum import Enum, auto
 from itertools import groupby
 from typing import Any
 
 from streams.jobs.errors import UnusableArguments
-from streams.runtime.moments import FORMS, moment_ms
+from streams.runtime.moments import FORMS, moment_ms, moment_of
 
 __all__ = [
     "DRY_RUN",
@@ -196,8 +195,8 @@ def _day(arg: Argument, value: Any) -> str:
     try:
         if not isinstance(value, str) or ":" in value:
             raise ValueError
-        found = datetime.fromtimestamp(moment_ms(value, time.time_ns() // 1_000_000) / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
+        found = moment_of(value, time.time_ns() // 1_000_000)
+    except ValueError:
         raise arg.refusal(value, "a day such as 2026-01-31, or an age such as 30d") from None
     return found.date().isoformat()
 

@@ -159,9 +159,10 @@ def _finding(found: FoundSequence, in_tables: int, stored: int) -> Finding:
 
 
 def _fixes(found: FoundSequence, behind: Finding | None) -> Iterator[str]:
-    for name in found.missing_tables or [] if found.persistence else [found.sequence]:
+    is_lost = found.persistence is None and not found.now_called
+    for name in found.missing_tables or ([found.sequence] if is_lost else []):
         yield about_missing_relation(f'relation "{name}" does not exist')
-    if found.fix and found.is_there:
+    if found.fix and not is_lost and not found.missing_tables:
         yield found.fix
     if behind is not None:
         yield f"move the sequence {found.sequence} to {behind.wanted_sequence}: check_streams --repair"
@@ -179,6 +180,11 @@ def repair(cursor: Any, stream: Stream) -> int:
         finding, found = _inspect(cursor, together)[0]
         if not found.is_mendable:
             raise SequenceUnfit(f"Stream {stream.name}: {found.sentence}")
+        if found.now_called:
+            hold(cursor, found.now_called)
+            for statement in found.mending():
+                cursor.execute(statement)
+            finding, found = _inspect(cursor, together)[0]
         if not any(fault.loses_facts for fault in found.faults):
             move_forward(cursor, found.sequence, finding.wanted_sequence)  # for which nobody has to own the sequence
         if found.faults:

@@ -15,6 +15,7 @@ from django.db.models.functions import Now
 from streams.facts import Fact
 from streams.models.epochs import Epoch
 from streams.models.key_locks import KeyLock
+from streams.models.notices import Notice
 from streams.models.read_only import ReadOnlyQuerySet
 from streams.models.readers import LowWaterMark, ParkedFact, PartCursor, ReaderResync, StoredCursor
 from streams.models.recorded import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
@@ -27,6 +28,7 @@ __all__ = [
     "FederationAcknowledgement",
     "KeyLock",
     "LowWaterMark",
+    "Notice",
     "ParkedFact",
     "PartCursor",
     "Reader",

@@ -24,6 +24,7 @@ class RecordedServer(models.Model):
     name = models.TextField(unique=True, help_text="as given to --record")
     server_name = models.TextField(help_text="what the server calls itself")
     address = models.TextField(help_text="where it is followed")
+    command = models.TextField(db_default="", help_text="the words after manage.py that record it again; empty: follow")
     host = models.TextField(db_default="")
     process_id = models.BigIntegerField(null=True)
     started_at = models.DateTimeField(db_default=Now())

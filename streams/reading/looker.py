@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from streams import epochs
 from streams.db import driver
 from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, more_follows, send_payloads
-from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
+from streams.reading.position_store import SESSION, STANDS_STILL_SECONDS, PositionStore, Unconfirmed
 from streams.reading.trust import MAY_WRITE
 from streams.runtime.logs import Condition, get_logger
 
@@ -62,6 +62,8 @@ CANDIDATE_SECONDS = 30.0
 #: So long does a candidate believe answers of others than the leader, whose session it knows: of other candidates, of a new
 #: leader, or of any role that may connect. Then it looks itself, and asks who leads.
 DOUBT_SECONDS = 1.5
+#: Pause before rows that another session was changing are tried again.
+HINDERED_SECONDS = 0.001
 #: Pause after an error, such as a lost connection.
 RETRY_SECONDS = 0.2
 #: Pause before notifications are sent that the server did not take.
@@ -180,8 +182,8 @@ class Looker:
                 return False
             leads = self._leads()
             try:
-                while (leads or even_if_led) and self._store_positions(None) and self._store.is_behind:
-                    pass
+                if leads or even_if_led:
+                    self._store_all()
             finally:
                 if leads:
                     with self._connection.cursor() as cursor:
@@ -191,6 +193,15 @@ class Looker:
             self._give_up()
             return False
         return leads or even_if_led
+
+    def _store_all(self) -> None:
+        give_up_at = time.monotonic() + STANDS_STILL_SECONDS
+        while self._store_positions(None) and self._store.is_behind:
+            pass
+        # Another looker has the rows, and has not committed yet. Whoever asks may have appended what is in these rows.
+        while self._store.was_hindered and time.monotonic() < give_up_at:
+            time.sleep(HINDERED_SECONDS)
+            self._store_positions(None)
 
     def deaf(self) -> None:
         """Forgets all hints: what was sent meanwhile is lost, and the answers with it."""

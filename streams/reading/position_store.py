@@ -23,7 +23,7 @@ from streams.db import driver
 from streams.holds.look import Seen, look
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["LOCK_SECONDS", "SESSION", "PositionStore", "Unconfirmed"]
+__all__ = ["LOCK_SECONDS", "SESSION", "STANDS_STILL_SECONDS", "PositionStore", "Unconfirmed"]
 
 log = get_logger(__name__)
 #: Longest wait for a lock. It is shorter than PostgreSQL's ``deadlock_timeout``, so that of two sessions that wait for each other

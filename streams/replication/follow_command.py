@@ -7,31 +7,26 @@ closes the pipe, the command ends without an error.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
-import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from streams.conf import stream_settings
 from streams.core.json_codec import encode_json
 from streams.core.tokens import VectorToken
-from streams.db import driver
 from streams.epochs import unstamp
 from streams.errors import TokenError
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.client.links import Connector
+from streams.replication.client.registration import Registration
 from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, TableCatchUp
-from streams.replication.common.reader_rows import ReaderRows
-from streams.replication.protocol.connection import CloseReason
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.recording.follow import RecordedCatchUp, Recording
 from streams.replication.recording.recorder import Recorder
-from streams.runtime.logs import Condition, get_logger
+from streams.runtime.logs import get_logger
 from streams.runtime.text import safe_text
 
 log = get_logger(__name__)
@@ -148,7 +143,7 @@ class Following:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, follower.finish)
-        registration = _Registration(follower) if self._request.registers else None
+        registration = Registration(follower) if self._request.registers else None
         try:
             async with asyncio.timeout(timeout_seconds):
                 await follower.run()
@@ -193,57 +188,6 @@ class Following:
             token.before_or_equal(VectorToken.of(follower.linear(stream), seen.get(stream, {})))
             for stream, token in self._until.items()
         )
-
-
-class _Registration:
-    """The follower's row in the table of readers, written at every heartbeat. Database errors are only logged."""
-
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-        self._key = f"follower {follower.options.name}"
-        self._connected_at = time.monotonic()
-        name = follower.options.name
-        self._not_registered = Condition(log, "follower.not_registered", "follower.registered_again", reader=name)
-        self._rows = ReaderRows("follower", str(follower.connector), stream_settings().database)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registration")
-        self._task = asyncio.create_task(self._beat())
-
-    async def end(self) -> None:
-        """Stops the heartbeats, and marks the follower's row as closed."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        await self._write(CloseReason.STOPPING.value)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._rows.close)
-        self._thread.shutdown(wait=True)
-
-    async def _beat(self) -> None:
-        while True:
-            await self._write("")
-            await asyncio.sleep(stream_settings().heartbeat_seconds)
-
-    async def _write(self, close_reason: str) -> None:
-        row = self._row(close_reason)
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._rows.write, [row])
-        except driver.DatabaseError as error:
-            self._not_registered.begins(error)
-        else:
-            self._not_registered.ends()
-
-    def _row(self, close_reason: str) -> dict[str, object]:
-        follower = self._follower
-        return {
-            "key": self._key,
-            "name": follower.options.name,
-            "address": f"{socket.gethostname()}:{os.getpid()}",
-            "connected_seconds": time.monotonic() - self._connected_at,
-            "positions": follower.positions(),
-            **asdict(follower.counters()),
-            "buffer_bytes": 0,
-            "queued": follower.queued(),
-            "close_reason": close_reason,
-        }
 
 
 def _ignore(event: object) -> None:

@@ -39,6 +39,14 @@ def _parsed(text: str, now_ms: int) -> int:
     return round((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
+def moment_of(text: str, now_ms: int) -> datetime:
+    """Parses the same forms into a time in UTC. Raises ``ValueError`` for any other text."""
+    try:
+        return datetime.fromtimestamp(moment_ms(text, now_ms) / 1000, UTC)
+    except (OverflowError, OSError):  # milliseconds after the year 9999
+        raise ValueError(f"{text!r:.100} is no time: write {FORMS}") from None
+
+
 def moment_text(ms: int) -> str:
     """Returns ``22 Nov 2026 02:00 UTC``, with seconds if they are not 0."""
     try:

@@ -75,7 +75,7 @@ def _examine(stream: BoundStream, connection: BaseDatabaseWrapper) -> int:
     with connection.cursor() as cursor:
         found = read_sequences(cursor, [member.declaration for member in (stream, *stream.sharing)])[stream.name]
         # Of a missing sequence or table, the database's own error says more: which migration makes it.
-        if found.is_there and any(fault.loses_facts for fault in found.faults):
+        if (found.is_there or found.now_called) and any(fault.loses_facts for fault in found.faults):
             raise SequenceUnfit(
                 f"Stream {stream.name}: nothing was appended, because facts would be lost. {found.sentence}"
             )

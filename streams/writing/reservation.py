@@ -36,11 +36,15 @@ _NEXT_IDS = "ARRAY(SELECT nextval(%(sequence{n})s::text::regclass) FROM generate
 _REMEMBERED = f"SELECT {remembered_sql()}"
 
 
-def reserve_ids(counts: Sequence[tuple[BoundStream, int]], using: str) -> tuple[str, list[list[int]]]:
+def reserve_ids(
+    counts: Sequence[tuple[BoundStream, int]], using: str, others: Sequence[tuple[str, int]] = ()
+) -> tuple[str, list[list[int]]]:
     """Holds streams and reserves IDs for facts of them, in the caller's transaction and in one message.
 
     Returns the name of the writer, and for each stream its IDs, positive and ascending. The caller inserts the rows under this
-    name. Unlike ``Reservation``, nothing examines the rows but the triggers of the tables.
+    name. Unlike ``Reservation``, nothing examines the rows but the triggers of the tables. ``others`` are sequences that belong
+    to no stream, with the number of IDs to take from each; their IDs follow those of the streams. Without ``counts`` nothing is
+    reserved.
     """
     if not counts:
         return writer_name(), []
@@ -48,15 +52,16 @@ def reserve_ids(counts: Sequence[tuple[BoundStream, int]], using: str) -> tuple[
     (name,) = {name_for(stream) for stream in streams}
     above = [given_out(stream, connection) for stream in streams]
     wanted: dict[str, object] = {}
-    for n, (stream, count) in enumerate(counts):
-        wanted |= {f"sequence{n}": stream.declaration.sequence, f"count{n}": count}
+    sequences = [*((stream.declaration.sequence, count) for stream, count in counts), *others]
+    for n, (sequence, count) in enumerate(sequences):
+        wanted |= {f"sequence{n}": sequence, f"count{n}": count}
     statements = [
         driver.Statement(_NAME_WRITER, {"writer": name}),
         *(driver.Statement(hold_sql(stream.declaration), {}) for stream in streams),
-        driver.Statement("SELECT " + ", ".join(_NEXT_IDS.format(n=n) for n in range(len(streams))), wanted),
+        driver.Statement("SELECT " + ", ".join(_NEXT_IDS.format(n=n) for n in range(len(sequences))), wanted),
     ]
     (reserved,) = driver.send_together(connection, statements)
-    for stream, ids, least in zip(streams, reserved, above, strict=True):
+    for stream, ids, least in zip(streams, reserved[: len(streams)], above, strict=True):
         if ids[0] <= least:
             raise not_above(stream, connection, least)
         record_given_out(stream, connection, ids)

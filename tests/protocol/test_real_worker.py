@@ -57,7 +57,7 @@ class Worker:
         self.heard: list[tuple[float, bytes]] = []
         write = self.client.transport.write
 
-        def listen(data: bytes) -> None:
+        def listen(data: bytes, lines: int | None = None) -> None:
             write(data)
             self.heard += [(loop.time(), line) for line in data.splitlines()]
 

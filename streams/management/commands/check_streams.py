@@ -119,10 +119,11 @@ class Command(SiteCommand):
             rows = ([f"{t.table}.{t.column}", t.sequence, t.highest_in_tables, t.verdict, t.fix] for t in tables)
             self.print_table(("column", "sequence", "highest in table", "verdict", "fix"), rows)
         if weak:
-            self.print_table(
-                ("held stream", "verdict", "loses facts", "fix"),
-                ([w.stream or "all", w.problem, "yes" if w.loses else "no", w.fix] for w in weak),
-            )
+            names = [w.stream or "all" for w in weak]
+            rows = ([name, w.problem, "yes" if w.loses else "no"] for name, w in zip(names, weak, strict=True))
+            self.print_table(("held stream", "verdict", "loses facts"), rows)
+            for name, found in zip(names, weak, strict=True):  # statements to copy, too long for a cell
+                self.stdout.write(f"{name}: {found.fix}")
         self.stdout.write(f"epoch {epoch}")
 
 

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,11 @@ from streams.conf import stream_settings
 from streams.core.recorded import check_record_name
 from streams.errors import EpochChanged, StreamError, TokenError
 from streams.replication.client.http_catch_up import HttpServers
-from streams.replication.client.links import Connector, TcpConnector
-from streams.replication.errors import BadAddress, BadCertificate, UnsendableCommand
+from streams.replication.connectors import check_sendable, connector_to, name_of_server, redis_address
+from streams.replication.errors import BadAddress, BadCertificate
 from streams.replication.follow_command import CATCH_UP_CHOICES, Following, FollowRequest
-from streams.replication.protocol.commands import Name, Server, format_line
-from streams.replication.protocol.connection import Limits
 from streams.replication.protocol.ordering import View
-from streams.replication.transport.addresses import Address, RedisAddress, missing_redis_hint, parse_redis
-from streams.replication.transport.tls import TLS_SCHEMES, TlsFiles, add_client_arguments, client_context
+from streams.replication.transport.tls import add_client_arguments
 from streams.runtime.command_line import SiteCommand
 
 _TEXT_OPTIONS = {
@@ -125,9 +122,9 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 
 def _request(options: dict[str, Any]) -> FollowRequest:
-    redis = _redis(options["address"])
+    redis = redis_address(options["address"])
     ours = stream_settings().server_name
-    server_name = _server_name(options["server_name"], redis) or ours
+    server_name = name_of_server(options["server_name"], redis) or ours
     if options["catch_up"] == "table" and server_name != ours:
         raise CommandError(
             f"--catch-up table reads the facts of {ours!r}; they are not those of {server_name!r}. Use --catch-up none.",
@@ -137,13 +134,11 @@ def _request(options: dict[str, Any]) -> FollowRequest:
     is_ours = server_name == ours
     http = _http_servers(options)
     name = options["name"] or f"follow-{os.getpid()}"
-    _check_sendable(name, server_name)
+    check_sendable(name, server_name)
     streams = _streams(options["streams"], known=registry.names() if is_ours else None)
     followed = streams or (registry.names() if is_ours else None)
     return FollowRequest(
-        connector=_redis_connector(redis, name, server_name)
-        if redis
-        else _tcp(options, name, server_name, streams or ()),
+        connector=connector_to(options, redis, name, server_name, streams or ()),
         name=name,
         server_name=server_name,
         streams=streams,
@@ -171,45 +166,6 @@ def _record(options: dict[str, Any]) -> str:
         return check_record_name(options["record"])
     except ValueError as error:
         raise CommandError(f"--record: {error}", returncode=2) from error
-
-
-def _redis(text: str) -> RedisAddress | None:
-    if not text.startswith(("redis://", "rediss://")):
-        return None
-    if missing_redis_hint():
-        raise CommandError(missing_redis_hint(), returncode=2)
-    return parse_redis(text)
-
-
-def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
-    """Returns the server's name. ``given`` is the value of ``--server-name``, and ``redis`` the address of Redis.
-
-    Without ``--server-name``, returns the name of the Redis channel, because a homeserver's channel has the
-    homeserver's name. Raises `CommandError` if the channel has another name than ``--server-name``. Returns None if
-    there is neither a channel nor ``--server-name``.
-    """
-    if redis and redis.channel and given not in (None, redis.channel):
-        raise CommandError(
-            f"The channel is the server's name; --server-name {given} and channel={redis.channel} are two.",
-            returncode=2,
-        )
-    return given or (redis.channel if redis else None)
-
-
-def _redis_connector(address: RedisAddress, name: str, channel: str) -> Connector:
-    from streams.replication.redis.subscriber import RedisConnector  # noqa: PLC0415 - needs the extra
-
-    return RedisConnector(address, channel, name)
-
-
-def _tcp(options: dict[str, Any], name: str, server_name: str, streams: Collection[str]) -> Connector:
-    conf, address = stream_settings(), options["address"]
-    limits = Limits(conf.ping_interval_seconds, conf.ping_timeout_seconds, line_bytes=conf.line_limit_bytes)
-    scheme = address.partition("://")[0]
-    if scheme not in TLS_SCHEMES:
-        return TcpConnector(Address.parse(address, scheme="tcp"), name, server_name, limits, streams=streams)
-    context = client_context(TlsFiles.of_client(conf, options))
-    return TcpConnector(Address.parse(address, scheme=scheme), name, server_name, limits, context, streams=streams)
 
 
 def _http_servers(options: dict[str, Any]) -> HttpServers | None:
@@ -244,14 +200,6 @@ def _streams(text: str | None, known: Sequence[str] | None) -> tuple[str, ...] |
             f"--streams: no stream {', '.join(unknown)!r}. Known: {', '.join(known or ())}.", returncode=2
         )
     return names
-
-
-def _check_sendable(name: str, server_name: str) -> None:
-    for option, command in (("--name", Name(name)), ("--server-name", Server(server_name))):
-        try:
-            format_line(command, stream_settings().line_limit_bytes)
-        except UnsendableCommand as error:
-            raise CommandError(f"{option}: no line can carry this name ({error}).", returncode=2) from error
 
 
 def _tokens(texts: Sequence[str], option: str, followed: Sequence[str] | None) -> dict[str, str]:

@@ -44,7 +44,7 @@ Handler = Callable[[Sequence[FollowedRow]], Awaitable[None] | None]
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
 ROWS_PER_FETCH = 10_000
-#: The most log lines about ignored commands within ``IGNORED_SECONDS``.
+#: The most log lines about ignored commands and errors of the server within ``IGNORED_SECONDS``.
 IGNORED_LINES, IGNORED_SECONDS = 10, 60.0
 
 
@@ -257,7 +257,8 @@ class Follower:
                 case Server(name):
                     self._check_server(name)
                 case Error(text):
-                    log.warning("follower.server_error", server=str(self.connector), text=safe_text(text, 500))
+                    if self._lines.has_room():
+                        log.warning("follower.server_error", server=str(self.connector), text=safe_text(text, 500))
                 case _:
                     self._cursors.end_run()
                     self._dispatch(command)

@@ -30,10 +30,10 @@ log = get_logger(__name__)
 TRIM_ROWS = 10_000
 
 _SERVER = """
-INSERT INTO streams_recordedserver (name, server_name, address, host, process_id)
-VALUES (%(name)s, %(server_name)s, %(address)s, %(host)s, %(process_id)s)
-ON CONFLICT (name) DO UPDATE SET address = excluded.address, host = excluded.host, process_id = excluded.process_id,
-    started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), ended_at = NULL
+INSERT INTO streams_recordedserver (name, server_name, address, command, host, process_id)
+VALUES (%(name)s, %(server_name)s, %(address)s, %(command)s, %(host)s, %(process_id)s)
+ON CONFLICT (name) DO UPDATE SET address = excluded.address, command = excluded.command, host = excluded.host,
+    process_id = excluded.process_id, started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), ended_at = NULL
 RETURNING id, server_name
 """
 _POSITIONS = """
@@ -142,10 +142,13 @@ class Batch:
 
 
 class Recorder:
-    """The object that writes one foreign server's record. The caller must first call `open`."""
+    """The object that writes one foreign server's record. The caller must first call `open`.
 
-    def __init__(self, name: str, server_name: str, address: str, using: str) -> None:
-        self._about = {"name": name, "server_name": server_name, "address": address}
+    ``command`` has the words after ``manage.py`` that continue the record, if these are not those of ``follow``.
+    """
+
+    def __init__(self, name: str, server_name: str, address: str, using: str, command: str = "") -> None:
+        self._about = {"name": name, "server_name": server_name, "address": address, "command": command}
         self._connection = driver.KeptConnection(using, f"replsite record {name}")
         self._server = 0
         self._lives: dict[tuple[str, str], _Life] = {}

@@ -53,8 +53,9 @@ ANSWER_OTHERS_SECONDS = 0.05
 ANSWER_AGAIN_SECONDS, OTHERS_AGAIN_SECONDS = 0.1, 1.0
 #: A client has read its last answer when fewer bytes than this wait in its buffer.
 ANSWER_READ_BYTES = 4 * 1024
-#: A client in whose buffer more bytes than this wait gets no relayed lines. They would wait with the facts behind them, and a
-#: client that sends many such lines would have clients on slow lines cut.
+#: A client in whose buffer more bytes than this wait gets no relayed lines, and no positions for which others have asked. They
+#: would wait with the facts behind them, and a client that sends many such lines, or asks each second, would have clients on slow
+#: lines cut.
 RELAY_BYTES = 64 * 1024
 #: The time of work for clients that send a lot, after which the loop rests.
 REST_FROM_SECONDS = 0.002
@@ -66,6 +67,8 @@ FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
 MOST_LOST = 100
 #: The most log lines about single clients within ``CLIENT_LINES_SECONDS``. Further clients are not logged.
 CLIENT_LINES, CLIENT_LINES_SECONDS = 100, 10.0
+#: The most log lines about facts that are too long for a line, within the same time. All are counted.
+OVERSIZE_LINES = 10
 #: The most choices of streams whose lines are joined before they are written. With more choices, the lines of each stream
 #: are written on their own, which takes more writes.
 MOST_CHOICES = 16
@@ -151,6 +154,7 @@ class Broadcaster:
         self.turn, self.first_turn = asyncio.Lock(), asyncio.Lock()
         self.free_time = FreeTime()
         self.client_lines = LineBound(CLIENT_LINES, CLIENT_LINES_SECONDS)
+        self._oversize_lines = LineBound(OVERSIZE_LINES, CLIENT_LINES_SECONDS)
         self._without_rest = 0.0
         self._replicates = 0
         self._answer_others: asyncio.TimerHandle | None = None
@@ -343,7 +347,13 @@ class Broadcaster:
 
     def _answer_the_others(self) -> None:
         self._answer_others, self._others_answered_at = None, time.monotonic()
-        self._send_positions([client for client in self.clients.values() if client.answered < self._replicates])
+        self._send_positions(
+            [
+                client
+                for client in self.clients.values()
+                if client.answered < self._replicates and client.buffered_bytes <= RELAY_BYTES
+            ]
+        )
 
     def _send_positions(self, clients: list[ReplicationClient]) -> None:
         if self._position_lines is None:
@@ -533,7 +543,7 @@ class Broadcaster:
         self.lines_sent += result.lines
         self.updates_sent.update(result.rows)
         self.oversize_facts += result.oversize
-        if result.oversize:
+        if result.oversize and self._oversize_lines.has_room():
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
 
     async def _pace(self) -> None:
@@ -560,7 +570,7 @@ class Broadcaster:
         given = self.settings
         self._unchecked_bytes = 0
         for client in list(self.clients.values()):
-            client.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
+            client.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now, self.client_lines)
 
     async def _store_readers(self, clients: list[ReplicationClient]) -> None:
         """Writes a row for each client to the table of readers. Closes clients that an operator wants to disconnect."""

@@ -15,7 +15,7 @@ from streams.replication.common.second_total import SecondTotal
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.connection import CloseReason, Limits, ServerConnection
 from streams.replication.protocol.rights import EVERYTHING
-from streams.runtime.logs import get_logger
+from streams.runtime.logs import LineBound, get_logger
 from streams.runtime.text import OTHER
 
 log = get_logger(__name__)
@@ -31,7 +31,7 @@ class Transport(Protocol):
     @property
     def kernel_bytes(self) -> tuple[int, int]: ...
     def know(self) -> None: ...
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes, lines: int | None = None) -> None: ...
     def drop_waiting(self) -> int: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -111,7 +111,7 @@ class ReplicationClient:
         If ``data`` is empty, does nothing. In particular the next PING is not delayed.
         """
         if self.is_open and data:
-            self._transport.write(data)
+            self._transport.write(data, lines)
             self.connection.count_sent(len(data), lines, now)
 
     def flush(self) -> None:
@@ -147,10 +147,10 @@ class ReplicationClient:
     def refuse(self, why: str) -> None:
         self.refused, self.refusal = self.refused + 1, why
 
-    def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
+    def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float, lines: LineBound) -> bool:
         """Closes the client if too many bytes wait for it, or if it has not taken any bytes for too long.
 
-        Returns true if it closed the client.
+        Returns true if it closed the client. ``lines`` is the limit for the log entry.
         """
         if not self.is_open:
             return False
@@ -166,13 +166,14 @@ class ReplicationClient:
         stalled_seconds = now - self._drained_at
         if waiting <= limit_bytes and stalled_seconds <= stall_limit_seconds:
             return False
-        log.warning(
-            "replication.client_too_slow",
-            client=self.name,
-            address=self.address,
-            waiting_bytes=waiting,
-            stalled_seconds=round(stalled_seconds, 1),
-        )
+        if lines.has_room():
+            log.warning(
+                "replication.client_too_slow",
+                client=self.name,
+                address=self.address,
+                waiting_bytes=waiting,
+                stalled_seconds=round(stalled_seconds, 1),
+            )
         self._transport.drop_waiting()
         self.close(CloseReason.TOO_SLOW, "Failed to keep up")
         return True

@@ -208,9 +208,9 @@ def _words(error: OSError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What to call during the handshakes that a task begins: with the error, and when bytes of the client were answered."""
+    """What to call during the handshakes that a task begins: with the error, and when bytes of the client were handled."""
 
-    when_answered: Callable[[], None]
+    when_handled: Callable[[], None]
     when_failed: Callable[[ssl.SSLError], None]
 
 
@@ -234,6 +234,8 @@ class _ServerContext(ssl.SSLContext):
             nonlocal has_failed
             if has_failed:
                 raise ssl.SSLWantReadError
+            # A record may hold a piece of a ClientHello, or nothing: the client may never say more, and gets no answer.
+            has_input = incoming.pending
             try:
                 go_on()
             except ssl.SSLWantReadError:
@@ -243,8 +245,8 @@ class _ServerContext(ssl.SSLContext):
                 watch.when_failed(error)
                 raise ssl.SSLWantReadError from error
             finally:
-                if outgoing.pending:
-                    watch.when_answered()
+                if has_input:
+                    watch.when_handled()
 
         made.do_handshake = do_handshake
         return cast(ssl.SSLObject, made)

@@ -36,9 +36,9 @@ from tests.support.writing import (
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DISCONNECT, END, END_BLOCKER = "/admin/actions/disconnect/", "/admin/actions/end/", "/admin/actions/end-blocker/"
-FORGET, RESYNC = "/admin/actions/forget/", "/admin/actions/resync/"
+FORGET, RESYNC, REPLAY = "/admin/actions/forget/", "/admin/actions/resync/", "/admin/actions/replay/"
 PARKED, RETRY, DROP = "/admin/actions/parked/", "/admin/actions/parked/retry/", "/admin/actions/parked/drop/"
-ALL = [DISCONNECT, FORGET, RESYNC, END, END_BLOCKER, RETRY, DROP]
+ALL = [DISCONNECT, FORGET, RESYNC, REPLAY, END, END_BLOCKER, RETRY, DROP]
 
 
 @pytest.fixture
@@ -211,6 +211,67 @@ def test_a_reader_is_set_to_the_present_and_the_page_says_what_it_passes_over(st
     assert f"caches 2 -> {ids()[-1]}" in LogEntry.objects.get().change_message
 
 
+@pytest.fixture
+def replayed():
+    """A reader that has handled five facts."""
+    append(5)
+    wait_for_linear(ids()[-1])
+    return StoredCursor.objects.create(reader="billing", stream="caches", base=ids()[-1], ended_at=Now())
+
+
+def test_a_reader_is_replayed_from_a_time_after_a_preview(staff, replayed):
+    client = staff("resync_reader", "view_storedcursor")
+    address = f"{REPLAY}?name=billing"
+    assert address in text(client.get(f"/admin/streams/storedcursor/{replayed.pk}/change/"))
+    asks = text(client.get(address))
+    assert 'type="datetime-local" name="since"' in asks
+    assert "Handle them again" not in asks, "nothing is chosen yet"
+    client.post(address)
+    assert StoredCursor.objects.get().base == ids()[-1]
+    page = text(client.get(f"{address}&since=1h&token=&stream=caches"))
+    assert f"5 facts, from {ids()[0]}, inserted" in page
+    assert "by the database&#x27;s clock" in page
+    assert StoredCursor.objects.get().base == ids()[-1], "looking does nothing"
+    assert client.post(f"{address}&since=1h&token=&stream=caches").status_code == 302
+    assert StoredCursor.objects.get().base == ids()[0] - 1
+    assert ReaderResync.objects.get().resynced_by == "ann"
+    assert "5 facts" in LogEntry.objects.get().change_message
+
+
+def test_a_reader_is_replayed_after_a_fact(staff, replayed):
+    client, address = staff("resync_reader"), f"{REPLAY}?name=billing&since=&token={ids()[2]}&stream=caches"
+    assert f"2 facts, from {ids()[3]}" in text(client.get(address))
+    client.post(address)
+    assert StoredCursor.objects.get().base == ids()[2]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("since=tomorrow", "is no time"),
+        ("since=2999-01-01", "in the future"),
+        ("since=1h&token=2", "not both"),
+        ("token=999999", "beyond the present position"),
+        ("token=2&stream=clouds", "There is no stream"),
+        ("token=2&stream=events", "does not follow"),
+    ],
+)
+def test_a_place_that_cannot_be_replayed_from_is_refused_in_words(staff, replayed, query, said):
+    client, address = staff("resync_reader"), f"{REPLAY}?name=billing&{query}"
+    assert said in text(client.get(address))
+    assert client.post(address).status_code == 200
+    assert StoredCursor.objects.get().base == replayed.base
+    assert not LogEntry.objects.exists()
+
+
+def test_a_reader_that_runs_is_not_replayed(staff, replayed):
+    with session() as held:
+        hold_name(held, "billing")
+        page = staff("resync_reader").post(f"{REPLAY}?name=billing&since=1h", follow=True)
+    assert "It failed" in text(page)
+    assert StoredCursor.objects.get().base == replayed.base
+
+
 def test_a_reader_that_runs_is_not_resynced(staff):
     StoredCursor.objects.create(reader="billing", stream="caches", base=2)
     with session() as held:
@@ -303,6 +364,45 @@ def test_one_dead_letter_is_retried_or_dropped_alone(staff, billing):
     assert billing == [9]
     assert [one.token for one in ParkedFact.objects.all()] == [7]
     assert LogEntry.objects.count() == 3
+
+
+CHOSEN = "name=billing&fact=caches+7&fact=caches+8"
+
+
+def test_chosen_dead_letters_are_retried_together(staff, billing):
+    client = staff("view_parkedfact", "retry_parked")
+    page = text(client.get(f"{PARKED}?name=billing"))
+    assert 'name="fact" value="caches 8"' in page
+    assert f'formaction="{RETRY}"' in page
+    assert f'formaction="{DROP}"' not in page
+    assert "2 facts of caches: ValueError" in text(client.get(f"{RETRY}?{CHOSEN}"))
+    client.post(f"{RETRY}?{CHOSEN}")
+    assert "to retry 2 chosen dead letters of caches" in LogEntry.objects.get().change_message
+    with running(*handlers_of("billing"), name="billing"):
+        wait_until(lambda: retry_of() == ("ann", [7, 8], "1 handled, 1 failed again, 2 left"))
+    assert billing == [7]
+
+
+def test_chosen_dead_letters_are_dropped_together_whatever_came_since(staff, billing):
+    client = staff("drop_parked")
+    assert "2 facts of caches" in text(client.get(f"{DROP}?{CHOSEN}"))
+    client.post(f"{DROP}?{CHOSEN}")
+    assert [one.token for one in ParkedFact.objects.all()] == [9]
+    assert "2 dead letters of billing dropped" in LogEntry.objects.get().change_message
+
+
+@pytest.mark.parametrize("fact", ["caches", "7", "caches+x", "caches+-7", "%00+7", f"caches+{2**63}", "caches+77"])
+def test_a_choice_that_means_nothing_is_not_found(staff, billing, fact):
+    assert staff("drop_parked").post(f"{DROP}?name=billing&fact={fact}").status_code == 404
+    assert ParkedFact.objects.count() == 3
+
+
+def test_a_choice_of_nothing_is_not_a_choice_of_all(staff, billing):
+    client = staff("view_parkedfact", "drop_parked")
+    assert 'name="chosen"' in text(client.get(f"{PARKED}?name=billing"))
+    for method in (client.get, client.post):
+        assert method(f"{DROP}?name=billing&chosen=yes").status_code == 404
+    assert ParkedFact.objects.count() == 3
 
 
 def test_dead_letters_of_handlers_that_are_elsewhere_are_retried_there(staff, billing, monkeypatch):

@@ -99,6 +99,14 @@ def test_a_reader_without_a_cursor_begins_now_unless_told_otherwise():
         wait_until(lambda: effects() == later)
 
 
+def test_what_was_committed_before_a_new_reader_began_is_not_handled_though_nobody_had_looked():
+    append(3)
+    with running(handler(begin=Begin.NOW)):
+        later = append(2)
+        wait_until(lambda: effects()[-2:] == later)
+        assert effects() == later
+
+
 @pytest.mark.parametrize("view", list(View))
 def test_facts_are_handled_as_they_come(view):
     with running(handler(view=view)) as runs:

@@ -57,13 +57,15 @@ WEAKENED = {
     "EXECUTE FUNCTION streams_hold({n}, 'orders_stream_seq')": "streams_hold_{n} of table held_order does not hold it",
     "CREATE OR REPLACE TRIGGER streams_guard_{n} AFTER INSERT ON held_order FOR EACH STATEMENT "
     "EXECUTE FUNCTION streams_refuse({n}, 'orders_stream_seq')": "streams_guard_{n} of table held_order does not hold it",
+    "CREATE SEQUENCE held_other; ALTER TABLE held_order ALTER stream_id SET DEFAULT nextval('held_other')": "takes IDs from held",
+    "ALTER TABLE held_order ALTER stream_id DROP DEFAULT": "has no default",
     "CREATE TABLE held_child () INHERITS (held_order)": "table held_child has no trigger streams_hold_{n}; readers may have",
     "CREATE TABLE held_child (LIKE held_order INCLUDING ALL)": "held_child takes IDs from orders_stream_seq, but",
-    "CREATE SEQUENCE held_other; UPDATE streams_held SET sequence = 'held_other' WHERE stream = 'orders'": "another stream",
+    "CREATE SEQUENCE held_other; UPDATE streams_held SET sequence = 'held_other' WHERE stream = 'orders'": "IDs from another",
     "GRANT UPDATE ON SEQUENCE orders_stream_seq TO PUBLIC": "role PUBLIC may set sequence orders_stream_seq back",
 }
 #: Those of which an INSERT that readers may miss comes through, or IDs come again.
-HARMLESS = "role PUBLIC may set"
+HARMLESS = ("role PUBLIC may set sequence orders_stream_seq back", "has no default")
 
 
 @pytest.mark.parametrize("statement", WEAKENED)
@@ -73,13 +75,13 @@ def test_each_weakness_is_found_and_its_fix_mends_it(owner: Session, statement: 
         owner(statement.replace("{n}", number))
         left = found(owner)
         assert WEAKENED[statement].replace("{n}", number) in " / ".join(one.problem for one in left)
-        assert any(one.loses for one in left) or HARMLESS in WEAKENED[statement]
-        if "LIKE" not in statement and "held_other" not in statement:
+        assert any(one.loses for one in left) or WEAKENED[statement] in HARMLESS
+        if "LIKE" not in statement and "streams_held SET" not in statement:
             for fix in {one.fix for one in left}:
                 mend(owner, fix.removeprefix("Run again, with the same options: "))
             assert found(owner) == []
     finally:
-        owner("DROP TABLE IF EXISTS held_child; DROP SEQUENCE IF EXISTS held_other")
+        owner("DROP TABLE IF EXISTS held_child; DROP SEQUENCE IF EXISTS held_other CASCADE")
 
 
 def mend(owner: Session, fix: str) -> None:

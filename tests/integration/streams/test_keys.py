@@ -228,7 +228,7 @@ def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
 def test_rules_of_keys(shop: Shop) -> None:
     plan, done = shop.run("-c", SET_UP + RULES).rsplit("\n", 2)[:2]
     assert done == "ok"
-    assert "shop_entry_account" in plan
+    assert "key_accounts_account" in plan
 
 
 def test_a_role_without_rights_cannot_hold_the_locks_of_keys(shop: Shop) -> None:

@@ -320,6 +320,41 @@ def test_who_looks_once_stores_all_whatever_others_have_done_with_the_rows_since
         own.close()
 
 
+def test_who_looks_once_waits_for_rows_that_another_looker_is_about_to_commit(writer: Session, session: Sessions):
+    """Otherwise who reads at once does not find the fact that it has appended itself."""
+    own, other = Looker("default"), session()
+    try:
+        writer.append("a")
+        own.store_once(even_if_led=True)
+        last = writer.append("b")[-1]
+        other("BEGIN")
+        other("SELECT FROM streams_streamposition FOR UPDATE")
+        looks = writing.in_thread(lambda: own.store_once(even_if_led=True))
+        wait_until(lambda: own._store.was_hindered)
+        other("COMMIT")
+        looks.join()
+        assert position() == last
+    finally:
+        own.close()
+
+
+def test_who_looks_once_does_not_wait_for_ever_for_rows(
+    writer: Session, session: Sessions, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(looker, "STANDS_STILL_SECONDS", 0.05)
+    own, other = Looker("default"), session()
+    try:
+        first = writer.append("a")[-1]
+        own.store_once(even_if_led=True)
+        other("BEGIN")
+        other("SELECT FROM streams_streamposition FOR UPDATE")
+        writer.append("b")
+        assert own.store_once(even_if_led=True)
+        assert position() == first
+    finally:
+        own.close()
+
+
 class Forger(NotifyListener[str]):
     """A role that may only connect, and answers all hints before anybody misses an answer."""
 

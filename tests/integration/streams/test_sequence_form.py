@@ -223,7 +223,7 @@ def test_a_temporary_sequence_hides_the_real_one():
 
 
 def test_a_missing_sequence_keeps_nobody_from_seeing_the_others():
-    run(f"ALTER SEQUENCE {NAME} RENAME TO elsewhere")
+    run(f"DROP SEQUENCE {NAME} CASCADE")
     try:
         found, error = checked("--repair")
         assert (found["sequence"], found["verdict"]) == (None, "sequence is missing")
@@ -233,7 +233,33 @@ def test_a_missing_sequence_keeps_nobody_from_seeing_the_others():
         with pytest.raises(DatabaseError, match="does not exist"):
             append()
     finally:
-        run(f"ALTER SEQUENCE elsewhere RENAME TO {NAME}")
+        run(f"CREATE SEQUENCE {NAME} START WITH 2")
+        assert checked("--repair")[1] == ""
+
+
+def test_a_sequence_that_was_renamed_gets_its_name_back():
+    """The advice was to make another one, and then a repair that the triggers refused."""
+    (head,) = append()
+    run(f"ALTER SEQUENCE {NAME} RENAME TO elsewhere")
+    found, error = checked()
+    assert found["verdict"] == "sequence is called public.elsewhere"
+    assert f"ALTER SEQUENCE public.elsewhere RENAME TO {NAME}" in found["fix"] and "--repair mends them" in error
+    word, sentence, _ = health()
+    assert word is HealthWord.WRONG and "is called public.elsewhere" in sentence
+    assert checked("--repair") == (checked()[0], "")
+    (token,) = append()
+    assert token > head
+    wait_for_linear(token)
+
+
+def test_a_sequence_in_another_schema_is_told(other_schema: None):
+    run(f"ALTER SEQUENCE {NAME} SET SCHEMA other_place")
+    try:
+        found, _ = checked("--repair")
+        assert found["verdict"] == f"sequence is called other_place.{NAME}"
+        assert f"ALTER SEQUENCE other_place.{NAME} SET SCHEMA" in found["fix"]
+    finally:
+        run(f"ALTER SEQUENCE other_place.{NAME} SET SCHEMA public")
 
 
 def test_a_sequence_that_was_made_again_is_told_and_mended():
@@ -255,7 +281,7 @@ def test_a_sequence_that_was_made_again_is_told_and_mended():
 
 
 @pytest.mark.parametrize("trigger", ["streams_hold", "streams_guard"])
-def test_a_trigger_that_is_off_is_told_by_the_health(trigger: str):
+def test_a_trigger_that_is_off_is_told_by_the_health_and_mended(trigger: str):
     with connection.cursor() as cursor:
         cursor.execute("SELECT number FROM streams_held WHERE stream = 'caches'")
         (number,) = cursor.fetchone()
@@ -264,9 +290,10 @@ def test_a_trigger_that_is_off_is_told_by_the_health(trigger: str):
     try:
         word, sentence, _ = health()
         assert word is HealthWord.WRONG and f"rigger {trigger}_{number}" in sentence
+        assert checked("--repair")[1] == ""
+        assert health()[1] == ""
     finally:
         run(f"{table} ENABLE ALWAYS TRIGGER {trigger}_{number}")
-    assert health()[1] == ""
 
 
 def test_a_sequence_before_its_first_value_is_told_and_the_first_fact_reaches_everybody():
@@ -367,7 +394,7 @@ def test_a_missing_sequence_keeps_a_writer_that_starts_from_no_other_stream():
     try:
         (fact,) = registry.get("presence").append(Presence(user_id="@u:here", state="online"))
         wait_until(lambda: linear("presence") >= fact, what="the position of the other stream")
-        with pytest.raises(DatabaseError, match="does not exist"):
+        with pytest.raises(SequenceUnfit, match=r"is called public\.elsewhere"):
             append()
     finally:
         forget_writers()

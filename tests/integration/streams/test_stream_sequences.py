@@ -170,6 +170,21 @@ def test_the_life_of_a_model(shop: Shop) -> None:
     assert sequences() == {}
 
 
+def test_a_class_with_a_key_is_renamed_and_squashed(shop: Shop) -> None:
+    keyed = ORDER.replace('"orders"', '"orders", key="order_id"')
+    shop.models(keyed)
+    shop.run(MAKE, MIGRATE)
+    shop.models(keyed.replace("Order", "Purchase"))
+    shop.migration(
+        "0002_rename",
+        "from django.db import migrations\nclass Migration(migrations.Migration):\n"
+        "    dependencies = [('shop', '0001_initial')]\n    operations = [migrations.RenameModel('Order', 'Purchase')]\n",
+    )
+    shop.run(CHECK, MIGRATE, ["migrate", "shop", "zero", "-v", "0"])
+    squash = ["squashmigrations", "shop", "0002", "--no-input", "-v", "0"]
+    assert ids(shop.run(squash, CHECK, MIGRATE, shop.append("Purchase", order_id="1"))) == [2]
+
+
 HAND_WRITTEN = {
     "0001_initial": """
 from django.db import migrations, models

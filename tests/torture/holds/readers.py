@@ -121,9 +121,11 @@ class Outside:
             wanted = positions if self._by_writer else {"": min(positions.values())}
             at = self._at[stream]
             base = min(at.values(), default=STREAMS[stream].start)
+            # A writer that was not announced before has no facts up to the lowest position that was. Noted before anything is
+            # read: this session may be ended between two writers, and the first of them is not the lowest position then.
+            at.update({writer: base for writer in wanted if writer not in at})
             for writer, upto in wanted.items():
-                # A writer that was not announced before has no facts up to the lowest position that was.
-                if upto > (after := at.get(writer, base)):
+                if upto > (after := at[writer]):
                     mine = "AND writer = %s" if writer else ""
                     cursor.execute(
                         f"SELECT id, mark FROM ({facts_sql(STREAMS[stream])}) AS f WHERE id > %s AND id <= %s {mine} "

@@ -246,7 +246,7 @@ def test_without_rich_a_table_has_aligned_columns(monkeypatch: pytest.MonkeyPatc
 # --- services -------------------------------------------------------------------------------------------------------------
 
 
-SERVICES = {"follow", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
+SERVICES = {"follow", "mirror", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
 
 
 def parsed(typed: str) -> tuple[SiteCommand, dict]:
@@ -257,7 +257,12 @@ def parsed(typed: str) -> tuple[SiteCommand, dict]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_what_works_until_it_is_told_to_end_is_a_service(name):
-    typed = {"follow": "follow tcp://127.0.0.1:1", "pipeline": "pipeline run"}.get(name, name)
+    typed = {
+        "follow": "follow tcp://127.0.0.1:1",
+        "mirror": "mirror postgresql:///s tcp://127.0.0.1:1",
+        "pipeline": "pipeline run",
+    }
+    typed = typed.get(name, name)
     if name in SERVICES:
         found, options = parsed(typed)
         assert found.is_service(options)
@@ -268,7 +273,7 @@ def test_what_works_until_it_is_told_to_end_is_a_service(name):
 @pytest.mark.parametrize(
     "typed",
     ["follow tcp://127.0.0.1:1 --until events=5", "follow tcp://127.0.0.1:1 --timeout 5", "pipeline run --until-idle 0",
-     "runhandlers --once", "runjobs --once"],
+     "runhandlers --once", "runjobs --once", "mirror postgresql:///s tcp://127.0.0.1:1 --once"],
 )  # fmt: skip
 def test_a_run_with_an_end_of_its_own_is_none(typed):
     found, options = parsed(typed)

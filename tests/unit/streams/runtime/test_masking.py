@@ -39,6 +39,17 @@ PASSWORD = "Wonder5-land"
         f"{{'password': \"a'{PASSWORD}\", 'port': 1}}",
         f'{{"password": "a\\"{PASSWORD}", "port": 1}}',
         f"{{'password': b'a {PASSWORD}', 'port': 1}}",
+        f"postgresql://u:{'x' * 2_000}{PASSWORD}@h/db",
+        f"postgresql://h/db?p%61ss%57ord={PASSWORD}&sslmode=require",
+        f"/login/?next=postgresql%3A%2F%2Fu%3Aa%2525{PASSWORD}%40h%2Fdb",
+        f"/x?dsn=user%3Du%20password%3D{PASSWORD}",
+        f"/x?dsn=password%3d%27a%20{PASSWORD}%27",
+        f'could not translate host name "a@{PASSWORD}@h.example" to address',
+        f"ALTER ROLE u PASSWORD 'a'' {PASSWORD}'",
+        f"CREATE USER MAPPING FOR u SERVER s OPTIONS (user 'u', password E'{PASSWORD}')",
+        f"dblink(password => '{PASSWORD}')",
+        f"client_secret={PASSWORD}",
+        f"REPLSITE_SECRET_KEY: '{PASSWORD}'",
     ],
 )
 def test_passwords_are_hidden(text):
@@ -54,6 +65,9 @@ def test_passwords_are_hidden(text):
         "redis://127.0.0.1:6379/0?channel=example.org",
         "no facts of token=815 for @user:example.org",
         "the password is wrong",
+        "http://h:8000/api/v1/users/%40alice%3Aexample.org/sync",
+        "postgresql://o%27hara%40x@h/db?options=-c%20search_path%3Da",
+        "100 % of it",
     ],
 )
 def test_what_is_no_password_stays(text):

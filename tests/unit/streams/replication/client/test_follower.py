@@ -16,7 +16,7 @@ from streams.replication.client.links import Counters
 from streams.replication.client.table_catch_up import Writers
 from streams.replication.common.command_hooks import subscribe
 from streams.replication.errors import CatchUpError
-from streams.replication.protocol.commands import Command, Position, RData, RemoteServerUp
+from streams.replication.protocol.commands import Command, Error, Position, RData, RemoteServerUp
 from streams.replication.protocol.cursors import Reset
 from streams.replication.protocol.ordering import FollowedRow, View
 from tests.support.waiting import DEADLINE_SECONDS
@@ -156,6 +156,17 @@ def test_what_is_longer_than_any_name_reaches_no_handler(caplog):
     assert heard == [after_them]
     said = [record.getMessage() for record in caplog.records if "command_ignored" in record.getMessage()]
     assert len(said) == 10 and all(len(line) < 1_000 for line in said)
+
+
+def test_errors_of_a_server_fill_no_log(caplog):
+    link = OneAnswer()
+    link._left = [[Error("no")] * 1_000 + [RemoteServerUp("after.them")], [Position("s", "w", 5, 5)]]
+    stop = subscribe(RemoteServerUp, lambda _: follower.finish())
+    options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, connector=link)
+    follower = Follower(options, lambda rows: None, Table())
+    asyncio.run(asyncio.wait_for(follower.run(), DEADLINE_SECONDS))
+    stop()
+    assert sum("server_error" in record.getMessage() for record in caplog.records) == 10
 
 
 def test_whoever_keeps_count_is_told_that_a_stream_begins_anew_before_what_is_fetched_of_it():

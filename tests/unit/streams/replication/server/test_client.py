@@ -9,13 +9,20 @@ import uvloop
 from streams.replication.protocol.commands import Name, RemoteServerUp
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.server.client import ReplicationClient
+from streams.runtime.logs import LineBound
 from tests.support.async_waiting import wait_for
 from tests.support.tcp_scope import MemoryTransport
+
+LINES = LineBound(1_000, 10.0)
+
+
+def _greeted() -> ReplicationClient:
+    return ReplicationClient.accept(MemoryTransport(), "127.0.0.1:5", "example.org", Limits())
 
 
 @pytest.fixture
 async def peer():
-    made = ReplicationClient.accept(MemoryTransport(), "127.0.0.1:5", "example.org", Limits())
+    made = _greeted()
     yield made
     made.lost()
 
@@ -47,18 +54,29 @@ async def test_nothing_goes_to_a_client_that_is_closing(peer):
 async def test_too_many_waiting_bytes_end_a_client(peer):
     peer._transport.stuck = True
     peer.write_shared(b"x" * 2000 + b"\n", 1, 1.0)
-    assert peer.cut_when_slow(1000, 30.0, 2.0)
+    assert peer.cut_when_slow(1000, 30.0, 2.0, LINES)
     assert peer.connection.close_reason is CloseReason.TOO_SLOW
     assert peer._transport.waiting == b"ERROR Failed to keep up\n"
+
+
+async def test_slow_clients_fill_no_log(caplog):
+    """Each that was cut wrote a line, and one program may connect and be cut as often as it likes."""
+    lines, clients = LineBound(3, 60.0), [_greeted() for _ in range(10)]
+    for client in clients:
+        client._transport.stuck = True
+        client.write_shared(b"x" * 2000 + b"\n", 1, 1.0)
+        assert client.cut_when_slow(1000, 30.0, 2.0, lines)
+        client.lost()
+    assert sum("client_too_slow" in one.getMessage() for one in caplog.records) == 3
 
 
 async def test_a_client_that_takes_nothing_for_too_long_is_ended(peer):
     peer._transport.stuck = True
     peer.write_shared(b"x\n", 1, 1.0)
     start = asyncio.get_running_loop().time()
-    assert not peer.cut_when_slow(1000, 30.0, start)
-    assert not peer.cut_when_slow(1000, 30.0, start + 29.0)
-    assert peer.cut_when_slow(1000, 30.0, start + 61.0)
+    assert not peer.cut_when_slow(1000, 30.0, start, LINES)
+    assert not peer.cut_when_slow(1000, 30.0, start + 29.0, LINES)
+    assert peer.cut_when_slow(1000, 30.0, start + 61.0, LINES)
 
 
 async def test_a_slow_client_that_takes_something_is_kept(peer):
@@ -67,7 +85,7 @@ async def test_a_slow_client_that_takes_something_is_kept(peer):
     for second in range(0, 200, 20):
         peer.write_shared(b"x" * 10, 1, 1.0)
         peer._transport.take(5)
-        assert not peer.cut_when_slow(1000, 30.0, start + second)
+        assert not peer.cut_when_slow(1000, 30.0, start + second, LINES)
 
 
 async def test_an_idle_client_is_pinged():

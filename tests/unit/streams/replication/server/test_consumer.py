@@ -94,6 +94,20 @@ async def test_clients_that_come_ask_and_go_are_no_reason_to_tell_others_again_a
     await wait_for(lambda: onlooker.transport.sent.count(b"POSITION caches") >= 2)
 
 
+async def test_positions_that_others_asked_for_do_not_wait_before_the_facts_of_a_slow_client(connect, broadcaster):
+    """One that asked again and again had a follower on a slow line get all positions each second, and cut for them."""
+    slow, quick, asking = [await connect() for _ in range(3)]
+    slow.transport.stuck = True
+    next(iter(broadcaster.clients.values())).write_shared(b"RDATA caches x\n" * 5_000, 5_000, 0.0)
+    await asking.send(b"REPLICATE\n")
+    await quick.receive_until(b"POSITION caches")
+    assert b"POSITION" not in slow.transport.sent
+    slow.transport.stuck = False
+    slow.transport.take(len(slow.transport.waiting))
+    await asking.send(b"REPLICATE\n")
+    await slow.receive_until(b"POSITION caches")
+
+
 async def test_remote_server_up_is_relayed_unchanged_but_not_back(connect):
     sender, other = await connect(), await connect()
     await sender.send(b"REMOTE_SERVER_UP \n")
@@ -105,7 +119,7 @@ async def test_a_flood_is_relayed_in_few_pieces(connect):
     """A write per line and client would keep all of them waiting for seconds."""
     sender, other = await connect(), await connect()
     writes: list[bytes] = []
-    other.transport.write = writes.append
+    other.transport.write = lambda data, lines=None: writes.append(data)
     flood = [b"REMOTE_SERVER_UP %d\n" % number for number in range(1_000)]
     await sender.send(b"".join(flood))
     await wait_for(lambda: sum(map(len, writes)) == sum(map(len, flood)))
@@ -258,7 +272,7 @@ async def test_clients_that_follow_different_streams_share_the_bytes(connect, br
     clients, writes = [await connect() for _ in range(3)], []
     for client, names in zip(clients, [b"events,caches", b"caches,typing", b"caches"], strict=True):
         await client.send(b"REPLICATE " + names + b"\n")
-        client.transport.write = writes.append
+        client.transport.write = lambda data, lines=None: writes.append(data)
     await wait_for(lambda: all(peer.follows for peer in broadcaster.clients.values()))
     pieces = [Piece(stream, b"RDATA %s\n" % stream.encode() * 9, 9, 9) for stream in ("caches", "events", "caches")]
     broadcaster._write_pieces(pieces, list(broadcaster.clients.values()))

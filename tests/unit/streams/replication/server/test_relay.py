@@ -38,7 +38,7 @@ class FakePeer:
         self.heard += data
         self.writes += bool(data)
 
-    def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
+    def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float, lines: object) -> bool:
         return False
 
 

@@ -422,3 +422,29 @@ async def test_hellos_in_pieces_do_not_begin_a_handshake(authority, certificates
         writer.transport.abort()
         for one in flood:
             one.close()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"\1", b"", b"\1\0", b"\0\0\0\0", b"\1\0\0\0", b"\1\xff\xff\xff" + b"x" * 100, b"\x0b\0\0\1x", b"x" * 16_384],
+    ids=[
+        "a byte",
+        "nothing",
+        "a head's beginning",
+        "a request",
+        "an empty hello",
+        "a long hello",
+        "another message",
+        "noise",
+    ],
+)
+async def test_a_hello_without_end_keeps_nobody_from_beginning(authority, certificates, record):
+    """Eight clients that sent the first byte of a hello in a record of its own kept all others out for ten seconds."""
+    async with listening(certificates, handshake_seconds=600) as host:
+        flood = await begun(host, b"\x16\3\1" + len(record).to_bytes(2) + record, 20)
+        await asyncio.sleep(0.05)  # all have begun, or never do
+        _, writer = await asyncio.wait_for(opened(host, files(authority)), DEADLINE_SECONDS)
+        await accepted(host)
+        writer.transport.abort()
+        for one in flood:
+            one.close()

@@ -119,6 +119,29 @@ async def test_output_waits_in_pieces_and_keeps_its_order(pair):
     await wait_for(lambda: connection.buffered_bytes == 0)
 
 
+class Long(bytes):
+    """A piece that nobody goes through."""
+
+    def count(self, *_):
+        raise AssertionError("its lines were counted")
+
+
+async def test_waiting_lines_are_known_without_going_through_them(pair):
+    """Of 500 clients that did not read they were counted each second, which took more than two seconds."""
+    reader, _, connection = pair
+    for _ in range(60):
+        connection.write(Long(b"0123456789" * 30_000), 3)
+    connection.write(b"the\nend\n")
+    assert connection.waiting_lines % 3 == 2
+    assert 20 < connection.waiting_lines < 182
+    await reader.readexactly(60 * 300_000 + 8)
+    assert connection.waiting_lines == 0
+    for _ in range(60):
+        connection.write(Long(b"0123456789" * 30_000), 3)
+    connection.drop_waiting()
+    assert connection.waiting_lines == 0
+
+
 async def test_dropping_leaves_whole_pieces_and_what_comes_after(pair):
     reader, _, connection = pair
     piece = b"0123456789" * 30_000
