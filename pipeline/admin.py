@@ -27,6 +27,7 @@ from streams.runtime.text import safe_text
 
 __all__ = [
     "ImportSourceAdmin",
+    "MirroredServerAdmin",
     "NewestFirstAdmin",
     "QuarantinedLineAdmin",
     "RoomStatisticsAdmin",
@@ -79,6 +80,14 @@ class NewestFirstAdmin(ReadOnlyAdmin):
     """
 
     ordering = ("-pk",)
+
+
+@admin.register(models.MirroredServer)
+class MirroredServerAdmin(ReadOnlyAdmin):
+    """The page of the servers whose rooms are mirrored: how far, and how many events."""
+
+    list_display = ("name", "server_name", "address", "filled_at", "moved_at", "events", "refused")
+    ordering = ("pk",)
 
 
 @admin.register(models.SourceWrite)

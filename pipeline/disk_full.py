@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from django.db import Error as DjangoError
 
-from pipeline.errors import DiskFull, SparkFailed
+from pipeline.errors import DiskFull, TaskFailed
 from streams.db import driver
 
 __all__ = ["disk_full"]
@@ -22,7 +22,7 @@ def disk_full() -> Iterator[None]:
     """Raises ``DiskFull`` if an error of the block was caused by a full disk. Other errors pass unchanged."""
     try:
         yield
-    except (DjangoError, driver.DatabaseError, SparkFailed, OSError) as error:
+    except (DjangoError, driver.DatabaseError, TaskFailed, OSError) as error:
         if not _is_full(error):
             raise
         raise DiskFull(

@@ -57,7 +57,11 @@ class SnapshotEnded(PipelineError):
     """The session that shared a snapshot with tasks has ended."""
 
 
-class SparkFailed(PipelineError):
+class TaskFailed(PipelineError):
+    """A task of a job failed. The work of other tasks stays, and the job can be resumed."""
+
+
+class SparkFailed(TaskFailed):
     """A Spark job failed. Its work so far stays, and the job can be resumed."""
 
 
@@ -98,3 +102,19 @@ class ArchiveInUse(PipelineError):
 
 class FactsNotAppended(PipelineError):
     """Facts that Spark wrote to a stream could not be appended. No fact was appended."""
+
+
+class MirrorBusy(PipelineError):
+    """Another process moves the positions of the same mirror. Nothing of the batch was stored."""
+
+
+class MirrorElsewhere(UnusableArguments):
+    """A name under which another server is mirrored already."""
+
+
+class SourceAway(PipelineError):
+    """The database of a mirrored server cannot be read now. The mirror tries again."""
+
+
+class SourceWentBack(PipelineError):
+    """The database of a mirrored server was restored: it has not given out positions that are stored here already."""

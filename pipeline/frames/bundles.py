@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["BUNDLES", "Contents", "bundled", "contents_of", "describing", "unbundled"]
+__all__ = ["BUNDLES", "Contents", "bundled", "contents_of", "describing", "gathered", "unbundled"]
 
 BUNDLES = "pack bigint, frame string, rows bigint, content binary"
 """The columns of bundles. ``pack`` is the number of the pack, ``content`` an Arrow record batch without its schema."""
@@ -30,11 +30,13 @@ _ROWS = 5_000
 _BYTES = 2 * 1024 * 1024
 
 
-def bundled(pack: int, rows: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows as bundles, one bundle in each batch.
+def gathered(rows: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yields the rows in batches of some thousand rows or some megabytes. So many small rooms do not make many small batches.
 
-    ``rows`` yields (name of the frame, batch of its rows). A bundle may exceed the limits of a bundle by one batch.
+    ``rows`` yields (name of the frame, batch of its rows). A batch may exceed the limits by one batch of ``rows``.
     """
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
     waiting: dict[str, list[pa.RecordBatch]] = {name: [] for name in _FRAMES}
     sizes = dict.fromkeys(_FRAMES, (0, 0))
     for name, batch in rows:
@@ -43,20 +45,27 @@ def bundled(pack: int, rows: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[p
             count, size = sizes[name]
             sizes[name] = count + batch.num_rows, size + batch.nbytes
             if sizes[name][0] >= _ROWS or sizes[name][1] >= _BYTES:
-                yield _bundle(pack, name, waiting[name])
+                yield name, pa.concat_batches(waiting[name])
                 waiting[name], sizes[name] = [], (0, 0)
     for name, left in waiting.items():
         if left:
-            yield _bundle(pack, name, left)
+            yield name, pa.concat_batches(left)
 
 
-def _bundle(pack: int, name: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def bundled(pack: int, rows: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows as bundles, one bundle in each batch. ``rows`` yields (name of the frame, batch of its rows)."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
 
-    whole = pa.concat_batches(batches)
-    content = whole.serialize().to_pybytes()
-    columns = {"pack": [pack], "frame": [name], "rows": [whole.num_rows], "content": [content]}
-    return pa.RecordBatch.from_pydict(columns)
+    for name, batch in gathered(rows):
+        content = batch.serialize()
+        ends = pa.array([0, content.size], pa.int32()).buffers()[1]
+        columns = {
+            "pack": [pack],
+            "frame": [name],
+            "rows": [batch.num_rows],
+            "content": pa.Array.from_buffers(pa.binary(), 1, [None, ends, content]),  # not copied
+        }
+        yield pa.RecordBatch.from_pydict(columns)
 
 
 def unbundled(bundles: DataFrame, name: str) -> DataFrame:

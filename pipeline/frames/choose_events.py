@@ -217,13 +217,15 @@ def _numpy(column: Any) -> np.ndarray[Any, Any]:
     return found
 
 
-def in_order(batches: Sequence[pa.RecordBatch], order: np.ndarray[Any, Any]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of ``batches`` whose numbers are in ``order``, in the order of ``order``, as batches of bounded size."""
+def in_order(
+    batches: Sequence[pa.RecordBatch], order: np.ndarray[Any, Any], rows: int = _ROWS_PER_BATCH
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of ``batches`` whose numbers are in ``order``, in the order of ``order``, ``rows`` in each batch."""
     import numpy as np  # noqa: PLC0415 - executors only
 
     ends = np.cumsum([batch.num_rows for batch in batches])
-    for first in range(0, len(order), _ROWS_PER_BATCH):
-        yield _rows_at(batches, ends, order[first : first + _ROWS_PER_BATCH])
+    for first in range(0, len(order), rows):
+        yield _rows_at(batches, ends, order[first : first + rows])
 
 
 def _rows_at(

@@ -24,7 +24,7 @@ from state.rules.room_versions import room_version
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BYTES_IN_MEMORY", "Held", "RoomEvents", "rooms_of"]
+__all__ = ["BYTES_IN_MEMORY", "Held", "RoomEvents", "rooms_of", "temporary_file"]
 
 BYTES_IN_MEMORY = 64 * 1024 * 1024
 """If the batches of a room or a pack have more bytes, they are held in a file."""
@@ -123,6 +123,12 @@ def rooms_of(batches: Iterable[pa.RecordBatch], stream_ordering: int | None = No
         held.close()
 
 
+def temporary_file() -> IO[bytes]:
+    """Opens a file without a name, in the first of the folders that Spark names to its workers for temporary files."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+    return tempfile.TemporaryFile(dir=folder)
+
+
 class Held:
     """The batches of one room or one pack, in memory or in a file."""
 
@@ -153,9 +159,7 @@ class Held:
     def _to_file(self) -> None:
         import pyarrow as pa  # noqa: PLC0415 - executors only
 
-        # In this variable Spark tells its workers the folders for temporary files. The code uses the first folder.
-        folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
+        self._file = temporary_file()
         self._writer = pa.ipc.new_file(self._file, self._batches[0].schema)
         for batch in self._batches:
             self._writer.write_batch(batch)

@@ -1,7 +1,8 @@
 """Stores new events of rooms that exist, after the new rooms are loaded. Runs in Spark's driver, and needs Django.
 
 New events are stored like live events: event auth against the room's stored state decides whether an event is rejected
-or soft-failed. What the source says about rejection and soft failure is ignored.
+or soft-failed. What the source says about rejection and soft failure is ignored, unless the site mirrors the source
+(``as_stored``).
 
 Batches of backfilled events come first, from the newest batch to the oldest, as when a server requests history from
 another server. Within such a batch, the oldest event comes first. Each batch fills a part of the gap that the batch
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from django.db import connections
@@ -21,6 +23,7 @@ from django.db import connections
 from events.errors import EventUnreadable
 from events.persist.batch import Incoming, PersistOutcome, persist
 from events.persist.gap_filling import resolve_room
+from events.persist.next_rows import Accepted
 from events.room_lock import room_transaction
 from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
 from streams.conf import stream_settings
@@ -30,7 +33,8 @@ __all__ = ["EVENTS_PER_BATCH", "extend_rooms"]
 
 EVENTS_PER_BATCH = 1_000
 _NEXT = """
-SELECT k.place, k.seq, k.backward, e.outlier, e.room_version, e.event_id, e.json
+SELECT k.place, k.seq, k.backward, e.outlier, e.room_version, e.event_id, e.json, e.rejected_reason, e.soft_failed,
+    least(e.stream_ordering, -1)
 FROM {known} k JOIN {event} e USING (seq) ORDER BY k.place LIMIT %s
 """
 _COUNT_STORED = """
@@ -54,8 +58,10 @@ UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
 """
 
 
-def extend_rooms(run: JobRun) -> None:
+def extend_rooms(run: JobRun, *, as_stored: bool = False) -> None:
     """Stores the events that the plan set aside for existing rooms. Refused events are quarantined with the reason.
+
+    ``as_stored``: with the source's own verdicts, and above gaps, as ``persist`` says.
 
     If the job is cancelled, raises ``JobCancelled`` between two batches. Batches that were stored before stay stored.
     """
@@ -71,13 +77,11 @@ def extend_rooms(run: JobRun) -> None:
                         # ``_record_outcome`` deletes the batch's rows from ``known`` in the same transaction. So a killed job
                         # repeats the batch as a whole, or not at all.
                         outcome = persist(
-                            [
-                                Incoming(bytes(json), version, event_id, outlier=outlier, backfilled=backward)
-                                for _, _, backward, outlier, version, event_id, json in rows
-                            ],
+                            [_incoming(row, as_stored=as_stored) for row in rows],
                             run.using,
                             verified=True,  # checked when the lines were parsed, or the sources are trusted
                             history_of=server,
+                            as_stored=as_stored,
                         )
                         _record_outcome(cursor, run.id, names, rows, outcome)
                     count.add(len(rows))
@@ -88,8 +92,14 @@ def extend_rooms(run: JobRun) -> None:
         rooms = [room_id for (room_id,) in cursor.fetchall()]
         for room_id in rooms:
             with suppress(EventUnreadable):  # its events stay unresolved, and are counted so
-                resolve_room(room_id, run.using, imported=True)
+                resolve_room(room_id, run.using, Accepted(unproven=True, as_stored=as_stored))
         cursor.execute(_COUNT_UNRESOLVED.format(**names), [rooms, run.id])
+
+
+def _incoming(row: Sequence[Any], *, as_stored: bool) -> Incoming:
+    _, _, backward, outlier, version, event_id, json, reason, soft_failed, place = row
+    found = Incoming(bytes(json), version, event_id, outlier=outlier, backfilled=backward)
+    return replace(found, verdict=(reason, soft_failed), backfilled_at=place) if as_stored else found
 
 
 def _next(cursor: Any, names: dict[str, str]) -> list[Any]:

@@ -1,10 +1,12 @@
 """Imports room histories from files and databases into the site's tables. Runs in Spark's driver, and needs Django.
 
-    scan     Spark    count lines and find announced room versions in every part of the sources
-    read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.stage_lines)
+    scan     tasks    count lines and find announced room versions in every part of the sources
+    read     tasks    parse lines and rows into events and broken lines, staged   (pipeline.importing.stage_lines)
     plan     SQL      select new events, number the rooms                         (pipeline.importing.plan)
-    load     Spark    compute all rows of each room, copy them into the tables    (pipeline.importing.load_rooms)
+    load     tasks    compute all rows of each room, copy them into the tables    (pipeline.importing.load_rooms)
     known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
+
+Spark runs the tasks. If the sources are small, this process runs them, without a JVM.
 
 Each step can be repeated. Staging records finished parts in a ledger. Loading records the loaded rooms in the
 transaction that loads them. ``resume`` continues a killed job. If the job was queued, the next ``runjobs`` continues
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -30,6 +32,7 @@ from pipeline.frames.parse_lines import LineRules, PartScan
 from pipeline.frames.read_events import PART_BYTES, scan_parts
 from pipeline.frames.sources.inputs import (
     Input,
+    bytes_of_inputs,
     check_unchanged,
     input_names,
     open_inputs,
@@ -56,8 +59,8 @@ from pipeline.importing.staging_tables import STEPS, table_name
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, ImportSource
 from pipeline.spark.job_steps import spark_steps
-from pipeline.spark.site_session import site_session
-from pipeline.spark.stages import FinishedTasks
+from pipeline.spark.run_tasks import InProcess, finished_tasks
+from pipeline.spark.site_session import session_if_worth_it
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
 from streams.db.driver import dsn
@@ -75,6 +78,8 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "ImportOptions", "Outcome", "import_history", "import_in"]
 
 KIND = "import_events"
+BYTES_IN_PROCESS = 24 * 1024 * 1024
+"""Smaller sources are imported in this process: some 30,000 events take it as long as it takes to start Spark."""
 _SIGNATURE_LINES = {
     TRUSTED: "Signatures: trusted, as the sources have them; --keys FILE verifies them.",
     VERIFIED: "Signatures: verified with the keys that were named.",
@@ -86,7 +91,9 @@ class ImportOptions:
     """The sources of an import, and its options.
 
     ``keys`` is a file with the keys of servers, which verify all signatures. Without this file, signatures are trusted.
-    ``pause`` is called with the name of each finished step. Tests use ``pause`` to end the job after a step.
+    ``as_stored``: the site mirrors the source, so that new events of known rooms keep the source's verdicts. Without a
+    ``master``, small sources are imported in this process. ``pause`` is called with the name of each finished step. Tests
+    use ``pause`` to end the job after a step.
     """
 
     sources: Sequence[str | Path]
@@ -94,6 +101,7 @@ class ImportOptions:
     resume: bool = False
     master: str | None = None
     keys: str | Path | None = None
+    as_stored: bool = False
     events_per_pack: int = EVENTS_PER_PACK
     pause: Callable[[str], None] = field(default=lambda step: None)
 
@@ -102,7 +110,8 @@ class ImportOptions:
 class Outcome:
     """The figures of an import.
 
-    ``unresolved`` counts loaded events whose state is unknown. ``spark_seconds`` is the time that Spark took to start.
+    ``unresolved`` counts loaded events whose state is unknown. ``spark_seconds`` is the time that Spark took to start, or
+    0 if it was not needed.
     """
 
     read: int
@@ -200,17 +209,21 @@ class _Import:
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             create_staging(cursor, self._job, self._signatures.name)
-        started = time.monotonic()
-        with site_session("import", self._options.master, light=True) as spark, spark_steps(self._run, spark):
-            spark_seconds = time.monotonic() - started
-            self._run.say(f"Spark: started in {spark_seconds:.1f} s")
-            scans = self._read(spark)
-            self._plan()
-            left_out = self._load(spark)
+        started, spark_seconds = time.monotonic(), 0.0
+        worth_it = bytes_of_inputs(self._inputs) > BYTES_IN_PROCESS
+        with session_if_worth_it(self._run, "import", self._options.master, worth_it=worth_it) as spark:
+            if spark is not None:
+                spark_seconds = time.monotonic() - started
+                self._run.say(f"Spark: started in {spark_seconds:.1f} s")
+            with spark_steps(self._run, spark) if spark is not None else nullcontext():
+                tasks = InProcess(self._run.step) if spark is None else spark
+                scans = self._read(tasks)
+                self._plan()
+                left_out = self._load(tasks)
         if left_out:
             with transaction.atomic(using=self._using), self._cursor() as cursor:
                 quarantine_rooms(cursor, self._job, left_out)
-        extend_rooms(self._run)
+        extend_rooms(self._run, as_stored=self._options.as_stored)
         quarantined = self._store_broken(scans)
         return self._outcome(quarantined, spark_seconds)
 
@@ -263,11 +276,11 @@ class _Import:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _read(self, spark: SparkSession) -> list[PartScan]:
+    def _read(self, spark: SparkSession | InProcess) -> list[PartScan]:
         limit = pipeline_settings().import_line_limit_bytes
         with self._sources_at_rest(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
             self._parts = parts
-            with self._run.watch("scan", len(parts), "parts", FinishedTasks(spark)):
+            with self._run.watch("scan", len(parts), "parts", finished_tasks(spark)):
                 scans = scan_parts(spark, parts, limit, self._signatures.keys)
             self._store_row_counts(scans)
             self._store_versions(scans)
@@ -312,7 +325,7 @@ class _Import:
             make_plan(cursor, self._job, as_history=self._options.as_history)
         self._options.pause("plan")
 
-    def _load(self, spark: SparkSession) -> set[str]:
+    def _load(self, spark: SparkSession | InProcess) -> set[str]:
         """Computes and loads the rooms that are not loaded yet. Returns the IDs of rooms that were left out."""
         with self._cursor() as cursor:
             rooms = planned_rooms(cursor, self._job)

@@ -1,4 +1,4 @@
-"""Loads the new rooms of an import. Each Spark task computes one pack of rooms, and loads it in one transaction.
+"""Loads the new rooms of an import. Each task computes one pack of rooms, and loads it in one transaction.
 
 A task reads the staged events of its rooms, sorted by room. It computes the rows of one room after the other, as
 ``work_out_rooms`` does, and copies them into the site's tables (``pipeline.loading.load_pack``). If a task is repeated,
@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from events.history.rows import EVENTS_PER_CHUNK
 from pipeline.connections import connect_arrow
-from pipeline.frames.bundles import bundled
+from pipeline.frames.bundles import gathered
 from pipeline.frames.room_events import rooms_of
 from pipeline.frames.room_rows import room_rows
 from pipeline.frames.schemas import EVENTS
@@ -32,10 +33,12 @@ from pipeline.importing.staging_tables import (
     staging_connection,
     table_name,
 )
-from pipeline.loading.load_pack import LoadWork, load_packs
+from pipeline.loading.load_pack import LoadWork, load_pack
+from pipeline.loading.pack_rows import Pack
 from pipeline.source.shared_snapshot import read_batches
-from pipeline.spark.run_tasks import run_tasks
+from pipeline.spark.run_tasks import InProcess, run_tasks
 from streams.db.long_transactions import NO_LIMITS
+from streams.runtime.batches import bounded_batches
 from streams.runtime.gc_pause import collector_paused
 
 if TYPE_CHECKING:
@@ -70,7 +73,7 @@ class RoomWork:
     chunk: int = EVENTS_PER_CHUNK
 
 
-def load_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[PlannedRoom]]) -> set[str]:
+def load_rooms(spark: SparkSession | InProcess, work: RoomWork, packs: Sequence[Sequence[PlannedRoom]]) -> set[str]:
     """Computes and loads all rooms. Returns the IDs of rooms that were left out.
 
     A room is left out if another transaction has created the room since the import was planned, if the room is being
@@ -85,10 +88,10 @@ def load_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[Pla
 
 def load_planned(work: RoomWork, rooms: Sequence[PlannedRoom]) -> Sequence[str]:
     """Computes and loads one pack of rooms. Returns the IDs of rooms that were left out."""
-    with collector_paused():
-        (outcome,) = load_packs(work.load, bundled(0, _rows(work, rooms)))
-    left_out: Sequence[str] = outcome.column("left_out")[0].as_py()
-    return left_out
+    with collector_paused(), closing(Pack()) as pack:
+        for name, batch in gathered(_rows(work, rooms)):
+            pack.add(name, batch)
+        return load_pack(work.load, pack).left_out
 
 
 def _rows(work: RoomWork, rooms: Sequence[PlannedRoom]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -126,12 +129,5 @@ def pack_rooms(rooms: Sequence[PlannedRoom], events: int = EVENTS_PER_PACK) -> l
 
     The largest rooms come first. So no large room is computed alone at the end, while other cores are idle.
     """
-    packs: list[list[PlannedRoom]] = []
-    size = events
-    for room in sorted(rooms, key=lambda room: -room.events):
-        if size + room.events > events:
-            packs.append([])
-            size = 0
-        packs[-1].append(room)
-        size += room.events
-    return packs
+    largest_first = sorted(rooms, key=lambda room: -room.events)
+    return list(bounded_batches(largest_first, attrgetter("events"), events))

@@ -24,7 +24,7 @@ from pipeline.importing.staging_tables import (
     table_name,
 )
 from pipeline.loading.copy_rows import copy_batches
-from pipeline.spark.run_tasks import run_tasks
+from pipeline.spark.run_tasks import InProcess, run_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,8 +84,8 @@ def sequence_number(part: int, line: int) -> int:
     return part * LINES_PER_PART + line
 
 
-def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> None:
-    """Parses all parts into the staging tables, in a Spark task for each part. To be called in Spark's driver."""
+def stage_parts(spark: SparkSession | InProcess, work: LineWork, parts: Sequence[Part]) -> None:
+    """Parses all parts into the staging tables, in a task for each part. To be called in Spark's driver."""
 
     def stage(number: int) -> str:
         return str(stage_part(work, number, parts[number]))
@@ -95,8 +95,6 @@ def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> N
 
 def stage_part(work: LineWork, number: int, part: Part) -> int:
     """Parses a part into the staging tables. Returns the number of lines read, or 0 if the part was staged before."""
-    from pyarrow import compute  # noqa: PLC0415 - executors only
-
     with staging_connection(work.dsn) as connection, connection.cursor() as cursor:
         # Attempts A and B of one task: B's insert waits for A's transaction. If A commits, B finds the row and does nothing.
         # If A fails, its rows and its ledger row are rolled back together, and B stages the part.
@@ -109,10 +107,9 @@ def stage_part(work: LineWork, number: int, part: Part) -> int:
         read = 0
         rules = replace(work.rules, versions=StoredVersions(cursor, work.job))
         for batch in part_batches(Reading([part], [sequence_number(number, 0)], rules), 0):
-            is_event = compute.is_null(batch.column("reason"))
-            _copy(cursor, table_name(work.job, STAGED_EVENTS.name), batch.filter(is_event), EVENT_COLUMNS)
-            broken = batch.filter(compute.invert(is_event))
-            _copy(cursor, table_name(work.job, BROKEN.name), broken, ("reason", "detail", "head"))
+            events = batch.column("reason").null_count  # they come before the broken lines
+            _copy(cursor, table_name(work.job, STAGED_EVENTS.name), batch.slice(0, events), EVENT_COLUMNS)
+            _copy(cursor, table_name(work.job, BROKEN.name), batch.slice(events), ("reason", "detail", "head"))
             read += batch.num_rows
         cursor.execute(
             f"UPDATE {table_name(work.job, STEPS.name)} SET lines = %s WHERE step = %s", [read, f"part {number}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from streams.db.copy_in import copy_in, varchar_array
@@ -29,8 +30,8 @@ def _encoded(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
     import pgpq  # noqa: PLC0415 - only where rows are written
 
     encoder = pgpq.ArrowToPostgresBinaryEncoder(first.schema)
-    yield encoder.write_header() + encoder.write_batch(first)
-    for batch in rest:
+    yield encoder.write_header()
+    for batch in chain([first], rest):
         yield encoder.write_batch(batch)
     yield encoder.finish()
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from pipeline.errors import RoomsKnown, SparkFailed
+from pipeline.errors import RoomsKnown
 from pipeline.frames.task_rows import BatchFunction
 from pipeline.frames.work_out_rooms import WorkedOutRooms
 from pipeline.loading.load_pack import LOADED, LoadWork, load_packs
 from pipeline.spark.job_steps import spark_steps
-from pipeline.spark.run_tasks import error_summary
+from pipeline.spark.run_tasks import spark_errors
 from pipeline.spark.stages import FinishedTasks
 from streams.jobs.checkpoints import watched_checkpoints
 from streams.jobs.job_run import JobRun
@@ -82,7 +82,7 @@ def load(worked_out: WorkedOutRooms, dsn: str, job: JobRun) -> Loaded:
     work = LoadWork(dsn, job.id, writer_name())
     with (
         spark_steps(job, spark),
-        _spark_errors(),
+        spark_errors(),
         _kept(worked_out) as map_bundles,
     ):
         with job.watch("rooms", None, "tasks", FinishedTasks(spark)):
@@ -148,16 +148,3 @@ def _of_job(job: JobRun) -> tuple[int, int, int, int]:
         cursor.execute(_OF_JOB, [job.id])
         rooms, events, rejected, unresolved = map(int, cursor.fetchone())
     return rooms, events, rejected, unresolved
-
-
-@contextmanager
-def _spark_errors() -> Iterator[None]:
-    """Converts errors of Spark in the block to ``SparkFailed``."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - drivers only
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-
-    try:
-        yield
-    # The text of these errors comes from the JVM, which may be gone when it is printed. So it is read now.
-    except (PySparkException, Py4JError) as error:
-        raise SparkFailed(f"Spark could not finish: {error_summary(str(error))}") from None

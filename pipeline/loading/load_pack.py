@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from events.columns import INSERT_INTO
 from events.declarations import BACKFILL, EVENTS
+from events.rows import INSERT_ROOMS
 from pipeline.connections import connect
 from pipeline.errors import PackIncomplete
 from pipeline.frames.schemas import ROOM_FRAMES
@@ -48,12 +48,6 @@ __all__ = ["LOADED", "LoadWork", "PackLoaded", "load_pack", "load_packs"]
 LOADED = "rooms bigint, events bigint, left_out array<string>"
 """The columns of a task's result: how many rooms and events it loaded, and the rooms that it left out."""
 
-#: Rooms are sorted by ID, so that two packs with the same rooms cannot deadlock.
-_INSERT_ROOMS = f"""
-{INSERT_INTO["events_room"]}
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::boolean[]) AS given (room_id)
-ORDER BY room_id COLLATE "C" ON CONFLICT (room_id) DO NOTHING RETURNING room_id
-"""
 _LOADED_BEFORE = "SELECT room_id FROM pipeline_importedroom WHERE job_id = %s AND room_id = ANY(%s)"
 #: One statement takes all IDs. They ascend, and may have gaps, because other sessions may take IDs in between.
 _GROUP_IDS = """
@@ -113,7 +107,7 @@ def load_packs(work: LoadWork, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
             for name, number, content in zip(names, packs, batch.column("content"), strict=True):
                 if name in ROOM_FRAMES:  # events that are set aside come in bundles, too
                     numbers.add(number)
-                    pack.add(name, content.as_buffer())
+                    pack.add(name, pa.ipc.read_record_batch(content.as_buffer(), ROOM_FRAMES[name].arrow()))
         if len(numbers) > 1:
             raise PackIncomplete("A task got bundles of several packs. Nothing of them was loaded.")
         if numbers:
@@ -188,7 +182,7 @@ class _Loading:
         rooms = self._pack.rooms()
         if not rooms:
             raise PackIncomplete("A pack has no rooms. Nothing of it was loaded.")
-        self._cursor.execute(_INSERT_ROOMS, [list(column) for column in zip(*rooms, strict=True)])
+        self._cursor.execute(INSERT_ROOMS, [list(column) for column in zip(*rooms, strict=True)])
         inserted = {room_id for (room_id,) in self._cursor.fetchall()}
         lost = [str(room[0]) for room in rooms if room[0] not in inserted]
         if not lost:

@@ -3,21 +3,22 @@
 In the rows of a pack, events and state groups have numbers within the room. This module replaces the numbers by IDs.
 
 A small pack is held in memory, a large pack in a temporary file without a name. In both cases, some columns of the
-events and the rows of the rooms are in memory. They take about 100 bytes for each event.
+events and the rows of the rooms are in memory. They take about 100 bytes for each event. No step copies more than some
+megabytes of a pack at a time.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from events.columns import COLUMNS
 from events.declarations import BACKFILL, EVENTS
 from pipeline.errors import PackIncomplete
+from pipeline.frames.choose_events import in_order
+from pipeline.frames.room_events import BYTES_IN_MEMORY, temporary_file
 from pipeline.frames.schemas import ROOM_FRAMES
 from pipeline.loading.copy_rows import varchar_arrays
 from streams.runtime.batches import bounded_batches
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["COPIED_BEFORE_IDS", "COPIED_WITH_IDS", "Numbered", "Pack", "Positions", "state_groups", "table_rows"]
 
-BYTES_IN_MEMORY = 64 * 1024 * 1024
-"""A pack with more bytes is held in a file."""
 BYTES_PER_SORT = 32 * 1024 * 1024
-"""Rows are sorted in pieces of about this size."""
+"""So many bytes of rows are sorted together."""
+_BYTES_PER_BATCH = 1024 * 1024
+"""Sorted rows are copied in batches of about this size."""
 _ORDER = (("stream_ordering", "ascending"), ("source", "ascending"), ("line", "ascending"))
 _NO_PLACE = -1
 _OF_EVENTS = (
@@ -62,30 +63,43 @@ class Pack:
     """The rows of a pack, grouped by frame. No method returns rows of the rooms whose IDs are in ``without``."""
 
     def __init__(self) -> None:
-        # In this variable Spark tells its workers the folders for temporary files. The code uses the first folder.
-        folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
-        self._file = tempfile.SpooledTemporaryFile(BYTES_IN_MEMORY, dir=folder)  # noqa: SIM115 - closed with this object
+        self._batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in ROOM_FRAMES}
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
         self._places: dict[str, list[tuple[int, int]]] = {name: [] for name in ROOM_FRAMES}
+        """The rows in the file: (first byte, number of bytes) of each batch."""
         self.without: Collection[str] = ()
 
-    def add(self, frame: str, content: bytes) -> None:
-        """Adds a bundle of rows of a frame. Do not call this method after rows were read."""
-        self._places[frame].append((self._file.tell(), len(content)))
-        self._file.write(content)
+    def add(self, frame: str, batch: pa.RecordBatch) -> None:
+        """Adds rows of a frame. Do not call this method after rows were read."""
+        self._batches[frame].append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes > BYTES_IN_MEMORY or self._file is not None:
+            self._move_to_file()
+
+    def _move_to_file(self) -> None:
+        file = self._file = self._file or temporary_file()
+        for frame, batches in self._batches.items():
+            self._places[frame] += [(file.tell(), file.write(batch.serialize())) for batch in batches]
+            batches.clear()
 
     def close(self) -> None:
-        """Removes the temporary file."""
-        self._file.close()
+        """Frees the rows, and removes the temporary file."""
+        self._batches.clear()
+        if self._file is not None:
+            self._file.close()
 
     def batches(self, frame: str) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a frame in batches, without the rooms in ``without``."""
+        yield from map(self._kept, self._batches[frame] if self._file is None else self._in_file(self._file, frame))
+
+    def _in_file(self, file: IO[bytes], frame: str) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa  # noqa: PLC0415 - executors only
 
         schema = ROOM_FRAMES[frame].arrow()
         for place, length in self._places[frame]:
-            self._file.seek(place)
-            batch = pa.ipc.read_record_batch(pa.py_buffer(self._file.read(length)), schema)
-            yield self._kept(batch)
+            file.seek(place)
+            yield pa.ipc.read_record_batch(pa.py_buffer(file.read(length)), schema)
 
     def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self.without:
@@ -97,7 +111,7 @@ class Pack:
         return batch.filter(compute.invert(compute.is_in(batch.column("room_id"), left_out)))
 
     def sorted_batches(self, frame: str, key: str | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a frame in batches of about ``BYTES_PER_SORT``. The rows of a batch are sorted by ``key``.
+        """Yields the rows of a frame in batches. So many rows as have ``BYTES_PER_SORT`` bytes are sorted by ``key``.
 
         If ``key`` is null, the rows are not sorted.
         """
@@ -107,9 +121,13 @@ class Pack:
         import pyarrow as pa  # noqa: PLC0415 - executors only
         from pyarrow import compute  # noqa: PLC0415
 
-        for some in bounded_batches(self.batches(frame), attrgetter("nbytes"), BYTES_PER_SORT):
-            whole = pa.concat_batches(some)
-            yield whole.take(compute.sort_indices(whole.column(key)))
+        filled = (batch for batch in self.batches(frame) if batch.num_rows)
+        for some in bounded_batches(filled, attrgetter("nbytes"), BYTES_PER_SORT):
+            keys = pa.chunked_array([batch.column(key) for batch in some])
+            order = compute.sort_indices(keys).cast(pa.int64()).to_numpy()
+            # Event IDs are hashes. So rows of all sizes are mixed, and a batch has about the average.
+            rows = len(order) * _BYTES_PER_BATCH // sum(batch.nbytes for batch in some)
+            yield from in_order(some, order, max(rows, 1))
 
     def rooms(self) -> list[Sequence[Any]]:
         """Returns the rows of the frame ``rooms``, in the order of the room IDs."""

@@ -16,7 +16,8 @@ from events.integrity.repair import resync_room
 from events.persist.room_cache import clear_caches
 from pipeline.maintenance.resync_executor import RoomAnswer, RoomsWork, resync_rooms
 from pipeline.maintenance.room_progress import RoomProgress
-from pipeline.maintenance.room_tasks import SizedRoom, ask_rooms, session_if_worth_it
+from pipeline.maintenance.room_tasks import SizedRoom, are_many, ask_rooms
+from pipeline.spark.site_session import session_if_worth_it
 from streams.caches import invalidate, invalidate_room_state
 from streams.db.driver import dsn
 from streams.jobs.job_run import JobRun
@@ -95,7 +96,8 @@ class ManyRooms:
         first = next(parts, [])
         # The total is known if all rooms are in the first part.
         total = sum(room.size for room in self._left(first)) if len(first) < _ROOMS_AT_ONCE else None
-        spark_for = session_if_worth_it(self._run, "resync", self._master, self._left(first), EVENTS_IN_PROCESS)
+        worth_it = are_many(self._left(first), EVENTS_IN_PROCESS)
+        spark_for = session_if_worth_it(self._run, "resync", self._master, worth_it=worth_it)
         with spark_for as spark, self._run.stage(stage, total, "events") as count:
             part: list[SizedRoom] | None = first
             while part:

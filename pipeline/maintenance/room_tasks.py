@@ -12,23 +12,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pipeline.errors import JavaMissing, SparkFailed
 from pipeline.spark.arguments import master
 from pipeline.spark.job_steps import job_group
-from pipeline.spark.run_tasks import error_summary
-from pipeline.spark.site_session import site_session
+from pipeline.spark.run_tasks import spark_errors
 from streams.jobs.job_run import JobRun
 from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["MASTER", "SizedRoom", "ask_rooms", "pack", "session_if_worth_it"]
+__all__ = ["MASTER", "SizedRoom", "are_many", "ask_packs", "ask_rooms", "pack"]
 
 MASTER = master(
     "work on Spark, at this master (only when there is much to do, at the site's)",
@@ -57,28 +54,9 @@ def pack(rooms: Sequence[SizedRoom], most: int) -> Iterator[list[SizedRoom]]:
     return bounded_batches(largest_first, attrgetter("size"), most, _ROOMS_PER_TASK)
 
 
-@contextmanager
-def session_if_worth_it(
-    run: JobRun, name: str, master: str | None, rooms: Sequence[SizedRoom], in_process: int
-) -> Iterator[SparkSession | None]:
-    """Yields a Spark session, or None if this process is to do the work.
-
-    If ``master`` is None, Spark is used on three conditions: Java is installed, there are at least two rooms, and the
-    sizes of the rooms add up to more than ``in_process``. If ``master`` is given, Spark is always used. Then
-    ``JavaMissing`` is raised if Java is not installed.
-    """
-    if master is None and (len(rooms) < 2 or sum(room.size for room in rooms) <= in_process):
-        yield None
-        return
-    with ExitStack() as stack:
-        try:
-            spark = stack.enter_context(site_session(name, master, light=True))
-        except JavaMissing as missing:
-            if master is not None:
-                raise
-            run.say(f"{missing} Going on in this process.")
-            spark = None
-        yield spark
+def are_many(rooms: Sequence[SizedRoom], in_process: int) -> bool:
+    """Returns true if Spark is worth it: for several rooms whose sizes add up to more than ``in_process``."""
+    return len(rooms) > 1 and sum(room.size for room in rooms) > in_process
 
 
 def ask_rooms(
@@ -92,11 +70,25 @@ def ask_rooms(
 
     A pack of several rooms has at most the size ``most``. Raises ``SparkFailed`` and the errors of ``run.step``.
     """
-    tasks = _Tasks(spark, job_group(run), work, pack(rooms, most))
+    return ask_packs(spark, job_group(run), pack(rooms, most), work, run.step)
+
+
+def ask_packs(
+    spark: SparkSession,
+    group: tuple[str, str],
+    packs: Iterator[list[SizedRoom]],
+    work: Callable[[Sequence[str]], list[_Answer]],
+    step: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[int, list[_Answer]]]:
+    """Does the same as ``ask_rooms`` without a job. ``group`` is the job group of the Spark jobs, and its description.
+
+    ``step`` is called about once a second.
+    """
+    tasks = _Tasks(spark, group, work, packs)
     try:
         while tasks.submit():
             yield from tasks.ended()
-            run.step()
+            step()
     finally:
         tasks.close()
 
@@ -152,14 +144,9 @@ def _ask(
 
     For each pack, this function is called in a separate thread.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-
     context = spark.sparkContext
     context.setJobGroup(*group, interruptOnCancel=True)
-    try:
+    with spark_errors():
         tasks = context.parallelize([list(room_ids)], 1)
         answers: list[Any] = tasks.map(work).collect()
-    except (PySparkException, Py4JError) as error:  # the text is read now: that needs the JVM, which may be gone later
-        raise SparkFailed(f"Spark could not finish: {error_summary(str(error))}") from None
     return list(answers[0])

@@ -21,6 +21,7 @@ __all__ = [
     "Job",
     "JobState",
     "MendedRoom",
+    "MirroredServer",
     "QuarantinedLine",
     "RoomStatistics",
     "SourceWrite",
@@ -90,6 +91,7 @@ class BatchLedger(models.Model):
 
 
 from pipeline.models.imports import ImportSource  # noqa: E402 - after the table of jobs
+from pipeline.models.mirror import MirroredServer  # noqa: E402
 from pipeline.models.resync import ComparedRooms, MendedRoom  # noqa: E402
 from pipeline.models.spark_writes import SourceWrite  # noqa: E402 - after the table of jobs
 from pipeline.models.statistics import RoomStatistics  # noqa: E402 - after the tables

@@ -21,7 +21,8 @@ from events.maintenance.purge_lock import purge_lock
 from events.maintenance.room_arguments import ALL_ROOMS, ROOMS
 from pipeline.errors import PipelineError
 from pipeline.maintenance.compress_executor import plan_rooms
-from pipeline.maintenance.room_tasks import MASTER, SizedRoom, ask_rooms, session_if_worth_it
+from pipeline.maintenance.room_tasks import MASTER, SizedRoom, are_many, ask_rooms
+from pipeline.spark.site_session import session_if_worth_it
 from state.groups.compaction import WrittenRows
 from streams.db.driver import dsn
 from streams.jobs.arguments import JSON, Argument, Type, dry_run
@@ -166,7 +167,8 @@ class _Rooms:
         using, master = self._run.using, self._run.arguments.get("master")
         grouped = [room for room in rooms if room.size]
         yield from (PlannedRoom(room.room_id) for room in rooms if not room.size)
-        with session_if_worth_it(self._run, "compress", master, grouped, GROUPS_IN_PROCESS) as spark:
+        worth_it = are_many(grouped, GROUPS_IN_PROCESS)
+        with session_if_worth_it(self._run, "compress", master, worth_it=worth_it) as spark:
             if spark is None:
                 for room in grouped:
                     yield plan_here(room.room_id, using)

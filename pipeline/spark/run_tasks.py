@@ -1,28 +1,51 @@
-"""Runs one function in many Spark tasks, once for each task number."""
+"""Runs one function in many tasks, once for each task number: on Spark, or in this process for a small amount of work."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.errors import SparkFailed
+from pipeline.errors import SparkFailed, TaskFailed
+from pipeline.spark.stages import FinishedTasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["error_summary", "run_tasks"]
+__all__ = ["InProcess", "error_summary", "finished_tasks", "run_tasks", "spark_errors"]
 
 _ERROR_NAMED = re.compile(r"[\w.]+(Error|Exception|Refused|Missing)\b|psycopg2\.errors\.\w+:")
 
 
-def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[str]:
-    """Runs ``work(0)`` to ``work(tasks - 1)``, each call in a separate Spark task. Returns the results in this order.
+class InProcess:
+    """Stands for a Spark session where tasks run in this process, one after the other. ``step`` is called after each task."""
 
-    Raises ``SparkFailed``.
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self.finished = 0
+
+    def run(self, tasks: int, work: Callable[[int], str]) -> list[str]:
+        found = []
+        for number in range(tasks):
+            try:
+                found.append(work(number))
+            except Exception as error:
+                raise TaskFailed(f"A task failed: {type(error).__module__}.{type(error).__name__}: {error}") from error
+            self.finished += 1
+            self._step()
+        return found
+
+
+def run_tasks(spark: SparkSession | InProcess, tasks: int, work: Callable[[int], str]) -> list[str]:
+    """Runs ``work(0)`` to ``work(tasks - 1)``, each call in a separate task. Returns the results in this order.
+
+    Raises ``TaskFailed``.
     """
     if not tasks:
         return []
+    if isinstance(spark, InProcess):
+        return spark.run(tasks, work)
 
     def each(numbers: Iterable[int]) -> Iterable[str]:
         from streams.runtime.gc_pause import freeze_objects  # noqa: PLC0415 - in the executor
@@ -31,14 +54,29 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
             yield work(number)
         freeze_objects()
 
+    with spark_errors():  # RDDs, since the first query of a data frame costs the JVM seconds
+        return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(each).collect()
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Converts errors of Spark in the block to ``SparkFailed``."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    try:  # RDDs, since the first query of a data frame costs the JVM seconds
-        return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(each).collect()
+    try:
+        yield
     # The text of these errors comes from the JVM, which may be gone when it is printed. So it is read now.
     except (PySparkException, Py4JError) as error:
         raise SparkFailed(f"Spark could not finish: {error_summary(str(error))}") from None
+
+
+def finished_tasks(spark: SparkSession | InProcess) -> Callable[[], int]:
+    """Returns a function that returns how many tasks have finished since. It may be called from another thread."""
+    if isinstance(spark, InProcess):
+        before = spark.finished
+        return lambda: spark.finished - before
+    return FinishedTasks(spark)
 
 
 def error_summary(text: str) -> str:

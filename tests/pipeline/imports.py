@@ -20,8 +20,8 @@ SHIPPED = [pytest.param(SMALL_ROOMS, id="small"), pytest.param(ALL_ROOMS, id="al
 
 
 def run_import(*paths: Path | str, **options: object) -> Outcome:
-    """Import files in this process, on the session that it has."""
-    return import_history(ImportOptions(paths, **options), io.StringIO())
+    """Import files on the session of Spark that this process has; with ``master=None`` without Spark, if they are small."""
+    return import_history(ImportOptions(paths, **{"master": "local[1]", **options}), io.StringIO())
 
 
 def write_lines(path: Path, *lines: object) -> Path:

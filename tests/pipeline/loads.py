@@ -13,6 +13,7 @@ from pipeline.frames.bundles import bundled
 from pipeline.frames.event_columns import event_arrays
 from pipeline.frames.room_events import rooms_of
 from pipeline.frames.room_rows import room_rows
+from pipeline.frames.schemas import ROOM_FRAMES
 from pipeline.loading.load_pack import LoadWork
 from pipeline.loading.pack_rows import Pack
 from streams.db.driver import dsn
@@ -59,7 +60,7 @@ def pack_of(bundles):
     """A pack with these bundles."""
     pack = Pack()
     for name, content in bundles:
-        pack.add(name, content)
+        pack.add(name, pa.ipc.read_record_batch(content, ROOM_FRAMES[name].arrow()))
     return pack
 
 

@@ -34,8 +34,7 @@ def middle(spark, work, packs):
     driver = os.getpid()
 
     def load(number):
-        from pipeline.importing.load_rooms import load_planned
-        from pipeline.loading import load_pack as loading
+        from pipeline.importing import load_rooms as loading
         whole = loading.load_pack
 
         def step(name):
@@ -45,22 +44,22 @@ def middle(spark, work, packs):
 
         loading.load_pack = lambda work, pack: whole(work, pack, step)
         try:
-            return json.dumps(load_planned(work, packs[number]))
+            return json.dumps(loading.load_planned(work, packs[number]))
         finally:
             loading.load_pack = whole
 
     run_tasks(spark, len(packs), load)
 
 importing.load_rooms = {"half": half, "middle": middle}.get(sys.argv[1])
-options = ImportOptions(sys.argv[2:], events_per_pack=300, master="local[1]", pause=die)
+options = ImportOptions(sys.argv[3:], events_per_pack=300, master=sys.argv[2] or None, pause=die)
 import_history(options, io.StringIO())
 """
 
 
 @pytest.fixture
 def killed_import(run_script):
-    def kill(step):
-        done = run_script(KILLED, step, *map(str, SMALL_ROOMS), timeout=4 * DEADLINE_SECONDS)
+    def kill(step, master="local[1]"):
+        done = run_script(KILLED, step, master, *map(str, SMALL_ROOMS), timeout=4 * DEADLINE_SECONDS)
         assert done.returncode == -signal.SIGKILL, done.stderr
         return done
 
@@ -92,6 +91,15 @@ def test_a_resumed_import_ends_like_a_clean_one(step, clean, killed_import):
     assert (loaded_rooms() > 0) == (step != "read")
     assert staging_tables()
     outcome = run_import(*SMALL_ROOMS, resume=True)
+    assert (without_seconds(outcome), content()) == clean
+    assert Job.objects.count() == 1 and staging_tables() == []
+
+
+@pytest.mark.parametrize("step", ["read", "half", "middle"])
+def test_the_same_without_spark(step, clean, killed_import):
+    killed_import(step, "")
+    assert (loaded_rooms() > 0) == (step != "read") and staging_tables()
+    outcome = run_import(*SMALL_ROOMS, resume=True, master=None)
     assert (without_seconds(outcome), content()) == clean
     assert Job.objects.count() == 1 and staging_tables() == []
 

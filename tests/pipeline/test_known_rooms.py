@@ -113,7 +113,7 @@ def test_an_import_that_ends_between_two_batches_goes_on_and_counts_each_event_o
 
 def test_an_import_that_ends_after_its_last_batch_leaves_no_state_unknown(tmp_path, monkeypatch, rows):
     """More events lie above the filled gap than the batch resolves; the rest is for the job that goes on."""
-    monkeypatch.setattr("events.persist.room_batch.MOST_FILLED", 2)
+    monkeypatch.setattr("events.persist.next_rows.MOST_FILLED", 2)
     made = public_room()
     persist_all(made.events, 100)
     gap = [made.message() for _ in range(8)]

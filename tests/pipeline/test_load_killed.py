@@ -33,6 +33,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 WORKER = """
 import pickle
+import pyarrow as pa
+from pipeline.frames.schemas import ROOM_FRAMES
 from pipeline.loading import load_pack as loading
 from pipeline.loading.pack_rows import Pack
 
@@ -54,7 +56,7 @@ if at == "in the middle of events":
 pack = Pack()
 with open(path, "rb") as file:
     for name, content in pickle.load(file):
-        pack.add(name, content)
+        pack.add(name, pa.ipc.read_record_batch(content, ROOM_FRAMES[name].arrow()))
 loading.load_pack(loading.LoadWork(dsn, int(job), writer), pack, step)
 """
 EVERY_STEP = [

@@ -21,6 +21,7 @@ from pipeline.maintenance.room_progress import RoomProgress
 from pipeline.maintenance.room_tasks import SizedRoom, pack
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
 from pipeline.operations.resync_and_room_mend import Resync
+from pipeline.spark import site_session as site
 from streams.catalog.models import CacheInvalidation
 from streams.jobs.errors import JobCancelled, UnusableArguments
 from streams.jobs.run import run_job
@@ -182,7 +183,7 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
         asked.append(master)
         raise JavaMissing("There is no Java.")
 
-    monkeypatch.setattr(room_tasks, "site_session", no_java)
+    monkeypatch.setattr(site, "site_session", no_java)
     assert resync("rooms", "--all")[1] == 0 and asked == []
     monkeypatch.setattr(many_rooms, "EVENTS_IN_PROCESS", 10)
     plant(damage.lost_extremity, rooms[0])

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pipeline.frames.sources.parts import BrokenLine, Form, Line, Part, PassedLi
 __all__ = [
     "MOST_FILES",
     "Input",
+    "bytes_of_inputs",
     "check_unchanged",
     "input_names",
     "is_url",
@@ -37,6 +39,8 @@ __all__ = [
 MOST_FILES = 100_000
 _URL_SCHEMES = ("postgresql://", "postgres://")
 _SINK = "_spark_metadata"
+#: How many bytes of events a byte of a file may hold.
+_BYTES_OF_EVENTS = {Form.LINES: 1, Form.SQLITE: 1, Form.GZIP: 8, Form.ZSTD: 8, Form.PARQUET: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,14 @@ def _database(dsn: str) -> Input:
     name = synapse_db.name_of(dsn)
     schema, bounds = synapse_db.inspect(Form.POSTGRESQL, dsn, name)
     return Input(dsn, name, Form.POSTGRESQL, {"schema": schema, "bounds": [list(part) for part in bounds]})
+
+
+def bytes_of_inputs(inputs: Sequence[Input]) -> float:
+    """Returns about how many bytes the events of the inputs have. The size of a PostgreSQL database counts as infinite."""
+    return sum(
+        inf if source.form is Form.POSTGRESQL else source.identity["size"] * _BYTES_OF_EVENTS[source.form]
+        for source in inputs
+    )
 
 
 def unchanged(found: Input, before: Mapping[str, Any]) -> Input:

@@ -27,13 +27,17 @@ from pipeline.errors import UnusableSource
 from pipeline.frames.sources.expansion import FREE_BYTES, REASON
 from pipeline.frames.sources.parts import BrokenLine, Form, Line, Part
 from streams.db.long_transactions import NO_LIMITS
+from streams.runtime.masking import masked
 
 __all__ = [
+    "ANNOUNCING",
     "MAGIC",
     "NEWEST_SCHEMA",
     "OLDEST_SCHEMA",
     "Bounds",
+    "check_database",
     "inspect",
+    "line_of_row",
     "name_of",
     "parts_of",
     "read_rows",
@@ -90,7 +94,7 @@ FROM events e WHERE e.stream_ordering >= ? AND e.stream_ordering < ? {more} ORDE
 """,
 }
 #: The create events of old rooms. The version of such a room is stored in its create event only.
-_ANNOUNCING = """
+ANNOUNCING = """
 AND e.type = 'm.room.create'
 AND NOT EXISTS (SELECT 1 FROM rooms own WHERE own.room_id = e.room_id AND own.room_version IS NOT NULL)
 """
@@ -146,8 +150,7 @@ def inspect(form: Form, path: str, name: str) -> tuple[int, Bounds]:
     """
     try:
         with _opened(form, path) as connection:
-            _check_tables(connection, form, name)
-            schema = _check_version(connection, name)
+            schema = check_database(connection, form, name)
             ((unplaced,),) = _all(connection, _UNPLACED[form])
             if unplaced:
                 raise UnusableSource(
@@ -160,7 +163,13 @@ def inspect(form: Form, path: str, name: str) -> tuple[int, Bounds]:
                 )
             return schema, bounds
     except (psycopg2.Error, sqlite3.Error) as error:
-        raise UnusableSource(f"Cannot read {name}: {str(error).strip()}") from error
+        raise UnusableSource(f"Cannot read {name}: {masked(str(error).strip())}") from error
+
+
+def check_database(connection: Any, form: Form, name: str) -> int:
+    """Returns the schema version. Raises ``UnusableSource`` if this is no Synapse database with a known schema version."""
+    _check_tables(connection, form, name)
+    return _check_version(connection, name)
 
 
 def _check_tables(connection: Any, form: Form, name: str) -> None:
@@ -219,7 +228,7 @@ def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
     most = Path(part.path).stat().st_size + FREE_BYTES if part.form is Form.SQLITE else None
     try:
         for number, row in enumerate(_rows(part), 1):
-            line = _line(number, row)
+            line = line_of_row(number, row)
             size += len(line.content) if isinstance(line, Line) else 0
             if most is not None and size > most:
                 detail = f"the events are larger than the file, {most:,} bytes; the rest of 50,000 events is left out"
@@ -233,11 +242,15 @@ def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
 def announcing_rows(part: Part) -> Iterator[Line | BrokenLine]:
     """Yields the create events of rooms for which the table ``rooms`` has no room version."""
     with suppress(sqlite3.DatabaseError, OverflowError):  # read_rows reports the error
-        for number, row in enumerate(_rows(part, _ANNOUNCING), 1):
-            yield _line(number, row)
+        for number, row in enumerate(_rows(part, ANNOUNCING), 1):
+            yield line_of_row(number, row)
 
 
-def _line(number: int, row: Sequence[Any]) -> Line | BrokenLine:
+def line_of_row(number: int, row: Sequence[Any]) -> Line | BrokenLine:
+    """Returns the event of a row, as the line with this number.
+
+    The columns are event ID, room version, outlier, reason of the rejection, internal metadata, stream ordering, JSON.
+    """
     event_id, version, outlier, rejected, metadata, ordering, json = row
     if json is None:
         return BrokenLine(number, "no-json", f"{event_id!s:.300} has no row in event_json", b"")

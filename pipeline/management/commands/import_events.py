@@ -66,9 +66,10 @@ class Command(SiteCommand):
 
     def _report(self, outcome: Any) -> None:
         rate = outcome.read / max(outcome.seconds - outcome.spark_seconds, 0.001)
+        spark = f"{outcome.spark_seconds:.1f} s of it starting Spark; else " if outcome.spark_seconds else ""
         self.stderr.write(
             f"Imported {outcome.imported:,} of {outcome.read:,} events into {outcome.rooms:,} rooms in {outcome.seconds:.1f} s "
-            f"({outcome.spark_seconds:.1f} s of it starting Spark; else {rate:,.0f} events/s)."
+            f"({spark}{rate:,.0f} events/s)."
         )
         if outcome.unresolved:
             self.stderr.write(

@@ -1,0 +1,205 @@
+"""Reads the new events of a running Synapse from its PostgreSQL, by writer and stream ordering. Needs no Django.
+
+Nothing is written there. The caller names complete ranges only: the server has announced their ends, after it committed.
+So each statement sees all events of its ranges, and there will be no others. A standby does not have them at once, and is
+refused.
+
+An outlier that got its place in the graph has a new position, which is in the table ``ex_outlier_stream``. Its row in
+``events`` may keep the old position.
+
+Positions of the stream ``backfill`` are positive here, as on the wire. The stream orderings in the table are negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+
+from pipeline.errors import SourceAway, UnusableSource
+from pipeline.frames.sources import synapse_db
+from pipeline.frames.sources.parts import BrokenLine, Form, Line
+
+__all__ = ["BACKFILL", "EVENTS", "READ_TABLES", "NewEvent", "Range", "SynapseSource"]
+
+EVENTS, BACKFILL = "events", "backfill"
+#: The tables and sequences that the role must be allowed to read, besides those that an import reads.
+READ_TABLES = ("stream_positions", "ex_outlier_stream")
+_SEQUENCES = {EVENTS: "events_stream_seq", BACKFILL: "events_backfill_stream_seq"}
+_CONNECT_SECONDS = 10
+#: A statement reads some hundred events by index.
+_STATEMENT_MS = 60_000
+_MAY_READ = """
+SELECT name FROM unnest(%s::text[]) AS name
+WHERE to_regclass(name) IS NULL OR NOT has_table_privilege(to_regclass(name), 'SELECT')
+"""
+_POSITIONS = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions WHERE stream_name = ANY (%s)"
+#: {events}: the positive position in ``events``, {moved}: the same in ``ex_outlier_stream``. Both conditions on the columns
+#: themselves are there for the indexes.
+_NEW = """
+WITH wanted AS (
+    SELECT * FROM unnest(%(writers)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[]) AS given (writer, after, upto)
+), place AS (
+    SELECT {events} AS place, e.event_id FROM events e
+    JOIN wanted w ON {events} > w.after AND {events} <= w.upto AND {writer_of_event}
+    WHERE e.stream_ordering BETWEEN %(first)s AND %(last)s
+    UNION ALL
+    SELECT {moved}, x.event_id FROM ex_outlier_stream x
+    JOIN wanted w ON {moved} > w.after AND {moved} <= w.upto AND {writer_of_move}
+    WHERE x.event_stream_ordering BETWEEN %(first)s AND %(last)s
+    ORDER BY place LIMIT %(limit)s
+)
+SELECT place.place, e.event_id, r.room_version, e.outlier, x.reason, j.internal_metadata, e.stream_ordering, j.json, e.room_id
+FROM place JOIN events e USING (event_id) LEFT JOIN event_json j USING (event_id)
+LEFT JOIN rooms r ON r.room_id = e.room_id LEFT JOIN rejections x ON x.event_id = e.event_id
+ORDER BY place.place
+"""
+#: A writer in ``wanted`` is a name. The empty name stands for all others than those in ``known``, and for rows without a name.
+_OF_WRITER = """
+(x.instance_name = w.writer OR w.writer = '' AND (x.instance_name IS NULL OR x.instance_name <> ALL (%(known)s)))
+""".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The positions of a writer that are to be read: after < position <= upto."""
+
+    after: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event as the server stores it now. ``place`` is the position under which it is new.
+
+    ``broken`` is the reason why it cannot be read. Otherwise ``line`` has its bytes, and what the server says of it.
+    """
+
+    place: int
+    room_id: str
+    line: Line | None
+    broken: BrokenLine | None = None
+
+
+class SynapseSource:
+    """A read-only connection to the database of a Synapse. Opens when it is first used, and again after an error.
+
+    Only one thread at a time may use it. All methods raise ``SourceAway`` while the database cannot be read, and
+    ``UnusableSource`` if it is none that can be mirrored.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.name = synapse_db.name_of(url)
+        self._connection: Any = None
+        self.opened = 0
+        """The number of connections so far. A database that was restored has closed all connections before."""
+
+    def check(self) -> None:
+        """Raises ``UnusableSource`` if this is no primary of a Synapse database, or if the role may not read its tables."""
+        with self._cursor() as cursor:
+            synapse_db.check_database(self._connection, Form.POSTGRESQL, self.name)
+            cursor.execute("SELECT pg_is_in_recovery()")
+            if cursor.fetchone()[0]:
+                raise UnusableSource(
+                    f"{self.name} is a standby: the server announces events before they are here, so some would be missed. "
+                    "Name the primary."
+                )
+            cursor.execute(_MAY_READ, [list(READ_TABLES)])
+            if missing := [name for (name,) in cursor.fetchall()]:
+                raise UnusableSource(
+                    f"{self.name}: the role may not read {', '.join(missing)}, or there is none. As the owner: "
+                    f"GRANT SELECT ON {', '.join(missing)} TO the role."
+                )
+
+    def stored_positions(self) -> dict[str, dict[str, int]]:
+        """Returns the positions that the server has stored: stream -> writer -> position. Everything up to it is complete."""
+        found: dict[str, dict[str, int]] = {EVENTS: {}, BACKFILL: {}}
+        with self._cursor() as cursor:
+            cursor.execute(_POSITIONS, [list(found)])
+            for stream, writer, position in cursor.fetchall():
+                found[stream][writer] = position
+        return found
+
+    def given_out(self) -> dict[str, int]:
+        """Returns stream -> the highest ID that its sequence has given out. Leaves out sequences that cannot be read."""
+        found = {}
+        with self._cursor() as cursor:
+            for stream, sequence in _SEQUENCES.items():
+                cursor.execute("SELECT has_sequence_privilege(to_regclass(%s), 'SELECT')", [sequence])
+                if cursor.fetchone()[0]:
+                    cursor.execute(f"SELECT last_value FROM {sequence}")
+                    found[stream] = int(cursor.fetchone()[0])
+        return found
+
+    def read(self, stream: str, ranges: Mapping[str, Range], known: Sequence[str], limit: int) -> list[NewEvent]:
+        """Returns the first ``limit`` events of the ranges by position. ``ranges`` maps writers to ranges.
+
+        The writer ``""`` stands for all writers that are not in ``known``.
+        """
+        after, upto = min(wanted.after for wanted in ranges.values()), max(wanted.upto for wanted in ranges.values())
+        values = {
+            "writers": list(ranges),
+            "afters": [wanted.after for wanted in ranges.values()],
+            "uptos": [wanted.upto for wanted in ranges.values()],
+            "known": list(known),
+            "limit": limit,
+        }
+        values |= {"first": after + 1, "last": upto} if stream == EVENTS else {"first": -upto, "last": -after - 1}
+        with self._cursor() as cursor:
+            cursor.execute(_SQL[stream], values)
+            return [_event(*row) for row in cursor.fetchall()]
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _cursor(self) -> Any:
+        try:
+            if self._connection is None:
+                self._open()
+            with closing(self._connection.cursor()) as cursor:
+                yield cursor
+        except (psycopg2.OperationalError, psycopg2.InterfaceError, psycopg2.InternalError) as error:
+            self.close()
+            raise SourceAway(f"Cannot read {self.name}: {' '.join(str(error).split())}") from error
+        except psycopg2.Error as error:
+            self.close()
+            raise UnusableSource(f"{self.name} cannot be mirrored: {' '.join(str(error).split())}") from error
+
+    def _open(self) -> None:
+        self._connection = psycopg2.connect(
+            self.url,
+            application_name="replsite mirror",
+            connect_timeout=_CONNECT_SECONDS,
+            keepalives_idle=30,
+            keepalives_interval=10,
+            keepalives_count=3,
+        )
+        self._connection.set_session(readonly=True, autocommit=True)
+        self.opened += 1
+        with closing(self._connection.cursor()) as cursor:
+            cursor.execute("SET statement_timeout = %s", [_STATEMENT_MS])
+
+
+def _event(place: int, *row: Any) -> NewEvent:
+    *columns, room_id = row
+    line = synapse_db.line_of_row(place, columns)
+    return NewEvent(place, room_id, line) if isinstance(line, Line) else NewEvent(place, room_id, None, line)
+
+
+def _sql(sign: str) -> str:
+    return _NEW.format(
+        events=f"{sign}e.stream_ordering",
+        moved=f"{sign}x.event_stream_ordering",
+        writer_of_event=_OF_WRITER.replace("x.", "e."),
+        writer_of_move=_OF_WRITER,
+    )
+
+
+_SQL = {EVENTS: _sql(""), BACKFILL: _sql("-")}
